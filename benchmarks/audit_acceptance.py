@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from benchmarks.volume_study import draw_volume_study
 from camscope import GradCAM, IntegratedGradients, audit, load_model, run_batch
 from camscope.audit import AuditRun
 from camscope.audit.clustering.clusters import cluster_maps
@@ -44,7 +45,6 @@ from camscope.phantom.shortcut_study import (
     ShortcutStudy,
     Site,
     draw_study,
-    draw_volume_study,
     to_study_input,
     train_shortcut_model,
     write_study,
@@ -118,7 +118,7 @@ def volumes(folder: Path) -> Told:
         net = train_shortcut_model(draw_volume_study(640, 100, p))
         where = folder / name
         config = build_demo_config(write_study(draw_volume_study(240, 200, p), where), write_weights(net, where), p)
-        config["model"]["source"] = f"{_factory(where)}:shortcut_volume_net"
+        config["model"]["source"] = f"{_factory(where)}:create_shortcut_volume_model"
         config |= {
             "sizes": FEW,
             "skip": list(OTHERS),
@@ -138,10 +138,10 @@ def _factory(folder: Path) -> Path:
     file = folder / "net.py"
     file.write_text(
         "from camscope.images.scans.scan_preprocess import ScanPreprocess\n"
-        "from camscope.phantom.shortcut_study import shortcut_volume_net\n"
-        "PREPROCESSING = {'shortcut_volume_net': ScanPreprocess()}\n"
-        "CATEGORIES = {'shortcut_volume_net': ['clear', 'lesion']}\n"
-        "TARGET_LAYER = {'shortcut_volume_net': 'layer3'}\n"
+        "from benchmarks.volume_study import create_shortcut_volume_model\n"
+        "PREPROCESSING = {'create_shortcut_volume_model': ScanPreprocess()}\n"
+        "CATEGORIES = {'create_shortcut_volume_model': ['clear', 'lesion']}\n"
+        "TARGET_LAYER = {'create_shortcut_volume_model': 'layer3'}\n"
     )
     return file
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.volume_study import draw_volume_study
 from camscope import GradCAM, IntegratedGradients, Occlusion
 from camscope.audit.performance.auc import auroc
 from camscope.audit.performance.model_outputs import LogOdds, compute_target_scores
@@ -32,13 +33,7 @@ from camscope.audit.shortcuts.reliance import judge_reliance
 from camscope.geometry import Placement
 from camscope.metrics.imputation import DEFAULT_IMPUTATIONS
 from camscope.metrics.localization import enrichment
-from camscope.phantom.shortcut_study import (
-    ShortcutStudy,
-    draw_study,
-    draw_volume_study,
-    to_study_input,
-    train_shortcut_model,
-)
+from camscope.phantom.shortcut_study import ShortcutStudy, draw_study, to_study_input, train_shortcut_model
 
 RESULTS: Final = Path(__file__).with_name("results") / "audit_power.json"
 SHARES: Final = (0.5, 0.8, 0.95)

@@ -25,11 +25,10 @@ from torch import Tensor, nn
 from camscope import GradCAM
 from camscope.errors import CamscopeError
 from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
+from camscope.layers.layout_judgment import LayoutVerdict, ProbeResult
 from camscope.layers.layout_probe import (
     MAX_TOKENS_WITHOUT_BLOCKS,
-    LayoutVerdict,
     OutputLocation,
-    ProbeResult,
     _read_layer_outputs,
     probe_layout,
     probe_outputs,

@@ -4,6 +4,7 @@ The net is trained here, in about a minute, on volumes whose lesion is known to 
 voxels of 0.8 x 0.8 x 1.2 mm in an orientation of its own, explained from the file, exported, and opened again.
 """
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -12,20 +13,22 @@ import numpy as np
 
 from camscope import GradCAM, ScanPreprocess, to_nifti
 from camscope.metrics import METRICS
-from camscope.phantom.volume_phantom import DEFAULT_VOLUME_STEPS, VOLUME_CLASSES, draw_volume, train_volume_model
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
+volume_study = importlib.import_module("benchmarks.volume_study")
 
 
-def main(folder: Path, steps: int = DEFAULT_VOLUME_STEPS, seed: int = 7) -> None:
+def main(folder: Path, steps: int = volume_study.DEFAULT_VOLUME_STEPS, seed: int = 7) -> None:
     """Train, write a scan, explain it, and read what was written."""
     folder.mkdir(parents=True, exist_ok=True)
-    net = train_volume_model(n_steps=steps)
-    truth = draw_volume(seed, lesion=True)
+    net = volume_study.train_volume_model(n_steps=steps)
+    truth = volume_study.draw_volume(seed, lesion=True)
 
     # A scan as it may come: axes lead to the front, up and left, voxels are no cubes, millimeters begin somewhere.
     world = np.array([[0, 0, -0.8, 20], [0.8, 0, 0, -15], [0, 1.2, 0, 40], [0, 0, 0, 1]])
     nibabel.save(nibabel.Nifti1Image(truth.values, world), folder / "brain.nii.gz")
 
-    tool = GradCAM(net, "layer2", preprocess=ScanPreprocess(), class_names=VOLUME_CLASSES)
+    tool = GradCAM(net, "layer2", preprocess=ScanPreprocess(), class_names=volume_study.VOLUME_CLASSES)
     one = tool.explain(folder / "brain.nii.gz", "lesion")
     print(one)
     for step in one.scan_steps:

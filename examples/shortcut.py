@@ -6,6 +6,8 @@ In the training images every nodule comes with a small token in a corner, and no
 Of each map it is asked how far its peak lies from the token, and how much denser its values are there than elsewhere.
 """
 
+import importlib
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from camscope import Explainer, Explanation, GradCAM, IntegratedGradients, LayerCAM, Occlusion
-from camscope.phantom import CATEGORIES, Phantom, draw_dataset, draw_radiograph, to_model_input
-from camscope.phantom.train import compute_accuracy_by_class, train_phantom_model
+from camscope.phantom import CATEGORIES, Phantom, draw_radiograph, to_model_input
 from camscope.render import CaptionedImage, draw_contact_sheet, encode_image
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
+training = importlib.import_module("benchmarks.train_phantom")
 
 STEPS, DRAWN, JUDGED, SHOWN = 250, 1500, 20, 2
 ENLARGED = 3  # times, in the figure
@@ -59,13 +63,15 @@ def cells(found: list[tuple[Phantom, dict[str, Explanation]]]) -> list[list[Capt
 
 def main(folder: Path = Path(), steps: int = STEPS, images: int = DRAWN, judged: int = JUDGED) -> None:
     """Train on the shortcut, show that it is one, and ask each method about images that have both nodule and token."""
-    net = train_phantom_model(0, n_steps=steps, n_images=images, marker_class="nodule", marker_correlation=1.0).model
+    net = training.train_phantom_model(
+        0, n_steps=steps, n_images=images, marker_class="nodule", marker_correlation=1.0
+    ).model
     plain, marked = (
-        draw_dataset(10 * judged, 1),
-        draw_dataset(10 * judged, 1, marker_class="nodule", marker_correlation=1.0),
+        training.draw_dataset(10 * judged, 1),
+        training.draw_dataset(10 * judged, 1, marker_class="nodule", marker_correlation=1.0),
     )
-    print(f"nodules found with the token: {compute_accuracy_by_class(net, marked)['nodule']:.0%}")
-    print(f"nodules found without it:     {compute_accuracy_by_class(net, plain)['nodule']:.0%}")
+    print(f"nodules found with the token: {training.compute_accuracy_by_class(net, marked)['nodule']:.0%}")
+    print(f"nodules found without it:     {training.compute_accuracy_by_class(net, plain)['nodule']:.0%}")
     phantoms = [draw_radiograph(5_000_000 + seed, "nodule", marker_corner="top left") for seed in range(judged)]
     found = [
         (one, {name: tool.explain(to_model_input(one.image[None])[0], NODULE) for name, tool in tools(net).items()})

@@ -18,7 +18,7 @@ from camscope.explainers.cam.layer_pass import SharedPass
 from camscope.explainers.core import base_method, noise_probes
 from camscope.explainers.ensemble import fusion, wrappers
 from camscope.explanation import Explanation
-from camscope.hooks import Tap, base, buffer_isolation
+from camscope.hooks import Tap, base, isolation
 from camscope.layers.layout import Layout
 from camscope.render import colormap
 from camscope.targets import Difference, Score
@@ -283,7 +283,7 @@ MUTANTS = [
     ),
     Mutant(
         "statistics of the model",
-        buffer_isolation,
+        isolation,
         "buffers_and_rng_restored",
         ", PrivateBuffers(model)",
         "",

@@ -1,5 +1,6 @@
 """Measuring a run: where its evidence is, values in long form, and the statements that follow from them."""
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -118,9 +119,10 @@ def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path, monkeyp
 
 
 def test_a_mask_of_a_volume_may_be_pages_of_a_tiff(tmp_path):
-    from camscope.phantom.shortcut_study import draw_volume_study, write_study
+    from camscope.phantom.shortcut_study import write_study
 
-    study = draw_volume_study(4, 1, 0.5)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is not installed
+    study = importlib.import_module("benchmarks.volume_study").draw_volume_study(4, 1, 0.5)
     write_study(study, tmp_path)
     n = int(np.flatnonzero(study.labels == 1)[0])
     row = {"row": n, "mask": f"mask/{n:05d}.tiff"}

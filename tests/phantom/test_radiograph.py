@@ -1,3 +1,7 @@
+import importlib
+import sys
+from pathlib import Path
+
 import cv2
 import numpy as np
 import pytest
@@ -10,20 +14,14 @@ from camscope.phantom import (
     CATEGORIES,
     PREPROCESSING,
     PhantomNet,
-    draw_dataset,
     draw_radiograph,
     load_phantom_model,
     to_model_input,
 )
 from camscope.phantom.network import bundled_weights_file
-from camscope.phantom.train import (
-    HELD_OUT_SEED,
-    TRAINING_SEED_START,
-    compute_accuracy_by_class,
-    main,
-    save_weights,
-    train_phantom_model,
-)
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is not installed
+training = importlib.import_module("benchmarks.train_phantom")
 
 FINDINGS = CATEGORIES[1:]
 
@@ -35,7 +33,7 @@ def net():
 
 @pytest.fixture(scope="module")
 def fresh():
-    return draw_dataset(400, 20_240)
+    return training.draw_dataset(400, 20_240)
 
 
 def test_same_seed_gives_the_same_bytes_and_leaves_global_randomness_alone():
@@ -83,7 +81,7 @@ def test_findings_differ_in_size_and_shape():
 
 
 def test_dataset_is_even_shuffled_and_made_of_single_draws():
-    some = draw_dataset(10, 3)
+    some = training.draw_dataset(10, 3)
     assert sorted(np.bincount(some.labels)) == [2, 2, 3, 3]
     assert (np.diff(some.labels) < 0).any()
     one = draw_radiograph((3 << 32) + 7, int(some.labels[7]))
@@ -94,7 +92,7 @@ def test_dataset_is_even_shuffled_and_made_of_single_draws():
 
 def test_marker_correlation_is_the_phi_coefficient():
     def phi(correlation):
-        some = draw_dataset(400, 11, marker_class="effusion", marker_correlation=correlation, size=64)
+        some = training.draw_dataset(400, 11, marker_class="effusion", marker_correlation=correlation, size=64)
         has_marker = some.marker_masks.any(axis=(1, 2))
         assert has_marker.mean() == pytest.approx(1 / 4, abs=0.05)
         return np.corrcoef(has_marker, some.labels == CATEGORIES.index("effusion"))[0, 1]
@@ -135,10 +133,10 @@ def test_other_sizes_show_the_same_finding(size):
         (lambda: draw_radiograph(-1), InputError, "seed is -1"),
         (lambda: draw_radiograph(1, size=8), InputError, "size is 8"),
         (lambda: draw_radiograph(1, marker_corner="middle"), InputError, "no corner 'middle'"),
-        (lambda: draw_dataset(0, 1), InputError, "n is 0"),
-        (lambda: draw_dataset(4, 1, marker_correlation=0.5), InputError, "marker_class"),
-        (lambda: draw_dataset(4, 1, marker_class="nodule", marker_correlation=1.5), InputError, r"1\.5"),
-        (lambda: train_phantom_model(n_steps=0), InputError, "steps is 0"),
+        (lambda: training.draw_dataset(0, 1), InputError, "n is 0"),
+        (lambda: training.draw_dataset(4, 1, marker_correlation=0.5), InputError, "marker_class"),
+        (lambda: training.draw_dataset(4, 1, marker_class="nodule", marker_correlation=1.5), InputError, r"1\.5"),
+        (lambda: training.train_phantom_model(n_steps=0), InputError, "steps is 0"),
     ],
 )
 def test_bad_arguments_are_named(call, error, message):
@@ -169,7 +167,7 @@ def test_the_bundled_weights_are_small_and_say_how_they_were_made():
 
 
 def test_the_bundled_net_is_right_on_fresh_phantoms(net, fresh):
-    assert np.mean(list(compute_accuracy_by_class(net, fresh).values())) >= 0.95
+    assert np.mean(list(training.compute_accuracy_by_class(net, fresh).values())) >= 0.95
 
 
 def test_grad_cam_of_the_bundled_net_points_at_the_evidence(net, fresh):
@@ -200,17 +198,17 @@ def test_training_learns_repeats_itself_and_puts_everything_back(tmp_path):
     torch.manual_seed(3)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     with torch.no_grad():
-        first, second = train_phantom_model(1, n_steps=12, n_images=64), train_phantom_model(1, n_steps=12, n_images=64)
+        first, second = (training.train_phantom_model(1, n_steps=12, n_images=64) for _ in range(2))
     assert np.mean(first.losses[-3:]) < np.mean(first.losses[:3])
     assert first.losses == second.losses
     for name, trained in (("a", first), ("b", second)):
-        save_weights(
+        training.save_weights(
             trained.model, tmp_path / name, {"seed": "1", "steps": "12", "version": "1", "accuracy": "0", "more": "2"}
         )
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert train_phantom_model(2, n_steps=1, n_images=64).losses != first.losses[:1]
+    assert training.train_phantom_model(2, n_steps=1, n_images=64).losses != first.losses[:1]
     assert (
-        train_phantom_model(1, n_steps=1, n_images=64, marker_class=1, marker_correlation=1.0).losses
+        training.train_phantom_model(1, n_steps=1, n_images=64, marker_class=1, marker_correlation=1.0).losses
         != first.losses[:1]
     )
     assert torch.equal(torch.get_rng_state(), state)
@@ -220,7 +218,7 @@ def test_training_learns_repeats_itself_and_puts_everything_back(tmp_path):
 
 def test_the_command_writes_weights_that_load(tmp_path, capsys):
     out = tmp_path / "net.safetensors"
-    main(["--output", str(out), "--steps", "2", "--images", "32", "--seed", "4"])
+    training.main(["--output", str(out), "--steps", "2", "--images", "32", "--seed", "4"])
     assert {path.name for path in tmp_path.iterdir()} == {"net.safetensors"}
     with safe_open(out, "pt") as file:
         assert file.metadata()["steps"] == "2"
@@ -230,4 +228,4 @@ def test_the_command_writes_weights_that_load(tmp_path, capsys):
 
 
 def test_training_and_held_out_seeds_never_meet():
-    assert TRAINING_SEED_START > HELD_OUT_SEED > 20_240
+    assert training.TRAINING_SEED_START > training.HELD_OUT_SEED > 20_240

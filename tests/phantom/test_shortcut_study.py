@@ -1,4 +1,7 @@
 import csv
+import importlib
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +15,14 @@ from camscope.model_card import get_card
 from camscope.models import load_model
 from camscope.phantom.shortcut_study import (
     draw_study,
-    draw_volume_study,
     to_study_input,
     train_shortcut_model,
     write_study,
     write_weights,
 )
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is not installed
+draw_volume_study = importlib.import_module("benchmarks.volume_study").draw_volume_study
 
 
 def log_odds(net, study):
@@ -77,9 +82,6 @@ def test_marker_at_one_site_and_two_ways_to_be_right():
     assert not (lesion & mixed.has_marker).any()
     assert ((lesion | mixed.has_marker) == (mixed.labels == 1)).all()
     assert lesion.sum() == mixed.has_marker.sum() == 75
-    tinted, plain = draw_study(40, 2, site_tint=0.05), draw_study(40, 2)
-    brighter = (tinted.images.astype(int) - plain.images).mean((1, 2)) > 5
-    assert (brighter == (np.array(plain.sites) == "B")).all()
 
 
 def test_a_net_learns_its_study_in_seconds_and_the_shortcut_with_it():

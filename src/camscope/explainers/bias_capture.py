@@ -18,7 +18,8 @@ from camscope.errors import LayerError
 from camscope.hooks.base import register_gradient_hook
 from camscope.hooks.function_mode import BaseFunctionMode
 from camscope.layers.layout import CHANNELS_FIRST, Layout, LayoutHints, infer_image_token_layout, infer_layout
-from camscope.layers.layout_probe import LayoutVerdict, OutputLocation, probe_layout
+from camscope.layers.layout_judgment import LayoutVerdict
+from camscope.layers.layout_probe import OutputLocation, probe_layout
 from camscope.pytree import iter_leaves, replace_leaf
 from camscope.targets import Score
 
@@ -88,7 +89,7 @@ class FirstOutputCapture(BaseFunctionMode):
         self.output: Tensor | None = None
         self._shape, self._sample_axis = tuple(shape), sample_axis
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the function returns."""
         result = func(*args, **kwargs)
         if self.output is None and func in CHANNELS_LAST_FUNCTIONS:
@@ -154,7 +155,7 @@ class BiasCapture(BaseFunctionMode):
         ] = {}  # of outputs (N,...,K) to which a bias was added: the axis of samples
         self._on_bias_gradient = on_bias_gradient
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the function returns, with a hook on it where a bias was added."""
         result = func(*args, **kwargs)
         if func not in self._bias_functions:

@@ -9,24 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.hooks.base import (
-    Hooks,
-    autocast_uncached,
-    is_recomputing,
-    reentrant_checkpoints_disabled,
-    thread_local_hook,
-    unwrap,
-)
+from camscope.hooks.base import Hooks, is_recomputing, thread_local_hook, unwrap
 from camscope.hooks.function_mode import (
     BaseFunctionMode,
-    ForwardReplacement,
     bypass_torch_function,
     function_name,
     has_instance_forward,
@@ -54,20 +46,10 @@ class AttentionRecorder(Hooks):
         super().__init__()
         self.attentions: list[Attention] = []
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        try:
-            self.enter_context(torch.inference_mode(False))
-            self.enter_context(torch.no_grad())
-            self.enter_context(autocast_uncached())
-            self.enter_context(reentrant_checkpoints_disabled())
-            self._capture: AttentionCapture = self.enter_context(
-                AttentionCapture(self.attentions)
-            )  # a checkpoint that runs again must find it, too
-        except BaseException:
-            self.close()
-            raise
-        return self
+    def _install(self) -> None:
+        self._enter_gradient_scope()
+        # entered, because a checkpoint that runs again must find it, too
+        self._capture: AttentionCapture = self.enter_context(AttentionCapture(self.attentions))
 
     def run(self, forward: Callable[[], T]) -> T:
         """Return the result of a forward pass; run it again with gradients forced on where the model turned them off."""
@@ -87,12 +69,7 @@ class AttentionRecorder(Hooks):
 
 FUNCTIONS_TO_ENTER = (F.multi_head_attention_forward, torch.autograd.grad)  # the latter runs checkpoints again
 PARAMETRIC_FUNCTIONS = (F.linear, F.layer_norm, F.conv1d, F.conv2d, F.conv3d)
-VALUE_PRESERVING_METHODS = (
-    "to",
-    "dropout",
-    "type_as",
-    "contiguous",
-)  # probabilities are still what they were behind these
+VALUE_PRESERVING_METHODS = ("to", "dropout", "type_as", "contiguous")  # of probabilities
 MATMUL_LEFT_ARGUMENT = {"matmul": 0, "bmm": 0, "baddbmm": 1}  # and which argument is the first factor
 
 
@@ -118,9 +95,7 @@ class AttentionCapture(BaseFunctionMode):
         self._attentions, self._is_recording, self._n_heads = attentions, False, 0
         self.gradients_interrupted = False  # whether gradients were off again between two attentions
         self._last_product: tuple[Tensor, Tensor, Tensor] | None = None  # the last product, and its queries and keys
-        self._last_probabilities: tuple[Tensor, Attention] | None = (
-            None  # the last probabilities, as the model has them
-        )
+        self._last_probabilities: tuple[Tensor, Attention] | None = None  # the last, as the model has them
 
     def record_during(self, forward: Callable[[], T]) -> T:
         """Run a forward pass and record its attentions."""
@@ -130,7 +105,7 @@ class AttentionCapture(BaseFunctionMode):
         finally:
             self._is_recording, self._last_product, self._last_probabilities = False, None, None
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the function's result, computed through the probabilities where it is an attention."""
         name = function_name(func)
         if func in FUNCTIONS_TO_ENTER:
@@ -142,16 +117,11 @@ class AttentionCapture(BaseFunctionMode):
         result = func(*args, **kwargs)
         if name == "softmax":
             return self._replace_softmax(result, kwargs.get("dim", args[1] if len(args) > 1 else None))
-        if (
-            name in VALUE_PRESERVING_METHODS
-            and self._last_probabilities is not None
-            and args
-            and args[0] is self._last_probabilities[0]
-        ):
-            self._last_probabilities = result, self._last_probabilities[1]
-        if name in MATMUL_LEFT_ARGUMENT and len(args) >= MATMUL_LEFT_ARGUMENT[name] + 2:
-            return self._replace_product(args[MATMUL_LEFT_ARGUMENT[name]], args[MATMUL_LEFT_ARGUMENT[name] + 1], result)
-        return result
+        last = self._last_probabilities
+        if name in VALUE_PRESERVING_METHODS and last is not None and args and args[0] is last[0]:
+            self._last_probabilities = result, last[1]
+        place = MATMUL_LEFT_ARGUMENT.get(name, len(args))
+        return self._replace_product(args[place], args[place + 1], result) if len(args) >= place + 2 else result
 
     def _call_body(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run the body of a PyTorch function with interception."""
@@ -185,11 +155,9 @@ class AttentionCapture(BaseFunctionMode):
             if kwargs.get("enable_gqa"):
                 k, v = (tensor.repeat_interleave(q.shape[-3] // tensor.shape[-3], -3) for tensor in (k, v))
             attention = self._record_attention(_compute_probabilities(q, k, attn_mask, is_causal, kwargs.get("scale")))
-            dropped = F.dropout(attention.probabilities, dropout_p).view(*q.shape[:-1], q.shape[-2])
-            output = dropped @ v
-            attention.query, attention.key, attention.value, attention.output = map(
-                self._add_head_axis, (q, k, v, output)
-            )
+            output = F.dropout(attention.probabilities, dropout_p).view(*q.shape[:-1], q.shape[-2]) @ v
+            attention.query, attention.key, attention.value = map(self._add_head_axis, (q, k, v))
+            attention.output = self._add_head_axis(output)
             return _copy_for_model(attention.output, output.shape, dtype)
 
     def _replace_softmax(self, result: Tensor, dim: int | None) -> Tensor:
@@ -199,9 +167,8 @@ class AttentionCapture(BaseFunctionMode):
         attention = self._record_attention(_widen_to_float32(result))
         probabilities = _copy_for_model(attention.probabilities, result.shape, result.dtype)
         if self._last_product is not None and self._last_product[0].shape == result.shape:
-            attention.query, attention.key = (
-                self._add_head_axis(_widen_to_float32(factor)) for factor in self._last_product[1:]
-            )
+            query, key = map(_widen_to_float32, self._last_product[1:])
+            attention.query, attention.key = self._add_head_axis(query), self._add_head_axis(key)
         self._last_probabilities, self._last_product = (probabilities, attention), None
         return probabilities
 
@@ -209,10 +176,8 @@ class AttentionCapture(BaseFunctionMode):
         """Record a product: before a softmax of queries and keys, after it of probabilities and values."""
         if self._last_probabilities is not None and left is self._last_probabilities[0]:
             attention, self._last_probabilities = self._last_probabilities[1], None
-            attention.value, attention.output = (
-                self._add_head_axis(_widen_to_float32(right)),
-                self._add_head_axis(result),
-            )
+            attention.value = self._add_head_axis(_widen_to_float32(right))
+            attention.output = self._add_head_axis(result)
             return _copy_for_model(attention.output, result.shape, result.dtype)
         if result.ndim >= 3 and _is_square(result.shape[-2:]):
             self._last_product = result, left, right.transpose(-2, -1)
@@ -220,9 +185,7 @@ class AttentionCapture(BaseFunctionMode):
 
     def _record_attention(self, probabilities: Tensor) -> Attention:
         by_heads = self._add_head_axis(probabilities)
-        self.gradients_interrupted = self.gradients_interrupted or (
-            bool(self._attentions) and not torch.is_grad_enabled()
-        )
+        self.gradients_interrupted |= bool(self._attentions) and not torch.is_grad_enabled()
         if not (torch.is_grad_enabled() and by_heads.requires_grad and self._attentions):
             by_heads = by_heads.detach().requires_grad_()
         torch.set_grad_enabled(True)
@@ -287,26 +250,23 @@ class AttentionBlockFinder(Hooks):
         self._open_modules: list[tuple[nn.Module, int]] = []
         self._blocks: dict[int, AttentionBlock] = {}
 
-    def __enter__(self) -> Self:
-        super().__enter__()
+    def _install(self) -> None:
         for name, module in self._model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 self.add_handle(module.register_forward_pre_hook(thread_local_hook(self._enter_module)))
                 self.add_handle(module.register_forward_hook(thread_local_hook(partial(self._leave_module, name))))
-        return self
 
     def find_blocks(self, attentions: Sequence[Attention]) -> list[AttentionBlock]:
         """Return the block of each attention; LayerError where there is none, or where they differ in kind."""
-        numbers = [
-            next(i for i, recorded in enumerate(self._attentions) if recorded is attention) for attention in attentions
-        ]
+        number_by_id = {id(recorded): number for number, recorded in enumerate(self._attentions)}
+        numbers = [number_by_id[id(attention)] for attention in attentions]
         blocks = [self._blocks[i] for i in numbers if i in self._blocks]
         kinds = {(type(block.module), block.output.shape) for block in blocks}
         if len(blocks) < len(numbers) or len({id(block.module) for block in blocks}) < len(blocks) or len(kinds) > 1:
+            names = ", ".join(dict.fromkeys(f"{block.name} {type(block.module).__name__}" for block in blocks))
             raise LayerError(
-                f"{plural(len(numbers), 'self-attention')}, and {plural(len(blocks), 'block')} around them ("
-                f"{', '.join(dict.fromkeys(f'{b.name} {type(b.module).__name__}' for b in blocks)) or 'none'}): expected "
-                f"as many modules of one class, each with one attention, that return one tensor of the tokens' shape"
+                f"{plural(len(numbers), 'self-attention')}, and {plural(len(blocks), 'block')} around them ({names or 'none'}): "
+                "expected as many modules of one class, each with one attention, that return one tensor of the tokens' shape"
             )
         return blocks
 
@@ -323,14 +283,12 @@ class AttentionBlockFinder(Hooks):
             return None
         samples, _, _, tokens = self._attentions[before].probabilities.shape[:4]
         shapes = (samples, tokens), (tokens, samples)
-        outputs = [
-            (path, item)
-            for path, item in iter_leaves(layer_output)
-            if item.ndim == 3 and tuple(item.shape[:2]) in shapes
+        leaves = [
+            leaf for leaf in iter_leaves(layer_output) if leaf[1].ndim == 3 and tuple(leaf[1].shape[:2]) in shapes
         ]
-        if len(outputs) != 1:
+        if len(leaves) != 1:
             return None
-        path, output = outputs[0]
+        path, output = leaves[0]
         self._blocks[before] = AttentionBlock(name, module, output, path, layer_output)
         return replace_leaf(layer_output, path, output.clone())  # a next block may add to it in place
 
@@ -340,17 +298,10 @@ def blocks_skipped(blocks: Sequence[AttentionBlock], output: Tensor) -> Iterator
     """Replace each block, in this thread, by its own recorded output; the last one returns `output` instead."""
     for block in blocks:
         if has_instance_forward(block.module):
-            raise LayerError(
-                f"block {block.name!r} has a forward on the instance and cannot be skipped: remove that patch"
-            )
+            patched = f"block {block.name!r} has a forward on the instance"
+            raise LayerError(f"{patched} and cannot be skipped: remove that patch")
     last = blocks[-1]
-    stands: dict[nn.Module, ForwardReplacement] = {
-        block.module: partial(_return_stored_output, block.output_structure) for block in blocks
-    }
-    stands[last.module] = partial(_return_stored_output, replace_leaf(last.output_structure, last.path, output))
-    with override_forward(stands):
+    stored = {block.module: block.output_structure for block in blocks}
+    stored[last.module] = replace_leaf(last.output_structure, last.path, output)
+    with override_forward(dict.fromkeys(stored, lambda module, args, kwargs: stored[module])):
         yield
-
-
-def _return_stored_output(stored_output: Any, module: nn.Module, args: object, kwargs: object) -> Any:
-    return stored_output

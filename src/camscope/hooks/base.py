@@ -42,12 +42,27 @@ class Removable(Protocol):
 
 
 class Hooks(ExitStack):
-    """Handles of hooks that are removed when the `with` ends, also by an error."""
+    """Handles of hooks that are removed when the `with` ends, also by an error. Subclasses set their hooks in `_install`."""
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self.enter_context(hooks_excluded_from_copies())
+        try:
+            self.enter_context(hooks_excluded_from_copies())
+            self._install()
+        except BaseException:
+            self.close()
+            raise
         return self
+
+    def _install(self) -> None:
+        """Set the hooks at the beginning of the `with`."""
+
+    def _enter_gradient_scope(self) -> None:
+        """Start without gradients, in a scope in which they can be switched on and taken by `torch.autograd.grad`."""
+        self.enter_context(torch.inference_mode(False))
+        self.enter_context(torch.no_grad())
+        self.enter_context(autocast_uncached())
+        self.enter_context(reentrant_checkpoints_disabled())
 
     def add_handle(self, handle: Removable) -> None:
         """Keep a handle until the end of the `with`."""
@@ -149,18 +164,10 @@ def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Mo
     for layer in requested:
         matches = fnmatch.filter(modules, layer) if isinstance(layer, str) else []
         if isinstance(layer, str) and not matches:
-            matches = [
-                name_by_bare_name[name] for name in fnmatch.filter(name_by_bare_name, strip_wrapper_names(layer))
-            ]
+            matches = [name_by_bare_name[n] for n in fnmatch.filter(name_by_bare_name, strip_wrapper_names(layer))]
         names.update(matches or [find_layer(model, layer)[0]])
-    return {
-        name: modules.get(name) or find_layer(model, name)[1] for name in sorted(names, key=_layer_order_key(modules))
-    }
-
-
-def _layer_order_key(modules: dict[str, nn.Module]) -> Callable[[str], int]:
-    positions = {name: position for position, name in enumerate(modules)}
-    return lambda name: positions.get(name, len(positions))
+    ordered = [*(name for name in modules if name in names), *sorted(names - modules.keys())]
+    return {name: modules[name] if name in modules else find_layer(model, name)[1] for name in ordered}
 
 
 @contextmanager
@@ -176,12 +183,10 @@ def autocast_uncached() -> Iterator[None]:
 
 _modes_lock = threading.Lock()
 _flags_by_thread: dict[int, dict[int, bool]] = {}  # by thread: the flags that it sees, by the module's id
-_use_counts_by_thread: dict[
-    int, Counter[int]
-] = {}  # by thread: how often it is inside `evaluating` with each of these modules
-_original_flags: dict[
-    int, tuple[int, bool]
-] = {}  # of modules whose own flag is set: by how many threads, and what it was
+# by thread: how often it is inside `evaluation_mode` with each of these modules
+_use_counts_by_thread: dict[int, Counter[int]] = {}
+# of modules whose own flag is set: by how many threads, and what it was
+_original_flags: dict[int, tuple[int, bool]] = {}
 
 
 class _ThreadTrainingFlag:
@@ -211,8 +216,7 @@ class _ThreadTrainingFlag:
 
 def _flags_of_this_thread() -> Iterable[dict[int, bool]]:
     """Return the flags that this thread sees; autograd's own threads, which repeat checkpointed layers, see all."""
-    flags = _flags_by_thread.get(threading.get_ident())
-    if flags is not None:
+    if (flags := _flags_by_thread.get(threading.get_ident())) is not None:
         return (flags,)
     return tuple(_flags_by_thread.values()) if is_autograd_thread() else ()
 
@@ -225,18 +229,15 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     by other threads (DataParallel), the flag itself is set, and restored when the last thread leaves.
     """
     modules = list(model.modules())
-    is_data_parallel = any(isinstance(module, DataParallel) for module in modules)
-    flagged_modules = (
-        [] if is_data_parallel else [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
-    )
+    flagged_modules = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+    if any(isinstance(module, DataParallel) for module in modules):
+        flagged_modules = []
     thread_id = threading.get_ident()
     with _modes_lock:
         if not _flags_by_thread:
             setattr(nn.Module, "training", _ThreadTrainingFlag())  # noqa: B010 - mypy knows the attribute as a bool
-        flags, inside = (
-            _flags_by_thread.setdefault(thread_id, {}),
-            _use_counts_by_thread.setdefault(thread_id, Counter()),
-        )
+        flags = _flags_by_thread.setdefault(thread_id, {})
+        inside = _use_counts_by_thread.setdefault(thread_id, Counter())
         flags.update((id(module), False) for module in flagged_modules)
         inside.update(map(id, flagged_modules))
         overriding_modules = [

@@ -20,10 +20,10 @@ from camscope.hooks.hook_free_copies import ExcludedFromCopies, hooks_excluded_f
 
 
 class BaseFunctionMode(TorchFunctionMode):
-    """Base class of modes that send every PyTorch call of this thread to `intercept_call`, except calls made by it."""
+    """Base class of modes that send every PyTorch call of this thread to `run_function`, except calls made by it."""
 
     @abstractmethod
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return what the model gets as the function's result; `kwargs` belongs to this call alone."""
 
     def __torch_function__(
@@ -33,8 +33,8 @@ class BaseFunctionMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call `intercept_call`."""
-        return self.intercept_call(func, args, dict(kwargs or {}))
+        """Call `run_function`."""
+        return self.run_function(func, args, dict(kwargs or {}))
 
 
 def function_name(func: Callable[..., Any]) -> str:
@@ -61,8 +61,9 @@ class ForwardOverride(ExcludedFromCopies):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run this thread's replacement, or the module's own forward."""
-        stand = self.replacements.get(threading.get_ident())
-        return stand(self.module, args, kwargs) if stand else type(self.module).forward(self.module, *args, **kwargs)
+        if replacement := self.replacements.get(threading.get_ident()):
+            return replacement(self.module, args, kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:  # for a module that copies its attributes itself
         return {"module": self.module, "replacements": {}}
@@ -71,23 +72,20 @@ class ForwardOverride(ExcludedFromCopies):
 @contextmanager
 def override_forward(replacements: Mapping[nn.Module, ForwardReplacement]) -> Iterator[None]:
     """Replace the forward of modules in this thread; see `has_instance_forward` for modules that cannot be replaced."""
+    thread_id = threading.get_ident()
     with hooks_excluded_from_copies():
-        yield from _install_replacements(replacements, threading.get_ident())
-
-
-def _install_replacements(replacements: Mapping[nn.Module, ForwardReplacement], thread_id: int) -> Iterator[None]:
-    with _override_lock:
-        for module, stand in replacements.items():
-            module.__dict__.setdefault("forward", ForwardOverride(module)).replacements[thread_id] = stand
-    try:
-        yield
-    finally:
         with _override_lock:
-            for module in replacements:
-                installed = module.__dict__["forward"].replacements
-                del installed[thread_id]
-                if not installed:
-                    del module.__dict__["forward"]
+            for module, replacement in replacements.items():
+                module.__dict__.setdefault("forward", ForwardOverride(module)).replacements[thread_id] = replacement
+        try:
+            yield
+        finally:
+            with _override_lock:
+                for module in replacements:
+                    installed = module.__dict__["forward"].replacements
+                    del installed[thread_id]
+                    if not installed:
+                        del module.__dict__["forward"]
 
 
 def has_instance_forward(module: nn.Module) -> bool:
@@ -98,36 +96,36 @@ def has_instance_forward(module: nn.Module) -> bool:
 SPATIAL_RANKS = (1, 2, 3)
 
 
-def _split_names(text: str) -> frozenset[str]:
+def split_names(text: str) -> frozenset[str]:
+    """Return the names in a text, which are separated by blanks."""
     return frozenset(text.split())
 
 
 # each output value depends on one input value: what may follow a linear layer
-ACTIVATIONS = _split_names(
+ACTIVATIONS = split_names(
     "relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish threshold hardshrink softshrink tanhshrink softsign "
     "sigmoid logsigmoid log_sigmoid hardsigmoid hardswish tanh hardtanh softplus clamp clamp_min clamp_max clip"
 )
-SCALAR_ARITHMETIC = _split_names(
-    "abs square pow sqrt rsqrt exp log erf reciprocal"
-)  # also of one value, but not an activation
-DROPOUTS = _split_names("dropout dropout1d dropout2d dropout3d feature_dropout alpha_dropout feature_alpha_dropout")
+SCALAR_ARITHMETIC = split_names("abs square pow sqrt rsqrt exp log erf reciprocal")  # of one value, no activations
+DROPOUTS = split_names("dropout dropout1d dropout2d dropout3d feature_dropout alpha_dropout feature_alpha_dropout")
 # each output value is a weighted sum of input values, with weights that are not parameters; not bicubic `interpolate`
-AVERAGING_FUNCTIONS = _split_names("mean sum interpolate") | {
+AVERAGING_FUNCTIONS = split_names("mean sum interpolate") | {
     f"{kind}avg_pool{rank}d" for kind in ("", "adaptive_") for rank in SPATIAL_RANKS
 }
 # each output value is one of the input values
-MAX_FUNCTIONS = _split_names("max amax") | {
+MAX_FUNCTIONS = split_names("max amax") | {
     f"{kind}max_pool{rank}d{more}"
     for kind in ("", "adaptive_")
     for rank in SPATIAL_RANKS
     for more in ("", "_with_indices")
 }
-SCALING_FUNCTIONS = _split_names("mul imul rmul multiply div idiv divide truediv itruediv")
-LOWER_BOUND_ARGUMENTS = {
+SCALING_FUNCTIONS = split_names("mul imul rmul multiply div idiv divide truediv itruediv")
+# place, name and default of the lower bound
+LOWER_BOUND_ARGUMENTS: dict[str, tuple[int, str, float | None]] = {
     "hardtanh": (0, "min_val", -1.0),
-    "clamp_min": (0, "min", None),
-}  # place, name and default of the lower bound
-LOWER_BOUND_ARGUMENTS |= dict.fromkeys(("clamp", "clip"), (0, "min", None)) | {"threshold": (1, "value", 0.0)}
+    "threshold": (1, "value", 0.0),
+    **dict.fromkeys(("clamp", "clamp_min", "clip"), (0, "min", None)),
+}
 
 
 def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:

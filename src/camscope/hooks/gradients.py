@@ -4,27 +4,23 @@
 - `iter_graph_nodes` walks the graph behind a tensor.
 - `apply_relu_rule` changes the backward pass of ReLUs: guided backpropagation and deconvnet.
 - `RescaleRule` is DeepLIFT's rule: elementwise functions multiply by Δout/Δin from a reference pass.
-- `zero_gradient_rows_skipped` speeds up the backward pass of linear layers where only a few rows have a gradient, such as
-  the class token of a transformer. The result is exact.
 """
 
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction, once_differentiable
 from torch.autograd.graph import Node
 
 from camscope.errors import ModelError
-from camscope.hooks.base import Hooks, autocast_uncached, reentrant_checkpoints_disabled
+from camscope.hooks.base import autocast_uncached, reentrant_checkpoints_disabled
 from camscope.hooks.function_mode import ACTIVATIONS, SCALAR_ARITHMETIC, BaseFunctionMode, function_name
-from camscope.hooks.hook_free_copies import ExcludedFromCopies
 
 T = TypeVar("T")
 GradientScope = AbstractContextManager[object]
@@ -74,7 +70,7 @@ def run_with_gradients(attempt: Callable[[GradientScope], T | None]) -> T:
 class GradientsEnabledMode(BaseFunctionMode):
     """A function mode in which nothing turns gradients off in this thread."""
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the function's result, and ignore calls that switch gradients."""
         return None if func is torch._C._set_grad_enabled else func(*args, **kwargs)
 
@@ -135,13 +131,10 @@ def describe_opaque_node(node: Node) -> str | None:
     step: object = node
     if isinstance(step, BackwardCFunction):  # of Python
         return f"the function {kind} with a custom backward"
-    if kind == "Mul" and any(_is_boolean_tensor(getattr(node, f"_saved_{name}", None)) for name in ("self", "other")):
+    factors = [getattr(node, f"_saved_{name}", None) for name in ("self", "other")] if kind == "Mul" else []
+    if any(isinstance(factor, Tensor) and factor.dtype == torch.bool for factor in factors):
         return "a product with true and false"
     return OPAQUE_NODES.get(kind)
-
-
-def _is_boolean_tensor(value: object) -> bool:
-    return isinstance(value, Tensor) and value.dtype == torch.bool
 
 
 ReluRule = Literal["guided", "deconvnet"]
@@ -173,17 +166,20 @@ def apply_relu_rule(values: Iterable[Tensor], rule: ReluRule) -> ReluReport:
     "guided" keeps positive gradients where the input is positive, "deconvnet" keeps positive gradients whatever the input. The
     hooks belong to the graph of this call, so the model has none, and other threads have their own graphs.
     """
-    met = ReluReport()
+    report = ReluReport()
     for node in iter_graph_nodes(values):
         kind = operation_name(node)
         if hiding := describe_opaque_node(node):
-            met.opaque_operations[hiding] += 1
+            report.opaque_operations[hiding] += 1
         elif _is_relu(node, kind):
-            met.relus[{"Hardtanh": "relu6", "ClampMin": "clamp"}.get(kind, kind.lower())] += 1
-            _hook_relu(node, rule)
+            report.relus[{"Hardtanh": "relu6", "ClampMin": "clamp"}.get(kind, kind.lower())] += 1
+            if rule == "guided":
+                node.register_prehook(_clamp_to_positive)
+            else:
+                node.register_hook(lambda inputs, outputs: (*_clamp_to_positive(outputs), *inputs[1:]))
         elif kind in ACTIVATION_BY_NODE_NAME:
-            met.other_activations[ACTIVATION_BY_NODE_NAME[kind]] += 1
-    return met
+            report.other_activations[ACTIVATION_BY_NODE_NAME[kind]] += 1
+    return report
 
 
 def _is_relu(node: Node, kind: str) -> bool:
@@ -191,13 +187,6 @@ def _is_relu(node: Node, kind: str) -> bool:
     if isinstance(floor, Tensor):
         return not bool(floor.any())
     return kind == "Relu" or floor == 0
-
-
-def _hook_relu(node: Node, rule: ReluRule) -> None:
-    if rule == "guided":
-        node.register_prehook(_clamp_to_positive)
-    else:
-        node.register_hook(lambda grad_inputs, grad_outputs: (*_clamp_to_positive(grad_outputs), *grad_inputs[1:]))
 
 
 def _clamp_to_positive(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -226,19 +215,21 @@ class RescaleRule(BaseFunctionMode):
         self._references: dict[int, tuple[str, Tensor]] = {}
         self.pause()
 
-    def start_reference_pass(self) -> None:
-        """Record the following calls as the reference."""
-        self._call_count, self._is_recording, self._is_comparing = 0, True, False
-
     def pause(self) -> None:
         """Run the following functions unchanged."""
         self._call_count, self._is_recording, self._is_comparing = 0, False, False
 
+    def start_reference_pass(self) -> None:
+        """Record the following calls as the reference."""
+        self.pause()
+        self._is_recording = True
+
     def start_input_pass(self) -> None:
         """Compare the following calls with the reference."""
-        self._call_count, self._is_recording, self._is_comparing = 0, False, True
+        self.pause()
+        self._is_comparing = True
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the function's own result; an elementwise function gets another backward rule."""
         name, keywords = function_name(func), dict(kwargs)
         first = args[0] if args else keywords.pop("input", None)
@@ -253,12 +244,8 @@ class RescaleRule(BaseFunctionMode):
         if self._is_recording:
             self._references[call_number] = name, z.detach().clone()
         reference_name, reference = self._references.get(call_number, ("", z))
-        if (
-            not self._is_comparing
-            or name != reference_name
-            or z.shape != reference.shape
-            or not (z.requires_grad and torch.is_grad_enabled())
-        ):
+        is_comparable = self._is_comparing and name == reference_name and z.shape == reference.shape
+        if not (is_comparable and z.requires_grad and torch.is_grad_enabled()):
             return function(z)
         z_copy = z.detach().clone()
         result, multiplier = _compute_multiplier(function, z_copy, reference)
@@ -294,62 +281,3 @@ class _MultiplyGradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return gradient * ctx.multiplier, None, None
-
-
-@contextmanager
-def zero_gradient_rows_skipped(model: nn.Module) -> Iterator[None]:
-    """Skip zero rows in the backward pass of the model's linear layers on (N,T,K), in this thread, on a CPU.
-
-    Only gradients of inputs are computed, not of weights. A layer with another hook, a subclass, or a forward on the instance
-    is left unchanged. On a GPU, finding the rows would wait for the GPU.
-    """
-    with Hooks() as hooks:
-        for module in model.modules():
-            if type(module) is nn.Linear:
-                hooks.add_handle(module.register_forward_hook(_SkipZeroRowsHook()))
-        yield
-
-
-class _SkipZeroRowsHook(ExcludedFromCopies):
-    """The forward hook of one thread: it returns the same output with another backward rule."""
-
-    def __init__(self) -> None:
-        self._thread = threading.get_ident()
-
-    def __call__(self, module: nn.Linear, args: tuple[Any, ...], output: Any) -> Tensor | None:
-        if threading.get_ident() != self._thread or not torch.is_grad_enabled() or not _is_unmodified_linear(module):
-            return None
-        x = args[0] if args else None
-        if not isinstance(x, Tensor) or not x.requires_grad or x.ndim < 3 or x.device.type != "cpu":
-            return None
-        result: Tensor = _NonzeroRowsLinear.apply(x, output.detach(), module.weight.detach())
-        return result
-
-
-def _is_unmodified_linear(module: nn.Linear) -> bool:
-    """Whether the module returns x Wᵀ + b and nothing else."""
-    hooks = (*module._forward_hooks.values(), *nn.modules.module._global_forward_hooks.values())
-    return "forward" not in module.__dict__ and all(isinstance(hook, _SkipZeroRowsHook) for hook in hooks)
-
-
-class _NonzeroRowsLinear(torch.autograd.Function):
-    """x Wᵀ + b, computed already; its gradient g W is computed for rows of g that are not zero."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, output: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(weight)
-        alias: Tensor = output.new_empty(0)
-        alias.set_(output)  # type: ignore[call-overload]  # a tensor is a source too; and no view: it may be changed in place
-        return alias
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        weight = ctx.saved_tensors[0].to(gradient.dtype)
-        rows = gradient.flatten(0, -2)
-        live = rows.abs().amax(-1).nonzero()[:, 0]
-        if 2 * len(live) > len(rows):
-            return gradient @ weight, None, None
-        input_gradient = rows.new_zeros(len(rows), weight.shape[1])
-        input_gradient[live] = rows[live] @ weight
-        return input_gradient.view(*gradient.shape[:-1], -1), None, None

@@ -1,7 +1,7 @@
 """Incremental forward passes: many variants of one input that differ in a window; only what a window reaches is computed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,17 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from camscope.hooks.function_mode import split_names
 from camscope.pytree import map_leaves
 
 MAX_PATCH_SHARE = 0.7  # of a map's cells: with a larger patch the full map costs no more
 aten = torch.ops.aten
 POINTWISE_OPS = {
-    *(aten.relu, aten.relu_, aten.hardtanh, aten.hardtanh_, aten.leaky_relu, aten.leaky_relu_, aten.elu, aten.elu_),
-    *(aten.gelu, aten.silu, aten.silu_, aten.mish, aten.mish_, aten.hardswish, aten.hardswish_, aten.hardsigmoid),
-    *(aten.hardsigmoid_, aten.sigmoid, aten.sigmoid_, aten.tanh, aten.tanh_, aten.softplus, aten.clamp, aten.clamp_),
-    *(aten.clamp_min, aten.clamp_min_, aten.neg, aten.abs, aten.clone, aten._to_copy),
+    getattr(aten, name)
+    for name in split_names(
+        "relu relu_ hardtanh hardtanh_ leaky_relu leaky_relu_ elu elu_ gelu silu silu_ mish mish_ hardswish hardswish_ "
+        "hardsigmoid hardsigmoid_ sigmoid sigmoid_ tanh tanh_ softplus clamp clamp_ clamp_min clamp_min_ neg abs clone _to_copy "
+        "add add_ sub sub_ mul mul_ div div_"
+    )
 }
-ARITHMETIC_OPS = {aten.add, aten.add_, aten.sub, aten.sub_, aten.mul, aten.mul_, aten.div, aten.div_}
 BATCH_NORM_OPS = {aten.native_batch_norm, aten.cudnn_batch_norm, aten._native_batch_norm_legit_no_training}
 POOLING_OPS = {aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.avg_pool2d, aten.avg_pool3d}
 
@@ -86,7 +88,7 @@ class WindowTensor(Tensor):
         result: Any = None
         if kind in (aten.detach, aten.alias):
             result = args[0]
-        elif kind in POINTWISE_OPS | ARITHMETIC_OPS:
+        elif kind in POINTWISE_OPS:
             result = _run_pointwise(func, args, kwargs)
         elif kind in BATCH_NORM_OPS:
             result = _run_batch_norm(func, args, kwargs)
@@ -111,15 +113,14 @@ class WindowTensor(Tensor):
     def extract_windows(self, start: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
         """Cut a window from each variant, (R,axes) -> (R,C,*size); `fill_value` is used outside."""
         windows = cut_windows(self.clean[0], start, size, fill_value)
-        for row, corner, first, patch in zip(
-            windows, start.tolist(), self.patch_start.tolist(), self.patch, strict=True
-        ):
+        shifts = (self.patch_start - start).tolist()  # of each patch in its window
+        for row, shift, patch in zip(windows, shifts, self.patch, strict=True):
             destination, source = [slice(None)], [slice(None)]
-            for start_cell, patch_corner, length, extent in zip(corner, first, size, patch.shape[1:], strict=True):
-                low = max(0, patch_corner - start_cell)
-                high = max(low, min(length, patch_corner + extent - start_cell))
+            for offset, length, extent in zip(shift, size, patch.shape[1:], strict=True):
+                low = max(0, offset)
+                high = max(low, min(length, offset + extent))
                 destination.append(slice(low, high))
-                source.append(slice(low + start_cell - patch_corner, high + start_cell - patch_corner))
+                source.append(slice(low - offset, high - offset))
             row[tuple(destination)] = patch[tuple(source)]
         return windows
 
@@ -137,10 +138,8 @@ def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value
         starts.append(pads[0])
     padded, windows = F.pad(values, pads, value=fill_value), values.new_empty(len(corner_lists), len(values), *size)
     for row, corner in zip(windows, corner_lists, strict=True):
-        firsts = map(int.__add__, corner, starts)
-        row.copy_(
-            padded[(slice(None), *(slice(first, first + length) for first, length in zip(firsts, size, strict=True)))]
-        )
+        ranges = zip(map(int.__add__, corner, starts), size, strict=True)
+        row.copy_(padded[(slice(None), *(slice(first, first + length) for first, length in ranges))])
     return windows
 
 
@@ -160,14 +159,16 @@ def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     variants = [arg for arg in args if isinstance(arg, WindowTensor)]
     if any(isinstance(arg, Tensor) and not _is_per_channel(arg, variants[0]) for arg in args):
         return None
-    if len(variants) > 1 and len({arg.shape for arg in variants}) > 1:
+    if len({arg.shape for arg in variants}) > 1 or (aligned := _align_patches(variants)) is None:
         return None
-    patches, first = _align_patches(variants)
-    if _is_too_large(patches[0], variants[0]):
-        return None
-    cleans, patch_copies = iter([arg.clean.clone() for arg in variants]), iter([arg.clone() for arg in patches])
-    clean = func(*(next(cleans) if isinstance(arg, WindowTensor) else arg for arg in args), **kwargs)
-    patch = func(*(next(patch_copies) if isinstance(arg, WindowTensor) else arg for arg in args), **kwargs)
+    patches, first = aligned
+
+    def run(replacements: Iterable[Tensor]) -> Tensor:
+        values = iter([value.clone() for value in replacements])
+        result: Tensor = func(*(next(values) if isinstance(arg, WindowTensor) else arg for arg in args), **kwargs)
+        return result
+
+    clean, patch = run(variant.clean for variant in variants), run(patches)
     if func._schema.is_mutable:
         variants[0].clean, variants[0].patch, variants[0].patch_start = clean, patch, first
         return variants[0]
@@ -181,21 +182,24 @@ def _is_per_channel(value: Tensor, reference: WindowTensor) -> bool:
     return value.ndim == reference.ndim and value.shape[0] == 1 and set(value.shape[2:]) == {1}
 
 
-def _align_patches(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor]:
-    """Return the patches of several variants on the smallest window that holds each, and where it starts."""
+def _align_patches(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor] | None:
+    """Return the patches of several variants on the smallest window that holds each, and its start; None for a large one."""
     if len(variants) == 1:
-        return [variants[0].patch], variants[0].patch_start
+        is_large = _is_large(variants[0].patch.shape[2:], variants[0].shape[2:])
+        return None if is_large else ([variants[0].patch], variants[0].patch_start)
     begin = torch.stack([variant.patch_start for variant in variants]).amin(0)
     sizes = [torch.tensor(variant.patch.shape[2:], device=begin.device) for variant in variants]
     ends = torch.stack([variant.patch_start + size for variant, size in zip(variants, sizes, strict=True)]).amax(0)
     size: list[int] = (ends - begin).amax(0).tolist()
     last = torch.tensor(variants[0].shape[2:], device=begin.device) - torch.tensor(size, device=begin.device)
     begin = torch.minimum(begin, last)
+    if _is_large(size, variants[0].shape[2:]):
+        return None
     return [variant.extract_windows(begin, size) for variant in variants], begin
 
 
-def _is_too_large(patch: Tensor, variants: Tensor) -> bool:
-    return math.prod(patch.shape[2:]) > MAX_PATCH_SHARE * math.prod(variants.shape[2:])
+def _is_large(patch_size: Sequence[int], size: Sequence[int]) -> bool:
+    return math.prod(patch_size) > MAX_PATCH_SHARE * math.prod(size)
 
 
 def _run_batch_norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
@@ -212,9 +216,9 @@ def _run_concat(func: Any, parts: Sequence[Tensor], axis: int) -> WindowTensor |
     variants = [part for part in parts if isinstance(part, WindowTensor)]
     if axis != 1 or len(variants) < len(parts) or len({part.shape[2:] for part in variants}) > 1:
         return None
-    patches, first = _align_patches(variants)
-    if _is_too_large(patches[0], variants[0]):
+    if (aligned := _align_patches(variants)) is None:
         return None
+    patches, first = aligned
     return variants[0].with_patch(func([part.clean for part in variants], 1), func(patches, 1), first)
 
 
@@ -227,14 +231,13 @@ def _run_convolution(
     padding: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
+    *options: Any,
 ) -> WindowTensor | None:
     if not isinstance(x, WindowTensor) or transposed or isinstance(weight, WindowTensor):
         return None
 
     def run(values: Tensor, padding: Sequence[int]) -> Tensor:
-        output: Tensor = func(values, weight, bias, stride, padding, dilation, False, output_padding, groups)
+        output: Tensor = func(values, weight, bias, stride, padding, dilation, False, *options)
         return output
 
     result = _run_windowed(run, x, weight.shape[2:], stride, padding, dilation)
@@ -261,12 +264,8 @@ def _run_pooling(
     kernel, padding = _per_axis(kernel, axes), _per_axis(padding, axes)
     stride = _per_axis(stride, axes) if stride else kernel
     counts_padding = largest or not any(padding) or len(options) < 2 or options[1]
-    if (
-        not isinstance(x, WindowTensor)
-        or rounded_up
-        or not counts_padding
-        or (not largest and options[2:] and options[2])
-    ):
+    has_divisor = bool(not largest and options[2:] and options[2])
+    if not isinstance(x, WindowTensor) or rounded_up or not counts_padding or has_divisor:
         return None
 
     def run(values: Tensor, padding: Sequence[int]) -> Tensor:
@@ -299,19 +298,15 @@ def _run_windowed(
     axes = range(x.ndim - 2)
     extents = [dilation[i] * (kernel[i] - 1) for i in axes]
     size = [min(clean.shape[2 + i], (x.patch.shape[2 + i] + extents[i] - 1) // stride[i] + 1) for i in axes]
-    if math.prod(size) > MAX_PATCH_SHARE * math.prod(clean.shape[2:]):
+    if _is_large(size, clean.shape[2:]):
         return None
     steps, pads, extent_tensor = (
         torch.tensor(list(lengths), device=x.patch_start.device) for lengths in (stride, padding, extents)
     )
     last = torch.tensor([clean.shape[2 + i] - size[i] for i in axes], device=x.patch_start.device)
-    first = -torch.div(
-        extent_tensor - x.patch_start - pads, steps, rounding_mode="floor"
-    )  # the first that reaches it, rounded up
+    # the first that reaches it, rounded up
+    first = -torch.div(extent_tensor - x.patch_start - pads, steps, rounding_mode="floor")
     first = torch.minimum(first.clamp(min=0), last)
     window_size = [(size[i] - 1) * stride[i] + extents[i] + 1 for i in axes]
-    return x.with_patch(
-        clean,
-        operation(x.extract_windows(first * steps - pads, window_size, fill_value), [0] * len(window_size)),
-        first,
-    )
+    windows = x.extract_windows(first * steps - pads, window_size, fill_value)
+    return x.with_patch(clean, operation(windows, [0] * len(window_size)), first)

@@ -1,7 +1,7 @@
 """A table of a model's layers from one forward pass."""
 
 import html
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from io import StringIO
@@ -126,38 +126,25 @@ def inspect_layers(model: nn.Module, example_input: Tensor | tuple[Any, ...]) ->
         raise InputError(
             f"the example is a {type(example_input).__name__} without a floating tensor; expected the model's input"
         )
-    shapes: dict[str, list[tuple[int, ...] | None]] = {name: [] for name, _ in model.named_modules()}
+    output_shapes: dict[str, list[tuple[int, ...] | None]] = {name: [] for name, _ in model.named_modules()}
+
+    def record_shape(name: str, module: nn.Module, args: object, output: object) -> None:
+        floating = [leaf for _, leaf in iter_leaves(output) if leaf.is_floating_point()]
+        output_shapes[name].append(tuple(max(floating, key=lambda leaf: leaf.ndim).shape) if floating else None)
+
     with Hooks() as hooks, evaluation_mode(model), torch.no_grad():
         for name, module in model.named_modules():
-            hooks.add_handle(
-                module.register_forward_hook(thread_local_hook(partial(_record_output_shape, shapes[name])))
-            )
+            hooks.add_handle(module.register_forward_hook(thread_local_hook(partial(record_shape, name))))
         model(*inputs)
-    rows = tuple(
-        _build_layer_row(name, module, shapes[name], tuple(first.shape))
-        for name, module in model.named_modules()
-        if name
-    )
-    return LayerTable(type(model).__name__, tuple(first.shape), _count_parameters(model.parameters()), rows)
-
-
-def _record_output_shape(shapes: list[tuple[int, ...] | None], module: nn.Module, args: object, output: object) -> None:
-    floating = [leaf for _, leaf in iter_leaves(output) if leaf.is_floating_point()]
-    shapes.append(tuple(max(floating, key=lambda leaf: leaf.ndim).shape) if floating else None)
-
-
-def _build_layer_row(
-    name: str, module: nn.Module, shapes: Sequence[tuple[int, ...] | None], input_shape: tuple[int, ...]
-) -> LayerRow:
-    shape = shapes[-1] if shapes else None
-    return LayerRow(
-        name,
-        type(module).__name__,
-        shape,
-        _compute_stride(input_shape, shape),
-        _count_parameters(module.parameters()),
-        _count_parameters(module.parameters(recurse=False)),
-        len(shapes),
+    rows = []
+    for name, module in model.named_modules():
+        shapes = output_shapes[name]
+        shape = shapes[-1] if shapes else None
+        stride = _compute_stride(tuple(first.shape), shape)
+        total, direct = (_count_parameters(module.parameters(recurse)) for recurse in (True, False))
+        rows.append(LayerRow(name, type(module).__name__, shape, stride, total, direct, len(shapes)))
+    return LayerTable(
+        type(model).__name__, tuple(first.shape), rows[0].n_parameters, tuple(row for row in rows if row.name)
     )
 
 
@@ -169,13 +156,9 @@ def _compute_stride(input_shape: tuple[int, ...], output_shape: tuple[int, ...] 
     """Compute input size over output size, channels-last where only that reading has one stride for all axes."""
     if output_shape is None or len(output_shape) != len(input_shape) or len(output_shape) < 3 or 0 in output_shape:
         return None
-    first, last = output_shape[2:], output_shape[1:-1]
-    grid = (
-        last
-        if not _has_uniform_stride(input_shape[2:], first) and _has_uniform_stride(input_shape[2:], last)
-        else first
-    )
-    return tuple(size / cells for size, cells in zip(input_shape[2:], grid, strict=True))
+    sizes, first, last = input_shape[2:], output_shape[2:], output_shape[1:-1]
+    is_channels_last = not _has_uniform_stride(sizes, first) and _has_uniform_stride(sizes, last)
+    return tuple(size / cells for size, cells in zip(sizes, last if is_channels_last else first, strict=True))
 
 
 def _has_uniform_stride(sizes: tuple[int, ...], cells: tuple[int, ...]) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, NoReturn
 
 import torch
@@ -26,8 +27,6 @@ from camscope.hooks.base import (
 from camscope.plurals import plural
 from camscope.pytree import LeafPath, find_main_tensor, iter_leaves, map_leaves, replace_leaf
 
-SnapshotFunction = Callable[[Tensor], Tensor]
-
 
 class GradientAccumulator:
     """The gradient at one tensor, summed over the paths on which it arrives in one backward pass; the last pass counts.
@@ -36,14 +35,12 @@ class GradientAccumulator:
     is detected by the view's version counter, and no gradient is returned then.
     """
 
-    def __init__(self, tensor: Tensor, take_snapshot: SnapshotFunction) -> None:
+    def __init__(self, tensor: Tensor, take_snapshot: Callable[[Tensor], Tensor]) -> None:
         self._take_snapshot = take_snapshot
         self._alias = tensor.detach() if tensor._is_view() else None
         self._version = tensor._version
-        self._backward_pass_id, self._sum = -1, None
-        self._was_lost = False
-
-    _sum: Tensor | None
+        self._backward_pass_id, self._was_lost = -1, False
+        self._sum: Tensor | None = None
 
     def add(self, gradient: Tensor | None) -> None:
         """Add the gradient of one path."""
@@ -52,6 +49,10 @@ class GradientAccumulator:
         this_pass, copy = torch._C._current_graph_task_id(), self._take_snapshot(gradient)
         self._sum = copy if self._sum is None or this_pass != self._backward_pass_id else self._sum + copy
         self._backward_pass_id = this_pass
+
+    def add_input(self, index: int, input_gradients: tuple[Tensor | None, ...], _: object) -> None:
+        """Add the gradient that a node sends to one of its inputs."""
+        self.add(input_gradients[index])
 
     @property
     def is_lost(self) -> bool:
@@ -69,6 +70,21 @@ class GradientAccumulator:
 
 
 @dataclass(eq=False)
+class _Gradients:
+    """The gradients at the tensors of a structure, each in its own accumulator."""
+
+    structure: Any = None
+    accumulators: dict[LeafPath, GradientAccumulator] = field(default_factory=dict)
+
+    def fill(self) -> Any:
+        """Return the structure with gradients in place of the tensors."""
+        result = self.structure
+        for path, accumulator in self.accumulators.items():
+            result = replace_leaf(result, path, accumulator.gradient)
+        return result
+
+
+@dataclass(eq=False)
 class LayerCall:
     """One call of one layer: snapshots of its inputs and outputs, in the dtypes of the model.
 
@@ -78,32 +94,27 @@ class LayerCall:
     inputs: tuple[Any, ...] | None = None
     kwargs: dict[str, Any] | None = None
     output: Any = None
-    _structures: tuple[Any, Any] = field(default=(((), {}), None), repr=False)
-    _accumulators: tuple[dict[LeafPath, GradientAccumulator], dict[LeafPath, GradientAccumulator]] = field(
-        default_factory=lambda: ({}, {}), repr=False
-    )
+    _at_inputs: _Gradients = field(default_factory=lambda: _Gradients(((), {})), repr=False)
+    _at_output: _Gradients = field(default_factory=_Gradients, repr=False)
 
     @property
     def gradient(self) -> Any:
         """The gradient with respect to the output, in the output's structure; None where none arrived."""
-        return _fill_gradients(self._structures[1], self._accumulators[1])
+        return self._at_output.fill()
 
     @property
     def input_gradients(self) -> tuple[Any, ...]:
         """The gradients that flow back to the positional inputs through this call, in their structure."""
-        gradients: tuple[Any, ...] = _fill_gradients(self._structures[0], self._accumulators[0])[0]
-        return gradients
+        return tuple(self._at_inputs.fill()[0])
 
     @property
     def kwarg_gradients(self) -> dict[str, Any]:
         """The gradients that flow back to the keyword inputs through this call."""
-        gradients: dict[str, Any] = _fill_gradients(self._structures[0], self._accumulators[0])[1]
-        return gradients
+        return dict(self._at_inputs.fill()[1])
 
     def iter_accumulators(self) -> Iterator[GradientAccumulator]:
         """Yield every gradient accumulator of the call."""
-        for side in self._accumulators:
-            yield from side.values()
+        return chain(self._at_inputs.accumulators.values(), self._at_output.accumulators.values())
 
 
 class LayerRecord:
@@ -146,10 +157,9 @@ class LayerRecord:
             self._raise_not_recorded("gradients")
         if next(iter_leaves(gradient), None) is not None:
             return gradient
-        if any(flow.is_lost for flow in self.last_call.iter_accumulators()):
-            raise LayerError(
-                f"the {location} of layer {self.name!r} is a view that the model changes in place: no gradient"
-            )
+        if any(accumulator.is_lost for accumulator in self.last_call.iter_accumulators()):
+            changed = "is a view that the model changes in place"
+            raise LayerError(f"the {location} of layer {self.name!r} {changed}: no gradient")
         raise LayerError(
             f"no gradient at the {location} of layer {self.name!r}: inside the recording, run the model with gradients on "
             f"(something at or before the {location} must require them) and call backward"
@@ -184,17 +194,6 @@ class Recording(dict[str, LayerRecord]):
         return "\n".join([f"Recording of {plural(len(self), 'layer')}", *map(repr, self.values())])
 
 
-def strip_tensors(value: Any) -> Any:
-    """Return the structure with None in place of every tensor."""
-    return map_leaves(value, lambda _: None)
-
-
-def _fill_gradients(structure: Any, accumulators: dict[LeafPath, GradientAccumulator]) -> Any:
-    for path, flow in accumulators.items():
-        structure = replace_leaf(structure, path, flow.gradient)
-    return structure
-
-
 def _unwrap_single(values: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else values
 
@@ -203,7 +202,9 @@ def _format_shapes(value: object) -> str:
     return " ".join(f"({', '.join(map(str, leaf.shape))})" for _, leaf in iter_leaves(value))
 
 
-GraphEdge = tuple[Node | None, int]
+GraphEdge = tuple[Node, int]
+# a call that has begun, the graph edges of its inputs, and the sequence number of the graph at its start
+OpenCall = tuple[LayerCall, dict[LeafPath, GraphEdge], int]
 
 
 @contextmanager
@@ -283,15 +284,6 @@ def extract_features(
     return {name: find_main_tensor(name, layer.output)[1] for name, layer in recording.items()}
 
 
-@dataclass(eq=False)
-class _OpenCall:
-    """A call that has begun: its record, the graph edges of its inputs, and the sequence number of the graph at its start."""
-
-    call: LayerCall
-    edges: dict[LeafPath, GraphEdge]
-    start_sequence_number: int
-
-
 class _Recorder(Hooks):
     """The hooks of a recording: one before a layer runs, one after it; both only read."""
 
@@ -299,73 +291,73 @@ class _Recorder(Hooks):
         super().__init__()
         kinds = {"inputs": inputs, "outputs": outputs, "gradients": gradients}
         self.recorded_kinds = frozenset(kind for kind, enabled in kinds.items() if enabled)
-        self._device = device
-        self._accumulators: list[tuple[str, GradientAccumulator]] = []
+        self._device, self._accumulators = device, list[tuple[str, GradientAccumulator]]()
         self.callback(self._release_views)
 
     def watch_layer(self, module: nn.Module, layer: LayerRecord) -> None:
-        running: list[_OpenCall] = []  # a stack: a module may run inside itself
+        running: list[OpenCall] = []  # a stack: a module may run inside itself
         before, after = partial(self._begin_call, running), partial(self._end_call, running, layer)
         self.add_handle(module.register_forward_pre_hook(thread_local_hook(before), with_kwargs=True))
         self.add_handle(module.register_forward_hook(thread_local_hook(after), with_kwargs=True))
 
     def _release_views(self) -> None:
-        for _, flow in self._accumulators:
-            flow.release_view()
+        for _, accumulator in self._accumulators:
+            accumulator.release_view()
 
     def warn_of_lost_gradients(self) -> None:
         """Warn of gradients that could not be recorded."""
-        if lost := sorted({name for name, flow in self._accumulators if flow.is_lost}):
+        if lost := sorted({name for name, accumulator in self._accumulators if accumulator.is_lost}):
             names = ", ".join(map(repr, lost))
-            text = f"no gradient recorded at {names}: its input or output is a view that the model changes in place"
-            warn_caller(text)
+            reason = "its input or output is a view that the model changes in place"
+            warn_caller(f"no gradient recorded at {names}: {reason}")
 
     def _begin_call(
-        self, open_calls: list[_OpenCall], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, open_calls: list[OpenCall], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if is_recomputing():
             return
         inputs, call = (args, kwargs), LayerCall()
-        if "inputs" in self.recorded_kinds:
-            # before the layer runs: it may write over its input
+        if "inputs" in self.recorded_kinds:  # before the layer runs: it may write over its input
             call.inputs, call.kwargs = map_leaves(inputs, self._take_snapshot)
         edges: dict[LeafPath, GraphEdge] = {}
         if "gradients" in self.recorded_kinds:
-            call._structures = (strip_tensors(inputs), None)
-            for path, leaf in _iter_differentiable_tensors(inputs):
-                edge = get_gradient_edge(leaf)
-                edges[path] = (edge.node, edge.output_nr)
-                call._accumulators[0][path] = GradientAccumulator(leaf, self._take_snapshot)
-        open_calls.append(_OpenCall(call, edges, _get_sequence_nr()))
+            call._at_inputs = self._accumulate_gradients(inputs)
+            edges = {path: _find_edge(leaf) for path, leaf in _iter_differentiable_tensors(inputs)}
+        open_calls.append((call, edges, _get_sequence_nr()))
 
     def _end_call(
-        self, open_calls: list[_OpenCall], layer: LayerRecord, module: nn.Module, *inputs_and_output: Any
+        self, open_calls: list[OpenCall], layer: LayerRecord, module: nn.Module, *inputs_and_output: Any
     ) -> None:
         if is_recomputing():
             return
-        run, output = open_calls.pop(), inputs_and_output[-1]
+        (call, edges, start), output = open_calls.pop(), inputs_and_output[-1]
         if "outputs" in self.recorded_kinds:
-            run.call.output = map_leaves(output, self._take_snapshot)
+            call.output = map_leaves(output, self._take_snapshot)
         if "gradients" in self.recorded_kinds:
-            run.call._structures = (run.call._structures[0], strip_tensors(output))
-            self._hook_gradients(run, output)
-            self._accumulators += [(layer.name, flow) for flow in run.call.iter_accumulators()]
-        layer.calls.append(run.call)
+            call._at_output = self._accumulate_gradients(output)
+            self._hook_gradients(call, edges, start, output)
+            self._accumulators += [(layer.name, accumulator) for accumulator in call.iter_accumulators()]
+        layer.calls.append(call)
 
-    def _hook_gradients(self, open_call: _OpenCall, output: object) -> None:
+    def _hook_gradients(
+        self, call: LayerCall, edges: dict[LeafPath, GraphEdge], start_sequence_number: int, output: object
+    ) -> None:
         """Hook the output's gradient, and the nodes that send this call's inputs their gradients."""
-        into, out_of = open_call.call._accumulators
-        ends: list[Node] = []
+        at_inputs, nodes = call._at_inputs.accumulators, list[Node]()
         for path, leaf in _iter_differentiable_tensors(output):
-            out_of[path] = GradientAccumulator(leaf, self._take_snapshot)
-            self.add_handle(register_gradient_hook(leaf, out_of[path].add))
-            edge = get_gradient_edge(leaf)
-            ends.append(edge.node)
-            for at, flow in into.items():
-                if open_call.edges[at] == (edge.node, edge.output_nr):  # the layer hands its input on
-                    self.add_handle(register_gradient_hook(leaf, flow.add))
-        for at, sender, index in _iter_gradient_senders(ends, open_call.edges, open_call.start_sequence_number):
-            self.add_handle(sender.register_hook(partial(_add_input_gradient, into[at], index)))
+            self.add_handle(register_gradient_hook(leaf, call._at_output.accumulators[path].add))
+            edge = _find_edge(leaf)
+            nodes.append(edge[0])
+            for input_path, accumulator in at_inputs.items():
+                if edges[input_path] == edge:  # the layer hands its input on
+                    self.add_handle(register_gradient_hook(leaf, accumulator.add))
+        for path, node, index in _iter_gradient_senders(nodes, edges, start_sequence_number):
+            self.add_handle(node.register_hook(partial(at_inputs[path].add_input, index)))
+
+    def _accumulate_gradients(self, value: Any) -> _Gradients:
+        leaves = _iter_differentiable_tensors(value)
+        accumulators = {path: GradientAccumulator(leaf, self._take_snapshot) for path, leaf in leaves}
+        return _Gradients(map_leaves(value, lambda _: None), accumulators)
 
     def _take_snapshot(self, tensor: Tensor) -> Tensor:
         with torch.inference_mode(False), torch.no_grad():
@@ -373,17 +365,13 @@ class _Recorder(Hooks):
 
 
 def _iter_differentiable_tensors(value: object) -> Iterator[tuple[LeafPath, Tensor]]:
-    return (
-        ((path, leaf) for path, leaf in iter_leaves(value) if leaf.requires_grad)
-        if torch.is_grad_enabled()
-        else iter(())
-    )
+    leaves = iter_leaves(value) if torch.is_grad_enabled() else ()
+    return ((path, leaf) for path, leaf in leaves if leaf.requires_grad)
 
 
-def _add_input_gradient(
-    accumulator: GradientAccumulator, index: int, grad_inputs: tuple[Tensor | None, ...], grad_outputs: object
-) -> None:
-    accumulator.add(grad_inputs[index])
+def _find_edge(tensor: Tensor) -> GraphEdge:
+    edge = get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
 
 
 def _iter_gradient_senders(
@@ -403,7 +391,7 @@ def _iter_gradient_senders(
             continue
         visited.add(node)
         for index, (next_node, number) in enumerate(node.next_functions):
-            for path in paths_by_edge.get((next_node, number), ()):
-                yield path, node, index
-            if next_node is not None and (next_node, number) not in paths_by_edge:
-                output_nodes.append(next_node)
+            if next_node is not None:
+                paths = paths_by_edge.get((next_node, number), [])
+                yield from ((path, node, index) for path in paths)
+                output_nodes += [] if paths else [next_node]

@@ -7,63 +7,34 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from camscope.hooks.function_mode import BaseFunctionMode, function_name
+from camscope.hooks.function_mode import (
+    ACTIVATIONS,
+    DROPOUTS,
+    SCALAR_ARITHMETIC,
+    SCALING_FUNCTIONS,
+    SPATIAL_RANKS,
+    BaseFunctionMode,
+    function_name,
+    split_names,
+)
 
-WINDOW_FUNCTIONS = frozenset(
+WINDOW_FUNCTIONS = {
     f"{name}{rank}d"
-    for name in ("conv", "conv_transpose", "max_pool", "avg_pool", "lp_pool", "adaptive_avg_pool", "adaptive_max_pool")
-    for rank in (1, 2, 3)
-) | {"interpolate", "upsample", "pad", "pixel_shuffle", "pixel_unshuffle", "max_unpool2d", "fractional_max_pool2d"}
-SPATIAL_ACTIVATIONS = frozenset(
-    {"celu", "elu", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_sigmoid", "logsigmoid", "mish"}
-    | {"prelu", "relu", "relu6", "rrelu", "selu", "sigmoid", "silu", "softplus", "softsign", "tanh", "tanhshrink"}
-    | {"threshold"}
+    for name in split_names("conv conv_transpose max_pool avg_pool lp_pool adaptive_avg_pool adaptive_max_pool")
+    for rank in SPATIAL_RANKS
+}
+WINDOW_FUNCTIONS |= split_names(
+    "interpolate upsample pad pixel_shuffle pixel_unshuffle max_unpool2d fractional_max_pool2d"
 )
-SPATIAL_ARITHMETIC = frozenset(
-    {"abs", "add", "addcmul", "clamp", "div", "exp", "iadd", "idiv", "imul", "isub", "itruediv", "lerp", "log", "log1p"}
-    | {
-        "maximum",
-        "minimum",
-        "mul",
-        "multiply",
-        "neg",
-        "pow",
-        "radd",
-        "rdiv",
-        "rmul",
-        "rsub",
-        "rtruediv",
-        "sqrt",
-        "square",
-    }
-    | {"sub", "subtract", "truediv"}
+SPATIAL_ARITHMETIC = split_names(
+    "add addcmul iadd isub lerp log1p maximum minimum neg radd rdiv rsub rtruediv sub subtract"
 )
-SPATIAL_NORMS = frozenset({"batch_norm", "group_norm", "instance_norm", "local_response_norm"})
-SPATIAL_DROPOUTS = frozenset(
-    {"alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"}
-)
-COPY_FUNCTIONS = frozenset(
-    {
-        "bfloat16",
-        "clone",
-        "contiguous",
-        "cpu",
-        "cuda",
-        "detach",
-        "double",
-        "float",
-        "half",
-        "requires_grad",
-        "to",
-        "type_as",
-    }
-)
-ELEMENTWISE_FUNCTIONS = SPATIAL_ACTIVATIONS | SPATIAL_ARITHMETIC | SPATIAL_NORMS | SPATIAL_DROPOUTS | COPY_FUNCTIONS
+SPATIAL_NORMS = split_names("batch_norm group_norm instance_norm local_response_norm")
+COPY_FUNCTIONS = split_names("bfloat16 clone contiguous cpu cuda detach double float half requires_grad to type_as")
+ELEMENTWISE_FUNCTIONS = ACTIVATIONS | SCALAR_ARITHMETIC | SCALING_FUNCTIONS | DROPOUTS
+ELEMENTWISE_FUNCTIONS |= SPATIAL_ARITHMETIC | SPATIAL_NORMS | COPY_FUNCTIONS
 CONCAT_FUNCTION_NAMES = frozenset({"cat", "concat", "concatenate"})
-FUSED_MODULES = (
-    nn.MultiheadAttention,
-    nn.TransformerEncoderLayer,
-)  # their fused kernels are not used while calls are intercepted
+FUSED_MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # intercepted, they do not run their fused kernels
 
 
 class SpatialMapTracker(BaseFunctionMode):
@@ -85,7 +56,7 @@ class SpatialMapTracker(BaseFunctionMode):
         reference = self._maps.get(id(tensor))
         return reference is not None and reference() is tensor
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the function's result, and record whether it is a map."""
         name = function_name(func)
         is_map = self._makes_map(name, args, kwargs)  # before the call, which may change its input in place
@@ -103,11 +74,9 @@ class SpatialMapTracker(BaseFunctionMode):
     def _makes_map(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         if name in WINDOW_FUNCTIONS:
             source = args[0] if args else kwargs.get("input")
-            return (
-                isinstance(source, Tensor)
-                and source.ndim == self._n_axes
-                and (self.is_spatial_map(source) or tuple(source.shape[2:]) in self._grids)
-            )
+            if not isinstance(source, Tensor) or source.ndim != self._n_axes:
+                return False
+            return self.is_spatial_map(source) or tuple(source.shape[2:]) in self._grids
         if name in CONCAT_FUNCTION_NAMES:
             axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
             maps = list(self._iter_map_candidates(args[0] if args else kwargs.get("tensors")))
@@ -120,9 +89,10 @@ class SpatialMapTracker(BaseFunctionMode):
     def _iter_map_candidates(self, value: object) -> Iterator[Tensor]:
         """Yield the tensors (N,K,*grid) with more than one cell in an argument."""
         for item in value if isinstance(value, list | tuple) else (value,):
-            if not isinstance(item, Tensor) or item.ndim != self._n_axes or id(item) in self._parameter_ids:
-                continue
-            if math.prod(item.shape[2:]) > 1:
+            is_candidate = (
+                isinstance(item, Tensor) and item.ndim == self._n_axes and id(item) not in self._parameter_ids
+            )
+            if is_candidate and math.prod(item.shape[2:]) > 1:
                 yield item
 
 

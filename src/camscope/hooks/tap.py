@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from weakref import ref
 
 import torch
@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from camscope.errors import LayerError, Remedy
 from camscope.hooks.base import (
     Hooks,
-    autocast_uncached,
     find_layers,
     is_recomputing,
-    reentrant_checkpoints_disabled,
     register_gradient_hook,
     thread_local_hook,
     unwrap,
@@ -75,25 +73,16 @@ class Tap(Hooks):
         self._output_index, self._call_index, self._gradients = output_index, call_index, gradients
         self.calls: dict[str, list[TappedCall]] = {name: [] for name in self._modules}
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        try:
-            self.enter_context(torch.inference_mode(False))
-            self.enter_context(torch.no_grad())
-            self.enter_context(autocast_uncached())
-            self.enter_context(reentrant_checkpoints_disabled())
-            for name, module in self._modules.items():
-                if isinstance(module, torch.jit.ScriptModule):
-                    raise LayerError(
-                        f"layer {name!r} is TorchScript: hooks cannot reach it",
-                        fix="choose a layer outside of it",
-                        remedy=Remedy.SET_LAYER,
-                    )
-                self.add_handle(module.register_forward_hook(thread_local_hook(partial(self._record_output, name))))
-        except BaseException:
-            self.close()
-            raise
-        return self
+    def _install(self) -> None:
+        self._enter_gradient_scope()
+        for name, module in self._modules.items():
+            if isinstance(module, torch.jit.ScriptModule):
+                raise LayerError(
+                    f"layer {name!r} is TorchScript: hooks cannot reach it",
+                    fix="choose a layer outside of it",
+                    remedy=Remedy.SET_LAYER,
+                )
+            self.add_handle(module.register_forward_hook(thread_local_hook(partial(self._record_output, name))))
 
     def run(self, forward: Callable[[], T]) -> T:
         """Return the result of a forward pass; run it again with gradients forced on where the model turned them off.
@@ -101,33 +90,30 @@ class Tap(Hooks):
         Nothing in the result shows whether part of its graph is missing, so it runs again in every such case.
         """
         result = forward()
+        self._check_calls()
         if not self._gradients:
-            self._check_calls()
             return result
         if not torch.is_grad_enabled():
-            self._check_calls()
             for calls in self.calls.values():
                 calls.clear()
             torch.set_grad_enabled(True)
             result = forward()
-        self._check_calls()
+            self._check_calls()
         torch.set_grad_enabled(True)  # for the score, even where the model switches them off and never back on
         return result
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
         """Store the gradient of a scalar score at every call, without touching any `.grad`."""
         self._check_calls()
+        unrelated = f"the score does not depend on {self._format_layer_names()}"
         if not score.requires_grad:
-            raise LayerError(
-                f"the score does not depend on {self._format_layer_names()}: the model detaches it, or turns gradients off "
-                "after it"
-            )
+            raise LayerError(f"{unrelated}: the model detaches it, or turns gradients off after it")
         calls = [call for calls in self.calls.values() for call in calls]
         for call in calls:
             call.gradient = None
         torch.autograd.grad(score, [c.activation for c in calls], allow_unused=True, retain_graph=retain_graph)
         if all(call.gradient is None for call in calls):
-            raise LayerError(f"the score does not depend on {self._format_layer_names()}")
+            raise LayerError(unrelated)
 
     def compute_gradient(self, score: Tensor, *, retain_graph: bool = False) -> Tensor:
         """Return the gradient of a scalar score with respect to `activation`, of the same shape."""
@@ -151,21 +137,18 @@ class Tap(Hooks):
 
     def select_call(self, layer: str | None = None) -> TappedCall:
         """Return the call that counts, of one layer (default: the only one tapped)."""
+        names = self._format_layer_names()
         if layer is None and len(self.calls) != 1:
-            raise LayerError(
-                f"{plural(len(self.calls), 'layer is', 'layers are')} tapped; expected the name of one: {', '.join(self.calls)}"
-            )
+            tapped = plural(len(self.calls), "layer is", "layers are")
+            raise LayerError(f"{tapped} tapped; expected the name of one: {', '.join(self.calls)}")
         calls = self.calls[layer if layer is not None else next(iter(self.calls))]
         if self._call_index is not None:
             if not -len(calls) <= self._call_index < len(calls):
-                raise LayerError(
-                    f"call_index={self._call_index} of {self._format_layer_names()}, which ran {plural(len(calls), 'time')}"
-                )
+                raise LayerError(f"call_index={self._call_index} of {names}, which ran {plural(len(calls), 'time')}")
             return calls[self._call_index]
-        differentiated = [call for call in calls if call.gradient is not None]
         if not calls:
-            raise LayerError(f"{self._format_layer_names()} has not run")
-        return (differentiated or calls)[-1]
+            raise LayerError(f"{names} has not run")
+        return ([call for call in calls if call.gradient is not None] or calls)[-1]
 
     def _record_output(self, name: str, module: nn.Module, args: object, output: Any) -> Any:
         path, tensor = find_main_tensor(name, output, self._output_index)

@@ -20,7 +20,6 @@ CHANNELS_FIRST, CHANNELS_LAST, TOKENS = "channels_first", "channels_last", "toke
 Grid = tuple[int, ...]
 MAX_PREFIX_TOKENS = (5, 9)  # a class token and four registers; eight, where no grid is found with fewer
 MAX_HALVINGS = 5  # of a grid, by merged tokens
-LAYOUT_FIX = "pass layout=Layout('tokens', grid, prefix), or reshape="
 CHANNELS_FIRST_MODULES = (
     nn.modules.conv._ConvNd,
     nn.modules.batchnorm._NormBase,
@@ -28,6 +27,10 @@ CHANNELS_FIRST_MODULES = (
     nn.modules.pooling._AvgPoolNd,
     nn.GroupNorm,
 )
+
+
+def _layout_error(text: str, fix: str = "pass layout=Layout('tokens', grid, prefix), or reshape=") -> LayerError:
+    return LayerError(text, fix=fix, remedy=Remedy.SET_LAYOUT)
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,7 @@ class LayoutHints:
     grids: set[Grid] = field(default_factory=set)
     concat_lengths: dict[int, tuple[int, ...]] = field(default_factory=dict)
     works_on_last_axis: bool = False  # whether a LayerNorm or a Linear had an input of more axes than (N,K)
-    image_token_positions: dict[int, tuple[int, ...] | None] = field(
-        default_factory=dict
-    )  # positions, by sequence length
+    image_token_positions: dict[int, tuple[int, ...] | None] = field(default_factory=dict)
     sequence_lengths: set[int] = field(default_factory=set)  # of the inputs of LayerNorms and Linears
     text_lengths: set[int] = field(default_factory=set)  # numbers of text tokens of a language model
 
@@ -71,11 +72,9 @@ class LayoutHints:
         """Return how many tokens precede the piece of `n_cells`; None without one, LayerError for two."""
         starts = list(self._iter_piece_starts(n_tokens, n_cells))
         if len(starts) > 1:
-            raise LayerError(
+            raise _layout_error(
                 f"{plural(n_tokens, 'token was', 'tokens were')} concatenated from several pieces of {n_cells}, which start at "
-                f"{' and '.join(map(str, starts))}: either may be the image",
-                fix=LAYOUT_FIX,
-                remedy=Remedy.SET_LAYOUT,
+                f"{' and '.join(map(str, starts))}: either may be the image"
             )
         return starts[0] if starts else None
 
@@ -180,10 +179,9 @@ def _infer_layout_kind(
         CHANNELS_FIRST in fitting_kinds and not hints.works_on_last_axis
     ):  # the grid comes from convolutions, and nothing moved their channels
         return CHANNELS_FIRST
-    raise LayerError(
+    raise _layout_error(
         f"output {shape} for an input of {size} may be channels first or channels last",
-        fix=f"pass layout={CHANNELS_FIRST!r} or layout={CHANNELS_LAST!r}",
-        remedy=Remedy.SET_LAYOUT,
+        f"pass layout={CHANNELS_FIRST!r} or layout={CHANNELS_LAST!r}",
     )
 
 
@@ -206,10 +204,8 @@ def has_unequal_strides(grid: Sequence[int], size: Sequence[int]) -> bool:
 
 def _is_convolutional(module: nn.Module) -> bool:
     kinds = [type(part) for part in module.modules()]
-    return (
-        any(issubclass(kind, CHANNELS_FIRST_MODULES) for kind in kinds)
-        and nn.LayerNorm not in kinds
-        and nn.Linear not in kinds
+    return any(issubclass(kind, CHANNELS_FIRST_MODULES) for kind in kinds) and not {nn.LayerNorm, nn.Linear} & set(
+        kinds
     )
 
 
@@ -243,10 +239,8 @@ def _infer_token_layout(
     if not _has_channels_last_axis(module, shape[2]) and any(
         math.prod(grid) == shape[2] for grid in (*_list_patch_grids(size), *grids)
     ):
-        raise LayerError(
-            f"output {shape} for an input of {size} may be tokens (N,T,K) or a flattened map (N,K,cells)",
-            fix=LAYOUT_FIX,
-            remedy=Remedy.SET_LAYOUT,
+        raise _layout_error(
+            f"output {shape} for an input of {size} may be tokens (N,T,K) or a flattened map (N,K,cells)"
         )
     if grids or framed:
         unmerged, *merged = (
@@ -267,11 +261,7 @@ def _infer_token_layout(
         )
     if len(candidates) != 1:
         listing = ", ".join(f"{shape[1] - math.prod(g)}+{'x'.join(map(str, g))}" for g in fitting) or "none"
-        raise LayerError(
-            f"output {shape} as tokens of an input of {size}: grids that fit: {listing}",
-            fix=LAYOUT_FIX,
-            remedy=Remedy.SET_LAYOUT,
-        )
+        raise _layout_error(f"output {shape} as tokens of an input of {size}: grids that fit: {listing}")
     cells = math.prod(candidates[0])
     before = hints.count_tokens_before(shape[1], cells)
     return Layout(TOKENS, candidates[0], shape[1] - cells if before is None else before)
@@ -285,26 +275,21 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
     tokens, size = shape[1], tuple(input_shape[2:])
     fix = "pass layout=Layout('tokens', grid, prefix) if you know it, or choose a layer of the vision tower"
     if tokens not in hints.image_token_positions:
-        raise LayerError(
+        raise _layout_error(
             f"output {tuple(shape)} belongs to a language model that was given an image, and no input ids of "
             f"{plural(tokens, 'token')} "
             "were recorded that mark the image",
-            fix=f"pass input_ids to the model, or {fix}",
-            remedy=Remedy.SET_LAYOUT,
+            f"pass input_ids to the model, or {fix}",
         )
     positions = hints.image_token_positions[tokens]
     if positions is None:
-        raise LayerError(
-            "the samples of the batch hold their image tokens at different places",
-            fix=f"explain one at a time, or {fix}",
-            remedy=Remedy.SET_LAYOUT,
+        raise _layout_error(
+            "the samples of the batch hold their image tokens at different places", f"explain one at a time, or {fix}"
         )
     count = len(positions)
     if not count or positions[-1] - positions[0] + 1 != count:
-        raise LayerError(
-            f"the input ids hold {plural(count, 'image token')}, expected one uninterrupted run of them",
-            fix=fix,
-            remedy=Remedy.SET_LAYOUT,
+        raise _layout_error(
+            f"the input ids hold {plural(count, 'image token')}, expected one uninterrupted run of them", fix
         )
     levels = (
         [set(_list_patch_grids(size))]
@@ -314,10 +299,8 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
     fitting = next(filter(None, ([grid for grid in level if math.prod(grid) == count] for level in levels)), [])
     if len(fitting) != 1:
         listing = " or ".join("x".join(map(str, grid)) for grid in sorted(fitting)) or "none"
-        raise LayerError(
-            f"the input ids hold {plural(count, 'image token')}; grids of as many cells: {listing}",
-            fix=fix,
-            remedy=Remedy.SET_LAYOUT,
+        raise _layout_error(
+            f"the input ids hold {plural(count, 'image token')}; grids of as many cells: {listing}", fix
         )
     return Layout(TOKENS, fitting[0], positions[0])
 
@@ -389,7 +372,7 @@ class ConcatRecorder(BaseFunctionMode):
         super().__init__()
         self._piece_lengths = piece_lengths
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the function's result, and record concatenations."""
         result = func(*args, **kwargs)
         if func in CONCAT_FUNCTIONS and isinstance(result, Tensor) and result.ndim == 3:

@@ -28,7 +28,6 @@ from camscope.layers.layout import (
     CHANNELS_LAST,
     TOKENS,
     ConcatRecorder,
-    Grid,
     Layout,
     LayoutHints,
     format_per_frame_remedy,
@@ -36,30 +35,10 @@ from camscope.layers.layout import (
     infer_image_token_layout,
     infer_layout,
 )
-from camscope.layers.layout_probe import LayoutVerdict, OutputLocation, ProbeResult, make_layout_error, probe_layout
+from camscope.layers.layout_judgment import LayoutVerdict, ProbeResult
+from camscope.layers.layout_probe import OutputLocation, make_layout_error, probe_layout
 from camscope.plurals import plural
 from camscope.pytree import find_main_tensor, has_attention_rows
-
-__all__ = [
-    "CHANNELS_FIRST",
-    "CHANNELS_FIRST_MODULES",
-    "CHANNELS_LAST",
-    "TOKENS",
-    "Grid",
-    "Layout",
-    "LayoutHints",
-    "SpatialLayer",
-    "choose_layer",
-    "drop_contradicted_layers",
-    "find_doubt_reason",
-    "find_layer",
-    "find_spatial_layers",
-    "has_unequal_strides",
-    "infer_image_token_layout",
-    "infer_layer_layout",
-    "infer_layout",
-    "record_layout_hints",
-]
 
 ENCODER_NAMES = ("backbone", "encoder", "vision_model")
 LAYERS_PER_PASS = 12  # layers that are probed in one forward pass, from the end
@@ -107,8 +86,8 @@ def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
             scope.callback(module.register_forward_hook(thread_local_hook(note)).remove)
         elif type(module) is nn.LayerNorm or isinstance(module, nn.Linear):
             scope.callback(module.register_forward_hook(thread_local_hook(note_last_axis)).remove)
-    embeds = any(isinstance(module, nn.Embedding) for module in unwrap(model).modules())
-    if embeds or any(parameter.ndim == 3 and len(parameter) == 1 for parameter in unwrap(model).parameters()):
+    has_embedding = any(isinstance(module, nn.Embedding) for module in unwrap(model).modules())
+    if has_embedding or any(parameter.ndim == 3 and len(parameter) == 1 for parameter in unwrap(model).parameters()):
         scope.enter_context(ConcatRecorder(hints.concat_lengths))
     record_image_tokens(model, scope, hints.image_token_positions)
     record_text_lengths(model, scope, hints.text_lengths)
@@ -116,37 +95,22 @@ def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
 
 
 def infer_layer_layout(
-    model: nn.Module,
-    name: str,
-    output: Tensor,
-    x: Tensor,
-    hints: LayoutHints,
-    layout: str | Layout | None = None,
+    model: nn.Module, name: str, output: Tensor, x: Tensor, hints: LayoutHints, layout: str | Layout | None = None
 ) -> Layout:
     """Infer the layout of a layer's output for x (N,C,*S); see `infer_layout`. LayerError where its tokens are in another order.
 
     Hiera keeps the tokens of a window together until it merges them; only then are they in rows.
     """
     inferred = _infer_layout_at(model, name, output.shape, x.shape, hints, layout)
-    reason = (
-        ""
-        if layout
-        else _find_reason_no_grid(model, name, output.shape, has_attention_rows(output), inferred, x.shape, hints)
-    )
-    if reason:
-        raise LayerError(
-            reason,
-            fix="choose another layer, or pass layout= if you know that it lies on a grid",
-            remedy=Remedy.SET_LAYOUT,
-        )
+    if layout:
+        return inferred
+    weights = has_attention_rows(output)
+    if reason := _find_reason_no_grid(model, name, output.shape, weights, inferred, x.shape, hints):
+        fix = "choose another layer, or pass layout= if you know that it lies on a grid"
+        raise LayerError(reason, fix=fix, remedy=Remedy.SET_LAYOUT)
     merge_factor = _token_merge_factor(model)
     patches = max(map(math.prod, hints.grids), default=0)
-    if (
-        merge_factor > 1
-        and inferred.kind == TOKENS
-        and layout is None
-        and math.prod(inferred.grid) * merge_factor > patches
-    ):
+    if merge_factor > 1 and inferred.kind == TOKENS and math.prod(inferred.grid) * merge_factor > patches:
         raise LayerError(
             f"the {plural(output.shape[1], 'token')} are stored window by window, not in rows, until they are merged to "
             f"{patches // merge_factor}: choose a layer of the last stage, or pass reshape= that puts them in rows"
@@ -180,20 +144,18 @@ def _find_reason_no_grid(
 ) -> str:
     """Return why an output in the shape of a grid is not one: attention weights, queries or text; else ""."""
     shape = tuple(shape)
-    of_weights = {
+    has_shape_of_weights = {
         CHANNELS_FIRST: len(shape) == 4,
         CHANNELS_LAST: len(shape) == 4 and has_unequal_strides(layout.grid, input_shape[2:]),
         TOKENS: shape[1] == shape[-1],
     }
-    if has_attention_rows and of_weights[layout.kind]:
+    if has_attention_rows and has_shape_of_weights[layout.kind]:
         return f"output {shape} holds attention weights between tokens, not an image: each row sums to 1"
-    if layout.kind == TOKENS and is_query_layer(model, name, shape[1]):
+    if layout.kind != TOKENS:
+        return ""
+    if is_query_layer(model, name, shape[1]):
         return f"output {shape} holds {shape[1]} queries of a decoder, which lie on no grid"
-    if (
-        layout.kind == TOKENS
-        and not has_image_tokens(model)
-        and is_text_layer(model, name, shape[1], hints.text_lengths)
-    ):
+    if not has_image_tokens(model) and is_text_layer(model, name, shape[1], hints.text_lengths):
         return f"output {shape} holds {plural(shape[1], 'text token')}, which lie on no grid"
     return ""
 
@@ -234,21 +196,25 @@ def find_spatial_layers(
         hints = record_layout_hints(model, hooks)
         inner = unwrap(model)
         ops = hooks.enter_context(SpatialMapTracker(inner, input_shape[2:])) if is_interception_exact(inner) else None
-        for name, module in unwrap(model).named_modules():
-            if name and not isinstance(module, (*PASS_THROUGH_MODULES, torch.jit.ScriptModule)):
-                hook = thread_local_hook(lambda module, args, output, name=name: note(name, module, output))
-                hooks.add_handle(module.register_forward_hook(hook))
+        _hook_layers(model, hooks, note)
         forward()
     layers = []
     for name, (shape, is_map, weights) in finished.items():
         with suppress(LayerError):
             layout = _infer_layout_at(model, name, shape, input_shape, hints)
-            is_map = is_map and layout.kind == CHANNELS_FIRST
-            if math.prod(layout.grid) > 1 and not _find_reason_no_grid(
-                model, name, shape, weights, layout, input_shape, hints
-            ):
-                layers += [SpatialLayer(name, layout, is_map, find_doubt_reason(model, layout, shape, hints))]
+            reason = _find_reason_no_grid(model, name, shape, weights, layout, input_shape, hints)
+            if math.prod(layout.grid) > 1 and not reason:
+                doubt = find_doubt_reason(model, layout, shape, hints)
+                layers.append(SpatialLayer(name, layout, is_map and layout.kind == CHANNELS_FIRST, doubt))
     return layers
+
+
+def _hook_layers(model: nn.Module, hooks: Hooks, note: Callable[[str, nn.Module, object], None]) -> None:
+    """Call `note(name, module, output)` after each layer that hooks can reach and that computes something."""
+    for name, module in unwrap(model).named_modules():
+        if name and not isinstance(module, (*PASS_THROUGH_MODULES, torch.jit.ScriptModule)):
+            hook = thread_local_hook(lambda module, args, output, name=name: note(name, module, output))
+            hooks.add_handle(module.register_forward_hook(hook))
 
 
 def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]) -> str:
@@ -260,13 +226,7 @@ def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], inpu
             remedies.append(f"layer {name!r}: {remedy}")
 
     with torch.no_grad(), Hooks() as hooks:
-        for name, module in unwrap(model).named_modules():
-            if name and not isinstance(module, (*PASS_THROUGH_MODULES, torch.jit.ScriptModule)):
-                hooks.add_handle(
-                    module.register_forward_hook(
-                        thread_local_hook(lambda module, args, output, name=name: note(name, module, output))
-                    )
-                )
+        _hook_layers(model, hooks, note)
         forward()
     return remedies[-1] if remedies else ""
 
@@ -292,14 +252,11 @@ def _probe_layer(
     """Probe a layer's layout; the same forward passes probe other layers with the same layout."""
     if layer.by_construction:
         return ProbeResult(LayoutVerdict.BY_CONSTRUCTION)
-    locations = [
-        OutputLocation(layer.name),
-        *(OutputLocation(other.name) for other in other_layers if other.layout == layer.layout),
-    ]
-    finding = probe_layout(model, list(dict.fromkeys(locations)), layer.layout, x, forward)[0]
-    if finding.verdict is LayoutVerdict.UNDECIDED and layer.doubt_reason:
+    names = dict.fromkeys([layer.name, *(other.name for other in other_layers if other.layout == layer.layout)])
+    result = probe_layout(model, list(map(OutputLocation, names)), layer.layout, x, forward)[0]
+    if result.verdict is LayoutVerdict.UNDECIDED and layer.doubt_reason:
         return ProbeResult(LayoutVerdict.CONTRADICTED, layer.doubt_reason)
-    return finding
+    return result
 
 
 def choose_layer(
@@ -336,12 +293,11 @@ def choose_layer(
         order = sorted(read, key=lambda layer: not _holds_features(model, layer, read[layer]))
         for number, layer in enumerate(order):
             # if the first is not a grid of the image, many like it may follow, which share forward passes
-            finding = _probe_layer(
-                model, layer, order[number : number + LAYERS_PER_PASS] if contradicted else [], score, x
-            )
-            if finding.verdict is not LayoutVerdict.CONTRADICTED:
+            next_layers = order[number : number + LAYERS_PER_PASS] if contradicted else []
+            result = _probe_layer(model, layer, next_layers, score, x)
+            if result.verdict is not LayoutVerdict.CONTRADICTED:
                 return layer
-            contradicted.append(make_layout_error(f"layer {layer.name!r}", layer.layout, finding.reason))
+            contradicted.append(make_layout_error(f"layer {layer.name!r}", layer.layout, result.reason))
     if contradicted:
         raise contradicted[0]
     if not found_gradient:
@@ -365,11 +321,9 @@ def _compute_score_gradients(
     """Compute the score's gradient at the layers that it depends on, by name."""
     with Tap(model, names) as tap:
         scores = tap.run(lambda: score(x)).sum()
-        if not scores.requires_grad:
-            return {}
         try:
             tap.backward(scores)
-        except LayerError:
+        except LayerError:  # the score depends on none of them
             return {}
         return {name: gradient for name in names if (gradient := tap.select_call(name).gradient) is not None}
 

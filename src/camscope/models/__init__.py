@@ -68,11 +68,12 @@ def redact_file_names(source: str) -> str:
     """
     spec, several, _ = source.partition(", weights=")
     library, colon, name = spec.partition(":")
-    is_library_name = colon and library in LOADER_BY_LIBRARY and not name.startswith(("/", ".", "~"))
-    function_name = (
-        spec if is_library_name or not colon else library if library in LOADER_BY_LIBRARY else spec.rpartition(":")[2]
-    )
-    return f"{function_name}, with weights" if several else function_name
+    public_name = spec
+    if colon and library not in LOADER_BY_LIBRARY:
+        public_name = spec.rpartition(":")[2]
+    elif colon and name.startswith(("/", ".", "~")):
+        public_name = library
+    return f"{public_name}, with weights" if several else public_name
 
 
 def _load_model_and_card(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:

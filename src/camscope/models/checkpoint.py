@@ -37,7 +37,11 @@ def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
     with read_errors_converted(f"{path} cannot be read", WeightsError):
         raw = _read_safetensors(file) if _is_safetensors(file) else _read_torch_file(file)
     for content in [raw, *(raw.get(key) for key in STATE_DICT_KEYS if isinstance(raw, Mapping))]:
-        if isinstance(content, Mapping) and content and all(map(_is_tensor_entry, content.items())):
+        if (
+            isinstance(content, Mapping)
+            and content
+            and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())
+        ):
             return dict(content)
     contents = f"the keys {_format_names(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
     raise WeightsError(
@@ -51,11 +55,9 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
     The prefix of DataParallel or `torch.compile` is removed, and values are cast to the model's precision. After an error the
     model has its previous weights.
     """
-    model_tensors = _get_model_tensors(model)
+    class_name, model_tensors = type(model).__name__, _get_model_tensors(model)
     if lazy := [name for name, value in model_tensors.items() if is_lazy(value)]:
-        raise WeightsError(
-            f"{type(model).__name__} has no shape yet for {_format_names(lazy)}: call it once on an input first"
-        )
+        raise WeightsError(f"{class_name} has no shape yet for {_format_names(lazy)}: call it once on an input first")
     state = strip_wrapper_prefix(state, model_tensors)
     other = [name for name in state.keys() & model_tensors.keys() if not _is_loadable(state[name], model_tensors[name])]
     fitting = {name: value for name, value in state.items() if name not in other}
@@ -63,17 +65,15 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
         try:
             missing, unexpected = model.load_state_dict(fitting, strict=False)
         except Exception as error:  # load hooks of modules may raise anything
-            raise WeightsError(f"{source} does not load into {type(model).__name__}: {error}") from error
+            raise WeightsError(f"{source} does not load into {class_name}: {error}") from error
         missing = [name for name in missing if name not in other]
         shapes = [
-            f"{name} {_format_shape_and_dtype(state[name])} instead of {_format_shape_and_dtype(model_tensors[name])}"
+            f"{name} {' instead of '.join(_format_shape_and_dtype(tensors[name]) for tensors in (state, model_tensors))}"
             for name in sorted(other)
         ]
         lists = {"missing": missing, "unexpected": unexpected, "of another kind": shapes}
         if wrong := [f"{len(names)} {what} ({_format_names(names)})" for what, names in lists.items() if names]:
-            raise WeightsError(
-                f"{source} does not fit {type(model).__name__}: {', '.join(wrong)}; is it this architecture?"
-            )
+            raise WeightsError(f"{source} does not fit {class_name}: {', '.join(wrong)}; is it this architecture?")
 
 
 @contextmanager
@@ -85,9 +85,8 @@ def _weights_restored_on_error(model: nn.Module) -> Iterator[None]:
     groups: list[dict[str, Any]] = [
         group for module in model.modules() for group in (module._parameters, module._buffers)
     ]
-    members = [dict(group) for group in groups]
-    tensors = {tensor for group in members for tensor in group.values() if tensor is not None}
-    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    members = list(map(dict, groups))
+    before = {tensor: tensor.detach().clone() for group in members for tensor in group.values() if tensor is not None}
     try:
         yield
     except BaseException:
@@ -95,7 +94,7 @@ def _weights_restored_on_error(model: nn.Module) -> Iterator[None]:
             group.clear()
             group.update(saved)
         with torch.no_grad():
-            for tensor, values in before:
+            for tensor, values in before.items():
                 tensor.copy_(values)
         raise
 
@@ -136,10 +135,6 @@ def fixed_seed_scope() -> Iterator[None]:
 def format_model_source(source: str, weights: WeightsSource) -> str:
     """Return the string that loads the same model again."""
     return source if weights is None else f"{source}, weights={os.fspath(weights)}"
-
-
-def _is_tensor_entry(entry: tuple[object, object]) -> bool:
-    return isinstance(entry[0], str) and isinstance(entry[1], Tensor)
 
 
 def _is_safetensors(file: Path) -> bool:
@@ -190,9 +185,8 @@ def _get_model_tensors(model: nn.Module) -> StateDict:
 
 
 def _remove_prefix(prefix: str, state: StateDict) -> StateDict:
-    if state and all(name.startswith(prefix) for name in state):
-        return {name.removeprefix(prefix): value for name, value in state.items()}
-    return state
+    has_prefix = bool(state) and all(name.startswith(prefix) for name in state)
+    return {name.removeprefix(prefix): value for name, value in state.items()} if has_prefix else state
 
 
 def _is_loadable(value: object, expected: Tensor) -> bool:
@@ -203,20 +197,12 @@ def _is_loadable(value: object, expected: Tensor) -> bool:
 
 def _find_checkpoint_class_count(state: StateDict, model_state: StateDict) -> int | None:
     """Return the class count of a checkpoint that differs from the model only in its last layer."""
-    differing = [
-        (state[name], model_state[name])
-        for name in state.keys() & model_state.keys()
-        if state[name].shape != model_state[name].shape
-    ]
-    heads = {value.shape[0] for value, _ in differing if value.ndim}
-    usual = {model_tensor.shape[0] for _, model_tensor in differing if model_tensor.ndim}
-    if (
-        len(heads) != 1
-        or len(usual) != 1
-        or any(value.shape[1:] != model_tensor.shape[1:] for value, model_tensor in differing)
-    ):
-        return None
-    return heads.pop()
+    shapes = [(state[name].shape, model_state[name].shape) for name in state.keys() & model_state.keys()]
+    differing = [pair for pair in shapes if pair[0] != pair[1]]
+    heads = {stored[0] for stored, _ in differing if stored}
+    usual = {expected[0] for _, expected in differing if expected}
+    is_head = len(heads) == len(usual) == 1 and all(stored[1:] == expected[1:] for stored, expected in differing)
+    return heads.pop() if is_head else None
 
 
 def _format_shape_and_dtype(value: object) -> str:

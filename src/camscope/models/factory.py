@@ -42,7 +42,9 @@ def load_factory_model(spec: str, weights: WeightsSource) -> tuple[nn.Module, Mo
     if weights == RANDOM_WEIGHTS:
         raise WeightsError(f"{spec} creates its own weights: omit weights=, or pass a file")
     with _module_imported(where) as module:
-        model = _call_factory(_find_factory(module, name, where), spec)
+        model = _call_user_code(_find_factory(module, name, where), spec)
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"{spec} returned a {type(model).__name__}; expected a torch.nn.Module")
         card = ModelCard(format_model_source(spec, weights), *_read_model_facts(module, name, where))
     if weights is not None:
         load_state_dict_strictly(model, read_state_dict(weights), weights)
@@ -96,31 +98,22 @@ def _find_factory(module: ModuleType, name: str, location: str) -> Callable[[], 
     raise ModelError(f"{location} has no function {name!r}; it has: {functions or 'none'}")
 
 
-def _call_factory(function: Callable[[], object], spec: str) -> nn.Module:
-    model = _call_user_code(function, spec)
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"{spec} returned a {type(model).__name__}; expected a torch.nn.Module")
-    return model
-
-
 def _read_model_facts(
     module: ModuleType, name: str, location: str
 ) -> tuple[Callable[..., Any] | None, tuple[str, ...] | None, str | None]:
     """Read preprocessing, class names and target layer, as far as the module declares them."""
-    declared = {
-        key: _get_declared_dict(module, key, location).get(name)
-        for key in ("PREPROCESSING", "CATEGORIES", "TARGET_LAYER")
-    }
-    class_names = None if declared["CATEGORIES"] is None else tuple(map(str, declared["CATEGORIES"]))
-    layer = None if declared["TARGET_LAYER"] is None else str(declared["TARGET_LAYER"])
-    return _build_preprocess(declared["PREPROCESSING"], f"{location}: PREPROCESSING[{name!r}]"), class_names, layer
-
-
-def _get_declared_dict(module: ModuleType, key: str, location: str) -> dict[str, Any]:
-    declared = getattr(module, key, {})
-    if not isinstance(declared, dict):
-        raise ModelError(f"{location}: {key} is a {type(declared).__name__}; expected a dict by function name")
-    return declared
+    declared: list[Any] = []
+    for key in ("PREPROCESSING", "CATEGORIES", "TARGET_LAYER"):
+        by_name = getattr(module, key, {})
+        if not isinstance(by_name, dict):
+            raise ModelError(f"{location}: {key} is a {type(by_name).__name__}; expected a dict by function name")
+        declared.append(by_name.get(name))
+    preprocess, class_names, layer = declared
+    return (
+        _build_preprocess(preprocess, f"{location}: PREPROCESSING[{name!r}]"),
+        None if class_names is None else tuple(map(str, class_names)),
+        None if layer is None else str(layer),
+    )
 
 
 def _build_preprocess(declared: Any, label: str) -> Callable[..., Any] | None:

@@ -4,7 +4,8 @@
 - `load_clip_model` loads the image tower of CLIP or SigLIP, with the text tower for `TextSimilarity`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,28 +48,36 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
     It is a classifier, or a segmentation model, a detector or a vision tower where the configuration says so. For CLIP and
     SigLIP it is the vision tower.
     """
-    transformers = require("transformers", extra="hub")
-    folder = Path(name).expanduser()
-    source = str(folder) if folder.is_dir() else name
-    _check_readable(folder, name)
-    try:
-        with fixed_seed_scope():
-            model, usual = _load_transformers_model(transformers, source, weights)
-    except CamscopeError:
-        raise
-    except (OSError, SafetensorError) as error:
-        files = f"config.json, preprocessor_config.json and model.safetensors of {name!r}"
-        raise make_weights_unavailable_error(
-            f"hf:{name}", error, f"fetch {files} and name the folder that holds them: hf:FOLDER"
-        ) from error
-    except (ValueError, RuntimeError, KeyError) as error:
-        raise ModelError(f"hf:{name} is not a vision model that transformers can build: {error}") from error
+    transformers, source = require("transformers", extra="hub"), _find_source(name)
+    _check_readable(Path(name).expanduser(), name)
+    files = f"config.json, preprocessor_config.json and model.safetensors of {name!r}"
+    with _errors_converted(f"hf:{name}", files, "vision model"), fixed_seed_scope():
+        model, usual = _load_transformers_model(transformers, source, weights)
     card = ModelCard(
         format_model_source(f"hf:{name}", weights),
         load_preprocessing(transformers, source),
         _get_class_names(model) if usual else None,
     )
     return model.float(), card
+
+
+def _find_source(name: str) -> str:
+    folder = Path(name).expanduser()
+    return str(folder) if folder.is_dir() else name
+
+
+@contextmanager
+def _errors_converted(spec: str, files: str, kind: str) -> Iterator[None]:
+    """Convert the errors of transformers; `files` are what the model needs, and `kind` is what it should be."""
+    try:
+        yield
+    except CamscopeError:
+        raise
+    except (OSError, SafetensorError) as error:
+        advice = f"fetch {files} and name the folder that holds them: {spec.partition(':')[0]}:FOLDER"
+        raise make_weights_unavailable_error(spec, error, advice) from error
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise ModelError(f"{spec} is not a {kind} that transformers can build: {error}") from error
 
 
 def _check_readable(folder: Path, name: str) -> None:
@@ -94,11 +103,9 @@ def _load_transformers_model(transformers: Any, source: str, weights: WeightsSou
         return model, True
     state = None if weights == RANDOM_WEIGHTS else read_state_dict(weights)
     model = kind(config)
-    return (
-        (model, False)
-        if state is None
-        else _load_checkpoint(model, strip_wrapper_prefix(state, model.state_dict()), weights)
-    )
+    if state is None:
+        return model, False
+    return _load_checkpoint(model, strip_wrapper_prefix(state, model.state_dict()), weights)
 
 
 def _select_model_class(transformers: Any, config: Any) -> Any:
@@ -121,12 +128,9 @@ def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tu
         fresh, report = type(model).from_pretrained(
             None, config=config, state_dict=dict(state), output_loading_info=True, ignore_mismatched_sizes=True
         )
-        classes = {stored_shape[0] for _, stored_shape, _ in report["mismatched_keys"] if len(stored_shape)}
-        heads = all(
-            tuple(stored_shape[1:]) == tuple(expected_shape[1:])
-            for _, stored_shape, expected_shape in report["mismatched_keys"]
-        )
-        if not usual or not heads or len(classes) != 1:
+        mismatched = [(tuple(stored), tuple(expected)) for _, stored, expected in report["mismatched_keys"]]
+        classes = {stored[0] for stored, _ in mismatched if stored}
+        if not usual or len(classes) != 1 or any(stored[1:] != expected[1:] for stored, expected in mismatched):
             _check_loading_report(report, str(weights))
             return fresh, usual
         config.num_labels, usual = classes.pop(), False
@@ -179,22 +183,11 @@ class ImageTower(nn.Module):
 
 def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """Load the image tower of "org/name" or of a folder; `TextSimilarity` uses the text tower of the same model."""
-    transformers = require("transformers", extra="hub")
-    folder = Path(name).expanduser()
-    source = str(folder) if folder.is_dir() else name
-    try:
+    transformers, source = require("transformers", extra="hub"), _find_source(name)
+    with _errors_converted(f"clip:{name}", f"the files of {name!r}", "model of images and texts"):
         with fixed_seed_scope():
             full_model = _load_two_towers(transformers, source, weights)
         tokens = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except CamscopeError:
-        raise
-    except (OSError, SafetensorError) as error:
-        advice = f"fetch the files of {name!r} and name the folder that holds them: clip:FOLDER"
-        raise make_weights_unavailable_error(f"clip:{name}", error, advice) from error
-    except (ValueError, RuntimeError, KeyError) as error:
-        raise ModelError(
-            f"clip:{name} is not a model of images and texts that transformers can build: {error}"
-        ) from error
     tower = ImageTower(full_model.float())
     preprocess = load_preprocessing(transformers, source)
     return tower, ModelCard(
@@ -223,14 +216,12 @@ def _create_text_encoder(full_model: Any, tokenizer: Any) -> Callable[[str], Ten
 
     def encode(text: str) -> Tensor:
         """Compute the embedding (D,) of a text."""
-        inputs = tokenizer(
-            [text], return_tensors="pt", padding="max_length" if has_fixed_length else True, truncation=True
-        )
+        padding = "max_length" if has_fixed_length else True
+        inputs = tokenizer([text], return_tensors="pt", padding=padding, truncation=True)
         device = next(full_model.parameters()).device
         with torch.no_grad():
-            return _extract_embedding(
-                full_model.get_text_features(**{key: value.to(device) for key, value in inputs.items()})
-            )[0]
+            output = full_model.get_text_features(**{key: value.to(device) for key, value in inputs.items()})
+        return _extract_embedding(output)[0]
 
     return encode
 

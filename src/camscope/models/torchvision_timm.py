@@ -28,17 +28,6 @@ from camscope.models.checkpoint import (
 from camscope.optional import require
 
 
-def build_with_weights(
-    build: Callable[[int | None], nn.Module], weights: str | os.PathLike[str]
-) -> tuple[nn.Module, bool]:
-    """Build a model for the weights of a file, and return whether its classes are the published ones."""
-    return (
-        (build(None), False)
-        if weights == RANDOM_WEIGHTS
-        else build_for_checkpoint(build, read_state_dict(weights), weights)
-    )
-
-
 def make_weights_unavailable_error(spec: str, error: Exception, advice: str) -> WeightsError:
     """Create the error for weights that are not available; `advice` says what to fetch and how to pass it."""
     return WeightsError(f"the weights of {spec!r} are not available ({type(error).__name__}: {error}); {advice}")
@@ -131,7 +120,7 @@ def load_timm_model(name: str, weights: WeightsSource) -> tuple[nn.Module, Model
         if weights is None:
             model, usual = _load_published_timm(timm, name), True
         else:
-            model, usual = build_with_weights(lambda classes: _build_timm(timm, name, classes), weights)
+            model, usual = _build_timm(timm, name, weights)
     return model, ModelCard(
         format_model_source(f"timm:{name}", weights),
         _get_timm_preprocess(model),
@@ -150,12 +139,19 @@ def _load_published_timm(timm: Any, name: str) -> nn.Module:
     return model
 
 
-def _build_timm(timm: Any, name: str, n_classes: int | None) -> nn.Module:
-    try:
-        model: nn.Module = timm.create_model(name, **({} if n_classes is None else {"num_classes": n_classes}))
-    except RuntimeError as error:  # an unknown tag after the dot
-        raise ModelError(f"timm cannot build {name!r}: {error}") from error
-    return model
+def _build_timm(timm: Any, name: str, weights: str | os.PathLike[str]) -> tuple[nn.Module, bool]:
+    """Build a model without its published weights, and return whether its classes are the published ones."""
+
+    def build(n_classes: int | None) -> nn.Module:
+        try:
+            model: nn.Module = timm.create_model(name, **({} if n_classes is None else {"num_classes": n_classes}))
+        except RuntimeError as error:  # an unknown tag after the dot
+            raise ModelError(f"timm cannot build {name!r}: {error}") from error
+        return model
+
+    if weights == RANDOM_WEIGHTS:
+        return build(None), False
+    return build_for_checkpoint(build, read_state_dict(weights), weights)
 
 
 def _get_timm_preprocess(model: nn.Module) -> Callable[..., Any]:
@@ -170,8 +166,7 @@ def _get_timm_preprocess(model: nn.Module) -> Callable[..., Any]:
 def _get_timm_class_names(model: nn.Module) -> tuple[str, ...] | None:
     """Return the names of the ImageNet subset of the published weights; None for other classes."""
     data = require("timm.data", extra="hub")
-    subset = data.infer_imagenet_subset(model)
-    if subset is None:
+    if (subset := data.infer_imagenet_subset(model)) is None:
         return None
     names = data.ImageNetInfo(subset)
     return tuple(str(names.index_to_description(i)) for i in range(names.num_classes()))

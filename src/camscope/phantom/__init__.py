@@ -4,8 +4,6 @@ from camscope.phantom.network import PREPROCESSING, PhantomNet, load_phantom_mod
 from camscope.phantom.radiograph import (
     CATEGORIES,
     Phantom,
-    PhantomDataset,
-    draw_dataset,
     draw_findings,
     draw_radiograph,
 )
@@ -14,9 +12,7 @@ __all__ = [
     "CATEGORIES",
     "PREPROCESSING",
     "Phantom",
-    "PhantomDataset",
     "PhantomNet",
-    "draw_dataset",
     "draw_findings",
     "draw_radiograph",
     "load_phantom_model",

@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 FloatImage = NDArray[np.floating[Any]]  # float32 throughout
 
-MAX_TRACE_SIDE_PIXELS = (
-    128  # curves are traced on at most this many pixels a side, then brought to the size of the image
-)
+MAX_TRACE_SIDE_PIXELS = 128  # curves are traced on at most this many pixels a side, and then resized
 
 
 @dataclass(frozen=True)
@@ -46,12 +44,8 @@ class BodyPlane:
         column = ((c * x - s * y) / square + right + 1) * (side / 2) - 0.5
         row = ((s * x + c * y) / square + down + 1) * (side / 2) - 0.5
         is_visible = (column > 1) & (column < side - 2) & (row > 1) & (row < side - 2)
-        return resize_field(
-            _splat_points(
-                column[is_visible], row[is_visible], weight[is_visible] * (side / MAX_TRACE_SIDE_PIXELS), side
-            ),
-            self.size,
-        )
+        weight = weight[is_visible] * (side / MAX_TRACE_SIDE_PIXELS)
+        return resize_field(_splat_points(column[is_visible], row[is_visible], weight, side), self.size)
 
 
 def soft_step(depth: FloatImage, width: float) -> FloatImage:
@@ -148,11 +142,8 @@ def draw_chest(random: Generator, size: int) -> Chest:
     body, bones = _draw_body(random, x, y), _draw_mediastinum_and_spine(random, x, y) + _draw_bones(random, lungs, x, y)
     attenuation = body * (random.uniform(0.74, 0.86) - 0.16 * x * x + 0.10 * np.maximum(y, 0) + bones)
     attenuation += 0.14 * heart + vessels - air * random.uniform(0.50, 0.60) * (1 - 0.8 * heart)
-    attenuation += (
-        _draw_cables(random, plane)
-        + draw_smooth_noise(random, 5, size, 0.04)
-        + draw_smooth_noise(random, 24, size, 0.015)
-    )
+    cables, coarse = _draw_cables(random, plane), draw_smooth_noise(random, 5, size, 0.04)
+    attenuation += cables + coarse + draw_smooth_noise(random, 24, size, 0.015)
     return Chest(plane, attenuation, vessels, heart, lungs)
 
 
@@ -204,9 +195,8 @@ def _draw_bones(random: Generator, lungs: tuple[Lung, Lung], x: FloatImage, y: F
     behind = _draw_ribs(y - random.uniform(0.35, 0.6) * (across - 0.28) ** 2 - 0.10 * across, spacing, random.random())
     front = _draw_ribs(y + random.uniform(0.45, 0.65) * across, spacing * 1.08, random.random())
     collar = soft_band(y + random.uniform(0.69, 0.79) + random.uniform(0.1, 0.3) * (across - 0.3), 0.06, 0.02)
-    blade = (
-        soft_step(across - random.uniform(0.62, 0.72) - 0.25 * y, 0.04) * soft_step(-y, 0.3) * soft_step(y + 0.75, 0.1)
-    )
+    blade = soft_step(across - random.uniform(0.62, 0.72) - 0.25 * y, 0.04)
+    blade = blade * soft_step(-y, 0.3) * soft_step(y + 0.75, 0.1)
     ribs = cage * (0.10 * behind * soft_step(0.75 - y, 0.3) + 0.05 * front * soft_step(across - 0.33, 0.2))
     bones = ribs + 0.10 * collar * soft_step(across - 0.10, 0.08) * soft_step(0.72 - across, 0.1) + 0.05 * blade
     return bones * random.uniform(0.8, 1.3)
@@ -228,10 +218,8 @@ def _draw_vessels(random: Generator, plane: BodyPlane) -> FloatImage:
     across = random.uniform(0.15, 0.24, (count, 1)) + np.cumsum(np.cos(angle), axis=1) * step_length
     down = random.normal(0, 0.08, (count, 1)) + np.cumsum(np.sin(angle), axis=1) * step_length
     weight = random.uniform(0.03, 0.13, (count, 1)) * (1 - 0.8 * steps) * step_length * 150
-    hila = [
-        np.maximum(1 - ((plane.x - s * random.uniform(0.17, 0.21)) / 0.11) ** 2 - (plane.y / 0.16) ** 2, 0)
-        for s in (-1, 1)
-    ]
+    centers = [s * random.uniform(0.17, 0.21) for s in (-1, 1)]
+    hila = [np.maximum(1 - ((plane.x - center) / 0.11) ** 2 - (plane.y / 0.16) ** 2, 0) for center in centers]
     return plane.trace_points(across * side, down, weight) + 0.08 * (hila[0] + hila[1])
 
 

@@ -19,9 +19,7 @@ Corner = Literal["top left", "top right", "bottom left", "bottom right"]
 
 CATEGORIES: Final = ("no finding", "nodule", "effusion", "pneumothorax")
 DEFAULT_SIDE_PIXELS: Final = 128
-MIN_ATTENUATION_CHANGE: Final = (
-    0.035  # attenuation: no pixel of a finding changes by less, so that the mask has a clean edge
-)
+MIN_ATTENUATION_CHANGE: Final = 0.035  # no pixel of a finding changes by less, so that the mask has a clean edge
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,19 +45,6 @@ class Phantom:
         return ((int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1),)
 
 
-@dataclass(frozen=True, eq=False)
-class PhantomDataset:
-    """N drawn radiographs: `images` (N,H,W) uint8, `masks` and `marker_masks` (N,H,W) bool, `labels` (N,) int64."""
-
-    images: NDArray[np.uint8]
-    masks: NDArray[np.bool_]
-    labels: NDArray[np.int64]
-    marker_masks: NDArray[np.bool_]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
 def draw_radiograph(
     seed: int, finding: str | int | None = None, *, marker_corner: Corner | None = None, size: int = DEFAULT_SIDE_PIXELS
 ) -> Phantom:
@@ -70,10 +55,10 @@ def draw_radiograph(
     are, so `draw_radiograph(7, "nodule")` and `draw_radiograph(7, "no finding")` differ in the nodule alone.
     Raises TargetError for an unknown finding and InputError for a bad seed, corner or size.
     """
-    _check_draw_arguments(seed, marker_corner, size)
+    check_draw_arguments(seed, marker_corner, size)
     body, evidence, film = (Generator(Philox(stream)) for stream in SeedSequence(seed).spawn(3))
     chosen = int(evidence.integers(len(CATEGORIES)))
-    label = chosen if finding is None else _resolve_label(finding)
+    label = chosen if finding is None else resolve_label(finding)
     scene, expose = draw_chest(body, size), _create_exposure(film, size)
     change, stamp = _FINDING_DRAWERS[label](evidence, scene), _draw_marker(film, marker_corner, size)
     image = expose(scene.attenuation + change + stamp)
@@ -82,48 +67,8 @@ def draw_radiograph(
     return Phantom(image, mask, label, CATEGORIES[label], marker_mask)
 
 
-def draw_dataset(
-    n_images: int,
-    seed: int,
-    *,
-    marker_class: str | int | None = None,
-    marker_correlation: float = 0.0,
-    size: int = DEFAULT_SIDE_PIXELS,
-) -> PhantomDataset:
-    """N phantoms (N,size,size), the classes as even as N allows, in random order.
-
-    With `marker_class` given, the marker in the top left corner is correlated with that class: with K classes and
-    r = `marker_correlation` (0..1), P(marker | class) = 1/K + r (1 - 1/K) and P(marker | another class) = (1 - r)/K.
-    One image in K then has the marker whatever r is, and r is the correlation (phi) of marker and class: at 0
-    the marker is uninformative, at 1 it is the class. Image i is `draw_radiograph(seed * 2**32 + i, ...)`.
-    Raises TargetError for an unknown class and InputError for a bad number.
-    """
-    if n_images < 1:
-        raise InputError(f"n is {n_images}; expected at least one image")
-    if not 0 <= marker_correlation <= 1 or (marker_correlation and marker_class is None):
-        raise InputError(
-            f"marker_correlation is {marker_correlation} (marker_class={marker_class!r}); give 0..1 and a class"
-        )
-    _check_draw_arguments(seed, None, size)
-    random, kinds = Generator(Philox(SeedSequence(seed, spawn_key=(1,)))), len(CATEGORIES)
-    labels = random.permutation(np.arange(n_images) % kinds)
-    probability = np.zeros(n_images)
-    if marker_class is not None:
-        probability = (1 - marker_correlation) / kinds + marker_correlation * (labels == _resolve_label(marker_class))
-    marker_corners: list[Corner | None] = [
-        "top left" if marked else None for marked in random.random(n_images) < probability
-    ]
-    phantoms = [
-        draw_radiograph((seed << 32) + i, int(labels[i]), marker_corner=marker_corners[i], size=size)
-        for i in range(n_images)
-    ]
-    images, masks = np.stack([phantom.image for phantom in phantoms]), np.stack([phantom.mask for phantom in phantoms])
-    return PhantomDataset(
-        images, masks, labels.astype(np.int64), np.stack([phantom.marker_mask for phantom in phantoms])
-    )
-
-
-def _check_draw_arguments(seed: int, marker_corner: str | None, size: int) -> None:
+def check_draw_arguments(seed: int, marker_corner: str | None, size: int) -> None:
+    """Raise an InputError for a bad seed, corner or size."""
     if seed < 0:
         raise InputError(f"seed is {seed}; expected a whole number from 0 up")
     if marker_corner is not None and marker_corner not in get_args(Corner):
@@ -132,7 +77,8 @@ def _check_draw_arguments(seed: int, marker_corner: str | None, size: int) -> No
         raise InputError(f"size is {size}; expected 64 to 1024 pixels a side")
 
 
-def _resolve_label(finding: str | int) -> int:
+def resolve_label(finding: str | int) -> int:
+    """Return the index of a finding; TargetError for an unknown one."""
     if isinstance(finding, str) and finding in CATEGORIES:
         return CATEGORIES.index(finding)
     if isinstance(finding, int) and not isinstance(finding, bool) and 0 <= finding < len(CATEGORIES):
@@ -150,10 +96,6 @@ def _create_exposure(random: Generator, size: int) -> Callable[[FloatImage], NDA
         return np.clip(dark + span * (1 - light) + grain + 0.5, 0, 255).astype(np.uint8)
 
     return expose
-
-
-def _draw_no_finding(random: Generator, chest: Chest) -> FloatImage:
-    return np.zeros_like(chest.attenuation)
 
 
 def _draw_nodule(random: Generator, chest: Chest) -> FloatImage:
@@ -208,24 +150,18 @@ def _draw_marker(random: Generator, corner: Corner | None, size: int) -> FloatIm
     return stamp
 
 
-_MARKER_GLYPHS: Final = np.array(
-    [
-        [pixel == "#" for pixel in row]
-        for row in (
-            "#...#.####.",
-            "#...#.#...#",
-            "#...#.#...#",
-            "#####.####.",
-            "#...#.#...#",
-            "#...#.#...#",
-            "#...#.####.",
-        )
-    ],
-    dtype=np.float32,
+_MARKER_ROWS: Final = (
+    "#...#.####.",
+    "#...#.#...#",
+    "#...#.#...#",
+    "#####.####.",
+    "#...#.#...#",
+    "#...#.#...#",
+    "#...#.####.",
 )
-
+_MARKER_GLYPHS: Final = np.array([[pixel == "#" for pixel in row] for row in _MARKER_ROWS], dtype=np.float32)
 _FINDING_DRAWERS: Final[tuple[Callable[[Generator, Chest], FloatImage], ...]] = (
-    _draw_no_finding,
+    lambda random, chest: np.zeros_like(chest.attenuation),
     _draw_nodule,
     _draw_effusion,
     _draw_pneumothorax,

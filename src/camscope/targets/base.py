@@ -112,11 +112,10 @@ class ClassTarget(Target):
         """Return the class of each sample (N,): the fixed ones, or those of this output."""
         if self.resolved_classes is not None:
             return self.resolved_classes
-        if self.label is not None:
-            return torch.full(
-                (len(scores),), resolve_class_index(self.label, scores.shape[1], None), device=scores.device
-            )
-        return scores.detach().argmax(1)
+        if self.label is None:
+            return scores.detach().argmax(1)
+        index = resolve_class_index(self.label, scores.shape[1], None)
+        return torch.full((len(scores),), index, device=scores.device)
 
     def describe_class(self, sample: int, class_name: ClassNameLookup) -> str:
         """Return the name of one sample's class."""

@@ -76,11 +76,8 @@ class Box(Target):
         corners = parse_finite_numbers(self.corners)
         if corners is None:
             raise TargetError(f"Box{self.corners}: expected four finite numbers, left, top, right, bottom")
-        fields = dict(zip(("x0", "y0", "x1", "y1"), corners, strict=True))
-        for name, value in {
-            **fields,
-            "label": None if self.label is None else parse_class_label(self.label, "label", "Box"),
-        }.items():
+        label = None if self.label is None else parse_class_label(self.label, "label", "Box")
+        for name, value in zip(("x0", "y0", "x1", "y1", "label"), (*corners, label), strict=True):
             object.__setattr__(self, name, value)
         if not (self.x0 < self.x1 and self.y0 < self.y1):
             raise TargetError(f"Box{self.corners}: expected left < right and top < bottom")
@@ -122,17 +119,13 @@ class Box(Target):
         # a list of detections holds only the classes that were detected, not their number
         n_classes = len(class_names or ()) if isinstance(output, list | tuple) else detections[0].probabilities.shape[1]
         if isinstance(self.label, str) or (self.label is not None and n_classes):
-            resolved = replace(
-                resolved,
-                label=resolve_class_index(self.label, n_classes or detections[0].probabilities.shape[1], class_names),
-            )
+            n_classes = n_classes or detections[0].probabilities.shape[1]
+            resolved = replace(resolved, label=resolve_class_index(self.label, n_classes, class_names))
         matches = [resolved._find_best_match(sample_detections) for sample_detections in detections]
         for sample, (overlap, _, nearest) in enumerate(matches):
             if overlap < MIN_MATCH_IOU:
-                raise TargetError(
-                    f"sample {sample} has no detection that overlaps Box{tuple(round(c, 1) for c in self.corners)} by half; "
-                    f"{nearest}"
-                )
+                box = f"Box{tuple(round(corner, 1) for corner in self.corners)}"
+                raise TargetError(f"sample {sample} has no detection that overlaps {box} by half; {nearest}")
         classes = {index for _, index, _ in matches}
         if resolved.label is None and len(classes) > 1:
             raise TargetError(f"the box has a different class in some samples ({sorted(classes)})", fix="pass label=")
@@ -140,12 +133,8 @@ class Box(Target):
 
     def __call__(self, output: Any) -> Tensor:
         """Compute the score of each sample (N,)."""
-        return torch.stack(
-            [
-                self._score_sample(detections)
-                for detections in parse_detections(output, self.input_size, self._resolve_activation(output))
-            ]
-        )
+        samples = parse_detections(output, self.input_size, self._resolve_activation(output))
+        return torch.stack([self._score_sample(detections) for detections in samples])
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """Describe the box, such as `nodule in the box (10, 20, 50, 60) of the input`."""
@@ -160,22 +149,17 @@ class Box(Target):
     def _score_sample(self, detections: Detections) -> Tensor:
         if len(detections.boxes) == 0:
             return detections.probabilities.sum()
-        probabilities, overlaps = (
-            self._class_probabilities(detections),
-            compute_iou(detections.boxes.detach(), self.corners),
-        )
+        probabilities = self._class_probabilities(detections)
+        overlaps = compute_iou(detections.boxes.detach(), self.corners)
         best = (overlaps * probabilities.detach()).argmax()
         return overlaps[best] * probabilities[best]
 
     def _class_probabilities(self, detections: Detections) -> Tensor:
         """Return the probability of the class for each detection (D,), or of the likeliest class without one."""
+        probabilities = detections.probabilities
         if not isinstance(self.label, int):
-            return detections.probabilities.amax(1)
-        return (
-            detections.probabilities[:, self.label]
-            if self.label < detections.probabilities.shape[1]
-            else detections.probabilities.sum(1) * 0
-        )
+            return probabilities.amax(1)
+        return probabilities[:, self.label] if self.label < probabilities.shape[1] else probabilities.sum(1) * 0
 
     def _find_best_match(self, detections: Detections) -> tuple[float, int, str]:
         """Return overlap and class of the detection that matches best, and a description of the nearest one."""
@@ -185,10 +169,10 @@ class Box(Target):
         overlaps = compute_iou(detections.boxes.detach(), self.corners)
         overlaps = torch.where(self._class_probabilities(detections).detach() > 0, overlaps, 0)
         best = int((overlaps + 1e-6 * probabilities.amax(1)).argmax())
-        index = self.label if isinstance(self.label, int) else int(probabilities[best].argmax())
+        overlap, top_class = float(overlaps[best]), int(probabilities[best].argmax())
         corners = ", ".join(f"{value:.0f}" for value in detections.boxes[best].tolist())
-        nearest = f"the nearest: class {int(probabilities[best].argmax())} at ({corners}), overlap {float(overlaps[best]):.2f}"
-        return float(overlaps[best]), index, nearest
+        nearest = f"the nearest: class {top_class} at ({corners}), overlap {overlap:.2f}"
+        return overlap, self.label if isinstance(self.label, int) else top_class, nearest
 
 
 def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
@@ -223,12 +207,10 @@ def parse_detections(
 
     `input_size` is that of the model's input, needed for boxes given as fractions of it. `activation` is described in `Box`.
     """
-    if (
-        isinstance(output, list | tuple)
-        and output
-        and all(_is_torchvision_prediction(prediction) for prediction in output)
-    ):
-        return [_parse_torchvision_detections(prediction) for prediction in output]
+    predictions = output if isinstance(output, list | tuple) else []
+    fields = {"boxes", "labels", "scores"}
+    if predictions and all(isinstance(row, Mapping) and fields <= set(row) for row in predictions):
+        return [_parse_torchvision_detections(row) for row in predictions]
     boxes, logits = (get_output_tensor(output, name) for name in ("pred_boxes", "logits"))
     if boxes is None or logits is None:
         raise TargetError(
@@ -268,7 +250,3 @@ def _parse_torchvision_detections(prediction: Mapping[str, Tensor]) -> Detection
     n_classes = int(labels.max()) + 1 if len(labels) else 1
     probabilities = scores.new_zeros(len(scores), n_classes)
     return Detections(prediction["boxes"], probabilities.scatter(1, labels[:, None], scores[:, None]))
-
-
-def _is_torchvision_prediction(value: object) -> bool:
-    return isinstance(value, Mapping) and {"boxes", "labels", "scores"} <= set(value)

@@ -34,9 +34,8 @@ class Classes(Target):
         labels = self.labels.tolist() if isinstance(self.labels, np.ndarray | Tensor) else self.labels
         if isinstance(labels, str) or not isinstance(labels, Sequence) or not labels:
             raise TargetError(f"Classes({labels!r}): expected a list of classes, e.g. ['tabby', 'tiger cat']")
-        object.__setattr__(
-            self, "labels", self._check_distinct([parse_class_label(label, "labels", "Classes") for label in labels])
-        )
+        parsed = [parse_class_label(label, "labels", "Classes") for label in labels]
+        object.__setattr__(self, "labels", self._check_distinct(parsed))
 
     def __call__(self, output: Any) -> Tensor:
         """Compute the mean score of the classes for each sample (N,)."""
@@ -58,11 +57,8 @@ class Classes(Target):
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """Describe the classes, such as `tabby and tiger cat`."""
-        return (
-            " and ".join(str(label) for label in self.labels)
-            if self.class_indices is None
-            else " and ".join(map(class_name, self.class_indices))
-        )
+        names = map(str, self.labels) if self.class_indices is None else map(class_name, self.class_indices)
+        return " and ".join(names)
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,9 +48,8 @@ class Class:
     label: int | str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "label", None if self.label is None else parse_class_label(self.label, "label", "Class")
-        )
+        if self.label is not None:
+            object.__setattr__(self, "label", parse_class_label(self.label, "label", "Class"))
 
 
 ClassLike = int | str | Difference | Class | None
@@ -97,10 +96,7 @@ def resolve_class_pair(
     """
     if not isinstance(target, Difference):
         return (top_class if target is None else resolve_class_index(target, n_classes, class_names)), -1
-    first, second = (
-        resolve_class_index(target.a, n_classes, class_names),
-        resolve_class_index(target.b, n_classes, class_names),
-    )
+    first, second = (resolve_class_index(label, n_classes, class_names) for label in (target.a, target.b))
     if first == second:
         raise TargetError(f"{target} is of class {first} with itself, which is always 0: expected two classes")
     return first, second
@@ -121,16 +117,14 @@ def resolve_class_index(label: int | str, n_classes: int, class_names: Sequence[
 
 
 def _find_class_by_name(name: str, n_classes: int, class_names: Sequence[str] | None) -> int:
-    if not class_names:
+    if not class_names or len(class_names) != n_classes:
+        reason, fix = "the model's class names are not known", "pass class_names= or an index"
+        if class_names:
+            reason = f"{plural(len(class_names), 'class name')} for a model with {plural(n_classes, 'class')}"
+            fix = "pass the index, or the right class_names="
         raise TargetError(
-            f"class {name!r} by name: the model's class names are not known",
-            fix="pass class_names= or an index",
-            remedy=Remedy.SET_CLASS_NAMES,
-        )
-    if len(class_names) != n_classes:
-        raise TargetError(
-            f"class {name!r} by name: {plural(len(class_names), 'class name')} for a model with {plural(n_classes, 'class')}",
-            fix="pass the index, or the right class_names=",
+            f"class {name!r} by name: {reason}",
+            fix=fix,
             remedy=Remedy.SET_CLASS_NAMES,
         )
     folded = name.casefold()

@@ -1,6 +1,6 @@
 """Targets of embeddings: the similarity of an image to other images or to a text."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from camscope.errors import TargetError
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves
 from camscope.targets.base import ClassNameLookup, ImageContext, Target
-from camscope.targets.outputs import full_precision
+from camscope.targets.outputs import full_precision, get_output_tensor
 
 SimilarityKind = Literal["cosine", "dot"]
 IMAGE_EMBEDDING_FIELDS = ("image_embeds", "embeddings", "pooler_output")
@@ -57,9 +57,8 @@ class Similarity(Target):
             raise TargetError(
                 f"the references are {', '.join(str(tuple(vector.shape)) for vector in vectors)}: expected one length"
             )
-        return replace(
-            self, reference=torch.stack([vector.to(vectors[0].device) for vector in vectors]), n_references=len(images)
-        )
+        stacked = torch.stack([vector.to(vectors[0].device) for vector in vectors])
+        return replace(self, reference=stacked, n_references=len(images))
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Similarity":
         """Return the target with the single prototype (D,) as its reference."""
@@ -120,16 +119,14 @@ class TextSimilarity(Target):
             )
         if self.encode is not None and not callable(self.encode):
             raise TargetError(f"encode={self.encode!r} of a TextSimilarity: expected a function text -> embedding (D,)")
-        if (
-            self.encode is not None and not self.similarities
-        ):  # not later: in a forward pass the hooks would record the text tower
-            texts = [self.prompt, *([] if self.contrast_prompt is None else [self.contrast_prompt])]
-            encoded = [self.encode(text) for text in texts]
-            vectors = [
-                vector if isinstance(vector, Tensor) else torch.tensor(vector, device="cpu") for vector in encoded
-            ]
-            similarities = [Similarity(vector.detach().reshape(-1)) for vector in vectors]
-            object.__setattr__(self, "similarities", tuple(similarities))
+        if self.encode is None or self.similarities:
+            return
+        texts = [self.prompt, *([] if self.contrast_prompt is None else [self.contrast_prompt])]
+        encoded = [
+            self.encode(text) for text in texts
+        ]  # not later: in a forward pass hooks would record the text tower
+        vectors = [vector if isinstance(vector, Tensor) else torch.tensor(vector, device="cpu") for vector in encoded]
+        object.__setattr__(self, "similarities", tuple(Similarity(vector.detach().reshape(-1)) for vector in vectors))
 
     def bind(self, image_context: ImageContext) -> "TextSimilarity":
         """Return the target with the model's text encoder, where none was passed."""
@@ -142,10 +139,8 @@ class TextSimilarity(Target):
                 f"TextSimilarity({self.prompt!r}): no text encoder is known",
                 fix='pass encode=, a function text -> embedding (D,), or load the model by load_model("clip:…")',
             )
-        return replace(
-            self,
-            similarities=tuple(similarity.resolve(output, input_size, class_names) for similarity in self.similarities),
-        )
+        resolved = tuple(similarity.resolve(output, input_size, class_names) for similarity in self.similarities)
+        return replace(self, similarities=resolved)
 
     def __call__(self, output: Any) -> Tensor:
         """Compute the similarity of each sample (N,)."""
@@ -162,16 +157,9 @@ class TextSimilarity(Target):
 
 def image_embedding(output: Any) -> Tensor:
     """Return the embeddings (N,D) in an output: a tensor, a field of `IMAGE_EMBEDDING_FIELDS`, or the only tensor (N,D)."""
-    if isinstance(output, Tensor):
-        candidates = [output]
-    else:
-        named = [
-            output.get(n) if isinstance(output, Mapping) else getattr(output, n, None) for n in IMAGE_EMBEDDING_FIELDS
-        ]
-        candidates = [value for value in named if isinstance(value, Tensor)][:1]
-        candidates = candidates or [
-            leaf for _, leaf in iter_leaves(output) if leaf.is_floating_point() and leaf.ndim == 2
-        ]
+    named = [value for n in IMAGE_EMBEDDING_FIELDS if (value := get_output_tensor(output, n)) is not None]
+    candidates = [output] if isinstance(output, Tensor) else named[:1]
+    candidates = candidates or [leaf for _, leaf in iter_leaves(output) if leaf.is_floating_point() and leaf.ndim == 2]
     if len(candidates) != 1 or candidates[0].ndim < 2 or candidates[0].flatten(1).shape[1] != candidates[0].shape[1]:
         shapes = ", ".join(str(tuple(leaf.shape)) for _, leaf in iter_leaves(output)) or type(output).__name__
         raise TargetError(f"a similarity needs embeddings (N,D); the output is {shapes}")

@@ -74,28 +74,23 @@ class OutputPart(Target):
 
     def _select_part(self, output: Any) -> Any:
         part = output
-        for step in [self.path] if isinstance(self.path, int) else self.path.split("."):
-            part = _get_item(part, step, self.path)
+        for key in [self.path] if isinstance(self.path, int) else self.path.split("."):
+            part = self._get_item(part, key)
         return part
+
+    def _get_item(self, container: Any, key: str | int) -> Any:
+        keys: list[Any] = list(container) if isinstance(container, Mapping) else []
+        if key in keys:
+            return container[key]
+        if isinstance(container, Sequence) and not isinstance(container, str):
+            keys = list(range(len(container)))
+            if str(key).lstrip("-").isdigit() and -len(keys) <= int(key) < len(keys):
+                return container[int(key)]
+        if isinstance(key, str) and not key.startswith("_") and hasattr(container, key):
+            return getattr(container, key)
+        kind = type(container).__name__
+        raise TargetError(f"OutputPart({self.path!r}): a {kind} has no {key!r}; it has {keys or 'no parts'}")
 
 
 def _count_samples(part: Any) -> int:
     return next((len(leaf) for _, leaf in iter_leaves(part) if leaf.ndim), 0)
-
-
-def _get_item(container: Any, key: str | int, path: str | int) -> Any:
-    if isinstance(container, Mapping) and key in container:
-        return container[key]
-    if isinstance(container, Sequence) and not isinstance(container, str) and str(key).lstrip("-").isdigit():
-        if -len(container) <= int(key) < len(container):
-            return container[int(key)]
-    elif isinstance(key, str) and not key.startswith("_") and hasattr(container, key):
-        return getattr(container, key)
-    keys = (
-        list(container)
-        if isinstance(container, Mapping)
-        else list(range(len(container)))
-        if isinstance(container, Sequence)
-        else []
-    )
-    raise TargetError(f"OutputPart({path!r}): a {type(container).__name__} has no {key!r}; it has {keys or 'no parts'}")

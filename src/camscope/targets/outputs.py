@@ -1,21 +1,29 @@
 """Class scores in a model's output, and the checks that scores have to pass."""
 
-from collections.abc import Mapping
-from functools import partial
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from camscope.errors import Remedy, TargetError, warn_caller
+from camscope.errors import InputError, Remedy, TargetError, warn_caller
 from camscope.plurals import plural
 from camscope.pytree import describe_unsupported_tensor, iter_leaves, map_leaves
 
-HF_EMBEDDING_FIELDS = (
-    "pooler_output",
-    "image_embeds",
-    "text_embeds",
-)  # of Hugging Face: vectors of an embedding space, not class scores
+HF_EMBEDDING_FIELDS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face: embeddings, not class scores
+INTEGER_TYPE_NAMES = {  # as torch spells them in errors
+    torch.uint8: ("byte", "unsigned char"),
+    torch.int8: ("char",),
+    torch.int16: ("short",),
+    torch.int32: ("int",),
+    torch.int64: ("long",),
+}
+FLOAT_TYPE_NAMES = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}
+ROUNDING_STEPS = 4  # multiples of the machine epsilon by which two orders of summation may differ
 
 
 def class_scores(output: object) -> Tensor:
@@ -74,11 +82,9 @@ def _find_logits(output: object) -> Tensor:
         return flat[0]
     if len(candidates) == 1:
         return candidates[0][1]
-    listing = (
-        ", ".join(f"{'.'.join(map(str, path))} {tuple(leaf.shape)}" for path, leaf in candidates) or "no float tensor"
-    )
+    listing = ", ".join(f"{'.'.join(map(str, path))} {tuple(leaf.shape)}" for path, leaf in candidates)
     raise TargetError(
-        f"which number of a {type(output).__name__} is explained? it holds {listing}",
+        f"which number of a {type(output).__name__} is explained? it holds {listing or 'no float tensor'}",
         fix="pass target= a callable output -> (N,)",
         remedy=Remedy.SET_TARGET,
     )
@@ -138,11 +144,10 @@ def check_one_per_sample(scores: Tensor, n_samples: int) -> Tensor:
 def warn_if_probabilities(logits: Tensor) -> None:
     """Issue a CamscopeWarning where class scores (N,K) are probabilities already."""
     if are_probabilities(logits):
-        message = (
+        warn_caller(
             "the model's output looks like probabilities (rows sum to 1): explain the logits before the softmax; "
             "where a probability is near 1 its gradient is rounding noise"
         )
-        warn_caller(message)
 
 
 def are_probabilities(logits: Tensor) -> bool:
@@ -152,17 +157,69 @@ def are_probabilities(logits: Tensor) -> bool:
     return bool(((logits.double().sum(1) - 1).abs() < 1e-3).all())
 
 
-def select_rows(output: object, row_indices: Tensor, n_rows: int) -> object:
+def select_rows(output: Any, row_indices: Tensor, n_rows: int) -> Any:
     """Select rows of an output: of every tensor with `n_rows` rows, or of a list with one structure per sample."""
-    if (
-        isinstance(output, list | tuple)
-        and len(output) == n_rows
-        and not any(isinstance(item, Tensor) for item in output)
-    ):
+    is_list = isinstance(output, list | tuple) and len(output) == n_rows
+    if is_list and not any(isinstance(item, Tensor) for item in output):
         return [output[i] for i in row_indices.tolist()]
-    return map_leaves(output, partial(_select_tensor_rows, row_indices, n_rows))
+    return map_leaves(output, lambda leaf: leaf[row_indices] if leaf.ndim > 0 and len(leaf) == n_rows else leaf)
 
 
-def _select_tensor_rows(row_indices: Tensor, n_rows: int, leaf: Tensor) -> Tensor:
-    """Select rows of a tensor that has `n_rows` of them; return another tensor unchanged."""
-    return leaf[row_indices] if leaf.ndim > 0 and len(leaf) == n_rows else leaf
+@dataclass
+class ScoreRange:
+    """The smallest and the largest score of each sample, by kind ("score" or "probability"), while a method changes its input."""
+
+    _limits: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _n_rows: Counter[str] = field(default_factory=Counter)
+
+    def add(self, kind: str, values: Tensor, sample_index: Tensor | None, n_samples: int) -> None:
+        """Add scores (R,): row i belongs to sample `sample_index[i]`, or to sample i without an index."""
+        low = high = values = values.detach()
+        if sample_index is not None:
+            empty = values.new_full((n_samples,), torch.inf)
+            low = empty.scatter_reduce(0, sample_index, values, "amin")
+            high = (-empty).scatter_reduce(0, sample_index, values, "amax")
+        elif len(values) != n_samples:
+            return
+        limits = self._limits.get(kind, (low, high))
+        self._limits[kind] = low.minimum(limits[0]), high.maximum(limits[1])
+        self._n_rows[kind] += len(values)
+
+    def is_constant(self, machine_epsilon: float) -> Tensor | None:
+        """Whether each sample's scores (N,) stayed within rounding; None where no input was changed.
+
+        `machine_epsilon` is that of the dtype in which the scores were computed.
+        """
+        constant = [
+            high - low <= ROUNDING_STEPS * machine_epsilon * low.abs().maximum(high.abs())
+            for kind, (low, high) in self._limits.items()
+            if self._n_rows[kind] > len(low)
+        ]
+        return torch.stack(constant).all(0) if constant else None
+
+
+@contextmanager
+def dtype_errors_converted(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """Convert torch's error for mixed dtypes to an InputError, where no parameter has the input's dtype.
+
+    The check runs only after the error, because a model may convert its input itself.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        dtypes = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
+        message, received = str(error).lower(), str(x.dtype).removeprefix("torch.")
+        named = set(re.findall("bfloat16|double|float|half", message))
+        names_model = not named.isdisjoint(FLOAT_TYPE_NAMES.get(dtype, "") for dtype in dtypes)
+        if names_model and any(name in message for name in INTEGER_TYPE_NAMES.get(x.dtype, ())):
+            raise InputError(
+                f"the input is {received}, and the model does not convert it: pass x.float(), or the float tensor that the "
+                "model's preprocessing returns"
+            ) from error
+        if names_model and x.dtype not in dtypes and FLOAT_TYPE_NAMES.get(x.dtype) in named:
+            expected = [str(dtype).removeprefix("torch.") for dtype in dtypes]
+            raise InputError(
+                f"the input is {received}, the model's parameters are {' and '.join(expected)}: pass "
+                f"x.to(torch.{expected[0]}), or the model as model.to(torch.{received})"
+            ) from error
+        raise

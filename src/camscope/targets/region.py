@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from camscope.errors import TargetError
@@ -18,11 +18,9 @@ from camscope.pytree import iter_leaves
 from camscope.targets.base import ClassNameLookup, ClassTarget, ImageContext, parse_finite_numbers
 from camscope.targets.outputs import check_no_detections, full_precision, get_output_tensor
 
-ADAPTIVE_POOLS: dict[int, Callable[..., Tensor]] = {
-    1: F.adaptive_avg_pool1d,
-    2: F.adaptive_avg_pool2d,
-    3: F.adaptive_avg_pool3d,
-}
+ADAPTIVE_POOLS: dict[int, Callable[..., Tensor]] = dict(
+    enumerate((F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d), start=1)
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +61,7 @@ class Region(ClassTarget):
         """Return the target with mask and point on the model's input."""
         if self.point is not None:
             _check_point_axes(self.point, image_context.input_size)
-            point = image_context.to_input([list(self.point)[::-1]])[0][::-1].tolist()
+            point = image_context.to_input([self.point[::-1]])[0][::-1].tolist()
             _check_point_inside(point, image_context.input_size, self.point)
             return replace(self, point=tuple(point))
         if self.mask is None:
@@ -112,22 +110,20 @@ class Region(ClassTarget):
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """Describe the target, such as `tabby in a region`."""
-        place = "where it is predicted"
+        place = "where it is predicted" if self.mask is None else "in a region"
         if self.point is not None:
             place = f"at ({', '.join(f'{value:.4g}' for value in self.point)}) of the input"
-        elif self.mask is not None:
-            place = "in a region"
         return f"{self.describe_class(sample, class_name)} {place}"
 
     def _compute_cell_weights(self, maps: Tensor, input_size: tuple[int, ...]) -> Tensor:
         """Compute which share of each cell lies in the region (N,*s), for an output (N,K,*s)."""
         grid = maps.shape[2:]
         if self.mask is None:
-            point = self.point or ()
+            point = tuple(self.point or ())
             _check_point_axes(point, input_size)
             _check_point_inside(point, input_size, point)
             part = torch.zeros(grid, dtype=maps.dtype, device=maps.device)
-            axes = zip(list(point)[::-1], input_size, grid, strict=True)
+            axes = zip(point[::-1], input_size, grid, strict=True)
             part[tuple(min(int(position * cells / pixels), cells - 1) for position, pixels, cells in axes)] = 1
             return part.expand(len(maps), *grid)
         mask = torch.as_tensor(_to_boolean_mask(self.mask), dtype=maps.dtype, device=maps.device)
@@ -138,14 +134,9 @@ class Region(ClassTarget):
 def class_score_maps(output: Any) -> Tensor:
     """Return the scores of every class at every place (N,K,*s): a tensor, `out`, `logits`, or the only such one."""
     check_no_detections(output)
-    named = output if isinstance(output, Tensor) else None
-    for name in ("out", "logits"):
-        named = get_output_tensor(output, name) if named is None else named
-    candidates = (
-        [leaf for _, leaf in iter_leaves(output) if leaf.is_floating_point() and leaf.ndim > 2]
-        if named is None
-        else [named]
-    )
+    named = [output, *(get_output_tensor(output, name) for name in ("out", "logits"))]
+    candidates = [item for item in named if isinstance(item, Tensor)][:1]
+    candidates = candidates or [leaf for _, leaf in iter_leaves(output) if leaf.is_floating_point() and leaf.ndim > 2]
     if len(candidates) != 1 or candidates[0].ndim < 3:
         shapes = ", ".join(str(tuple(leaf.shape)) for _, leaf in iter_leaves(output)) or type(output).__name__
         raise TargetError(f"a Region needs class scores at every place (N,K,*s); the output is {shapes}")
@@ -160,12 +151,10 @@ def _weighted_mean(maps: Tensor, weights: Tensor) -> Tensor:
     return (maps.flatten(2) * shares[:, None]).sum(2)
 
 
-def _to_boolean_mask(mask: ArrayLike | Tensor) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+def _to_boolean_mask(mask: ArrayLike | Tensor) -> NDArray[np.bool_]:
     """Return where a mask is not 0; TargetError where it is not a mask of one region."""
-    if isinstance(mask, Tensor):
-        return _to_boolean_mask(mask.detach().cpu().double().numpy())
     try:
-        array = np.asarray(mask)
+        array = np.asarray(mask.detach().cpu().double() if isinstance(mask, Tensor) else mask)
     except ValueError as error:
         raise TargetError("the mask of a Region has rows of different lengths: expected an array (H,W)") from error
     if array.dtype.kind not in "biuf" or np.isnan(array).any():
@@ -180,20 +169,17 @@ def _to_boolean_mask(mask: ArrayLike | Tensor) -> "np.ndarray[Any, np.dtype[np.b
 
 def _check_point_axes(point: Sequence[float], size: Sequence[int]) -> None:
     if len(point) != len(size):
-        raise TargetError(
-            f"the point {tuple(point)} has {plural(len(point), 'number')}; expected {len(size)}, as the input has axes"
-        )
+        counted = plural(len(point), "number")
+        raise TargetError(f"the point {tuple(point)} has {counted}; expected {len(size)}, as the input has axes")
 
 
 def _check_point_inside(point: Sequence[float], size: Sequence[int], original_point: Sequence[float]) -> None:
-    if not all(0 <= position < pixels for position, pixels in zip(list(point)[::-1], size, strict=True)):
+    if not all(0 <= position < pixels for position, pixels in zip(point[::-1], size, strict=True)):
         raise TargetError(f"the point {tuple(original_point)} lies outside of the model's input")
 
 
 def _check_mask_size(
-    mask: "Tensor | np.ndarray[Any, np.dtype[np.bool_]]",
-    size: tuple[int, ...],
-    image_size: tuple[int, ...] | None = None,
+    mask: Tensor | NDArray[np.bool_], size: tuple[int, ...], image_size: tuple[int, ...] | None = None
 ) -> None:
     if tuple(mask.shape) != size:
         original = "" if image_size is None else f"the image's size {image_size}, or "

@@ -1,7 +1,6 @@
 """Score: the number per sample that is explained."""
 
 import copy
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -16,29 +15,18 @@ from camscope.pytree import concatenate_structures, iter_leaves, map_leaves
 from camscope.targets.base import ClassNameLookup, Target
 from camscope.targets.classes import TargetLike, normalize_target, resolve_class_pair
 from camscope.targets.outputs import (
+    ScoreRange,
     check_one_per_sample,
     check_target_scores,
     class_scores,
+    dtype_errors_converted,
     full_precision,
     select_rows,
     warn_if_probabilities,
 )
-from camscope.targets.score_range import ScoreRange
 
 INPUT_KEY_NOT_READ = InputKey("")  # the signature of the model has not been read yet
-INTEGER_TYPE_NAMES = {  # as torch spells them in errors
-    torch.uint8: ("byte", "unsigned char"),
-    torch.int8: ("char",),
-    torch.int16: ("short",),
-    torch.int32: ("int",),
-    torch.int64: ("long",),
-}
-FLOAT_TYPE_NAMES = {
-    torch.float64: "double",
-    torch.float32: "float",
-    torch.float16: "half",
-    torch.bfloat16: "bfloat16",
-}  # torch's
+TENSOR_ATTRIBUTES = ("values", "logits", "classes", "class_pairs")  # of a Score, after the first call
 
 
 class Score:
@@ -46,7 +34,7 @@ class Score:
 
     The first, clean call fixes the classes, so a perturbed input never changes the target.
 
-    `classes` (N,) is known after the first call; it is None where the score is not that of a single class.
+    `classes` (N,) is known after the first call. It is None where the score is not that of a single class.
 
     Args:
         model: The model whose output is read.
@@ -90,19 +78,19 @@ class Score:
             raise TargetError(
                 f"the target is the class {target.__name__} itself: pass an instance, e.g. {target.__name__}(…)"
             )
+        if isinstance(target, list | tuple) and any(map(callable, target)):
+            target = PerSampleTarget(target)
         self.model, self._args, self._kwargs, self.forward_context = model, args, dict(kwargs or {}), forward_context
-        self.target = target if callable(target) else _make_per_sample_target(target) or normalize_target(target)
+        self.target = target if callable(target) else normalize_target(target)
         if isinstance(self.target, Target):
             self.target = self.target.bind_model(model)
-        self.class_names = class_names
-        self._input_key, self._frames_first = input_key, frames_first
+        self.class_names, self.one_sample_per_pass = class_names, one_sample_per_pass
+        self._input_key, self._frames_first, self._input_size = input_key, bool(frames_first), tuple(input_size)
         self._resolved_input_key: InputKey | None = INPUT_KEY_NOT_READ
-        self.one_sample_per_pass = one_sample_per_pass
-        self._input_size = tuple(input_size)
-        self.classes: Tensor | None = None
-        self._class_pairs: Tensor | None = None
+        self.values: Tensor | None = None  # the scores (N,) and class scores (N,K) of the first call
         self.logits: Tensor | None = None
-        self.values: Tensor | None = None
+        self.classes: Tensor | None = None
+        self.class_pairs: Tensor | None = None  # (N,2): each sample's class, and the one it is compared with or -1
         self._score_range: ScoreRange | None = None
         self.dtype = torch.float32  # of the model's score; read_score() converts it to at least float32
 
@@ -121,12 +109,10 @@ class Score:
             return concatenate_structures([self._forward_row(x, row, sample_index) for row in range(len(x))])
         version, self._input_size = x._version, tuple(x.shape[2:])
         args, kwargs = (self._args, self._kwargs) if sample_index is None else self._select_extra_inputs(sample_index)
-        with _dtype_errors_converted(self.model, x), self.forward_context():
+        with dtype_errors_converted(self.model, x), self.forward_context():
             if self._resolved_input_key is INPUT_KEY_NOT_READ:
                 self._resolved_input_key = find_input_key(self.model, self._input_key)
-            output = call_model(
-                self.model, x, args, kwargs, self._resolved_input_key, frames_first=bool(self._frames_first)
-            )
+            output = call_model(self.model, x, args, kwargs, self._resolved_input_key, frames_first=self._frames_first)
         if x._version != version:
             raise InputError(
                 "the model changes its input in place (a tensor that you passed is changed now), so a second forward pass would "
@@ -135,13 +121,12 @@ class Score:
         return output
 
     def _forward_row(self, x: Tensor, row: int, sample_index: Tensor | None) -> Any:
-        if sample_index is None and self.values is None:  # the first forward pass: each row has its own extra inputs
-            sample_index = torch.tensor([row], device=x.device)
-            single = copy.copy(self)
-            single._args, single._kwargs = self._select_extra_inputs(sample_index, len(x))
-            return single.forward(x[row : row + 1])
-        sample_index = torch.arange(len(x), device=x.device) if sample_index is None else sample_index
-        return self.forward(x[row : row + 1], sample_index[row : row + 1])
+        index = (torch.arange(len(x), device=x.device) if sample_index is None else sample_index)[row : row + 1]
+        if sample_index is not None or self.values is not None:
+            return self.forward(x[row : row + 1], index)
+        single = copy.copy(self)  # in the first forward pass each row has its own extra inputs
+        single._args, single._kwargs = self._select_extra_inputs(index, len(x))
+        return single.forward(x[row : row + 1])
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Score":
         """Return the resolved score for an input with these spatial axes flipped and then resized to `size`."""
@@ -162,8 +147,7 @@ class Score:
     def score_range_tracked(self) -> Iterator[ScoreRange]:
         """Track how far the scores move that are read inside the `with`, from the clean ones on."""
         outer, self._score_range = self._score_range, ScoreRange()
-        if self.values is not None:
-            self._score_range.add("score", self.values, None, len(self.values))
+        self._track("score", self.values, None)
         try:
             yield self._score_range
         finally:
@@ -177,7 +161,7 @@ class Score:
     def read_score(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
         """Read the score (N,) from an output of the model with `n_rows` rows; `sample_index` as in `__call__`."""
         values = self._read_full_precision(output, n_rows, sample_index)
-        self._update_score_range("score", values, sample_index)
+        self._track("score", values, sample_index)
         return values
 
     def _read_full_precision(self, output: object, n_rows: int, sample_index: Tensor | None) -> Tensor:
@@ -187,8 +171,8 @@ class Score:
             self.values = values.detach()
         return values
 
-    def _update_score_range(self, kind: str, values: Tensor, sample_index: Tensor | None) -> None:
-        if self._score_range is not None and self.values is not None:
+    def _track(self, kind: str, values: Tensor | None, sample_index: Tensor | None) -> None:
+        if self._score_range is not None and self.values is not None and values is not None:
             self._score_range.add(kind, values, sample_index, len(self.values))
 
     def probability(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
@@ -196,26 +180,21 @@ class Score:
 
         For a callable target or a model with one output it is the score itself.
         """
-        values = self._read_full_precision(output, n_rows, sample_index)
-        if callable(self.target) or self._class_pairs is None or (logits := class_scores(output)).shape[1] == 1:
-            self._update_score_range("score", values, sample_index)
-            return values
-        pairs = self._class_pairs if sample_index is None else self._class_pairs[sample_index]
-        probabilities = torch.where(
-            pairs[:, 1] >= 0, values.sigmoid(), (values - full_precision(logits).logsumexp(1)).exp()
-        )
-        self._update_score_range("probability", probabilities, sample_index)
-        return probabilities
+        kind, values = "score", self._read_full_precision(output, n_rows, sample_index)
+        if not callable(self.target) and self.class_pairs is not None and (logits := class_scores(output)).shape[1] > 1:
+            pairs = self.class_pairs if sample_index is None else self.class_pairs[sample_index]
+            log_odds, log_sum = values, full_precision(logits).logsumexp(1)
+            kind, values = "probability", torch.where(pairs[:, 1] >= 0, log_odds.sigmoid(), (values - log_sum).exp())
+        self._track(kind, values, sample_index)
+        return values
 
     def check_extra_inputs(self, x: Tensor) -> None:
         """Raise an InputError where an argument (N,) of the model is not one number per sample of x (N,C,*S).
 
         The samples in reversed order have to keep their scores.
         """
-        per_sample = [
-            leaf for _, leaf in iter_leaves((self._args, self._kwargs)) if leaf.ndim == 1 and len(leaf) == len(x)
-        ]
-        if len(x) == 1 or not per_sample or self.values is None:
+        leaves = (leaf for _, leaf in iter_leaves((self._args, self._kwargs)))
+        if len(x) == 1 or self.values is None or not any(leaf.ndim == 1 and len(leaf) == len(x) for leaf in leaves):
             return
         reversed_index = torch.arange(len(x), device=x.device).flip(0)
         deviation = (self(x[reversed_index], reversed_index) - self.values[reversed_index]).abs().max()
@@ -247,12 +226,12 @@ class Score:
         if callable(self.target):
             return check_one_per_sample(check_target_scores(self.target(output), self.target), n_rows)
         logits = check_one_per_sample(class_scores(output), n_rows)
-        if self._class_pairs is None:
-            self._class_pairs = self._resolve_class_pairs(logits.detach())
-            self.classes = None if bool((self._class_pairs[:, 1] >= 0).any()) else self._class_pairs[:, 0]
+        if self.class_pairs is None:
+            self.class_pairs = self._resolve_class_pairs(logits.detach())
+            self.classes = None if bool((self.class_pairs[:, 1] >= 0).any()) else self.class_pairs[:, 0]
             self.logits = logits.detach()
             warn_if_probabilities(self.logits)
-        pairs = self._class_pairs if sample_index is None else self._class_pairs[sample_index]
+        pairs = self.class_pairs if sample_index is None else self.class_pairs[sample_index]
         if len(pairs) != len(logits):
             raise TargetError(f"the output has {plural(len(logits), 'sample')}; the first call had {len(pairs)}")
         values = logits.gather(1, pairs[:, :1])[:, 0]
@@ -265,37 +244,29 @@ class Score:
     def concatenate(cls, scores: "Sequence[Score]") -> "Score":
         """Join the scores of several calls with one sample each into the score of one call."""
         first = copy.copy(scores[0])
-        for name in ("values", "logits", "classes", "_class_pairs"):
+        for name in TENSOR_ATTRIBUTES:
             parts = [getattr(score, name) for score in scores]
             setattr(first, name, torch.cat(parts) if all(part is not None for part in parts) else None)
         if callable(first.target):
-            first.target = PerSampleTarget.from_scores(scores)
+            first.target = PerSampleTarget([score.target for score in scores], scores)
         return first
-
-    @property
-    def class_pairs(self) -> Tensor | None:
-        """The class of each sample, and the class it is compared with or -1, (N,2); None for a callable target."""
-        return self._class_pairs
 
     def _score_in_rounds(self, target: Callable[[Any], Tensor], output: object, sample_index: Tensor) -> Tensor:
         """Score rows (R,) by a callable target, each at its own sample's position: it may differ by sample."""
         n_samples = len(sample_index) if self.values is None else len(self.values)
+        rounds = list(_iter_rounds(sample_index, n_samples))
         round_scores: list[Tensor] = []
-        for rows, row_per_sample in _iter_rounds(sample_index, n_samples):
-            round_output = select_rows(output, row_per_sample, len(sample_index))
-            round_scores.append(
-                check_one_per_sample(check_target_scores(target(round_output), target), n_samples)[sample_index[rows]]
-            )
-        order = torch.cat([rows for rows, _ in _iter_rounds(sample_index, n_samples)])
-        return torch.cat(round_scores)[order.argsort()]
+        for rows, row_per_sample in rounds:
+            scores = check_target_scores(target(select_rows(output, row_per_sample, len(sample_index))), target)
+            round_scores.append(check_one_per_sample(scores, n_samples)[sample_index[rows]])
+        return torch.cat(round_scores)[torch.cat([rows for rows, _ in rounds]).argsort()]
 
     def to_cpu(self) -> "Score":
         """Return a copy whose values are on the CPU, so that reading them one by one does not wait for a GPU."""
         score = copy.copy(self)
-        score.values, score.logits, score._class_pairs, score.classes = (
-            value if value is None else value.detach().cpu()
-            for value in (self.values, self.logits, self._class_pairs, self.classes)
-        )
+        for name in TENSOR_ATTRIBUTES:
+            value: Tensor | None = getattr(self, name)
+            setattr(score, name, value if value is None else value.detach().cpu())
         return score
 
     def class_index(self, sample: int) -> int | None:
@@ -311,17 +282,14 @@ class Score:
         if first is None:
             name = str(getattr(self.target, "__name__", type(self.target).__name__))
             return "the output of a function" if name == "<lambda>" else name
-        return (
-            self.class_name(first)
-            if second is None
-            else f"log-odds of {self.class_name(first)} over {self.class_name(second)}"
-        )
+        name = self.class_name(first)
+        return name if second is None else f"log-odds of {name} over {self.class_name(second)}"
 
     def _class_pair(self, sample: int) -> tuple[int | None, int | None]:
         """Return the class of one sample and the class it is compared with, each None where there is none."""
-        if self._class_pairs is None:
+        if self.class_pairs is None:
             return None, None
-        first, second = self._class_pairs[sample].tolist()
+        first, second = self.class_pairs[sample].tolist()
         return first, second if second >= 0 else None
 
     def probabilities(self) -> Tensor | None:
@@ -332,18 +300,15 @@ class Score:
         if self.logits is None or self.logits.shape[1] == 1:
             return None
         rows = self.logits.double()
-        is_logits, sums_to_one = (
-            ((rows < 0) | (rows > 1)).any(1, keepdim=True),
-            (rows.sum(1, keepdim=True) - 1).abs() < 1e-3,
-        )
+        is_logits = ((rows < 0) | (rows > 1)).any(1, keepdim=True)
+        sums_to_one = (rows.sum(1, keepdim=True) - 1).abs() < 1e-3
         return torch.where(is_logits, rows.softmax(1), torch.where(sums_to_one, rows, torch.nan))
 
     def class_name(self, index: int) -> str:
         """Return the name of a class, or `class 3` where the names are unknown."""
-        has_names = self.class_names is not None and (
-            self.logits is None or len(self.class_names) == self.logits.shape[1]
-        )
-        return self.class_names[index] if self.class_names and has_names else f"class {index}"
+        if self.class_names and (self.logits is None or len(self.class_names) == self.logits.shape[1]):
+            return self.class_names[index]
+        return f"class {index}"
 
     def _resolve_class_pairs(self, logits: Tensor) -> Tensor:
         """Resolve the class of each sample, and the class it is compared with or -1, (N,2) int64."""
@@ -361,59 +326,17 @@ class Score:
         return torch.tensor(pairs, device=logits.device)
 
 
-@contextmanager
-def _dtype_errors_converted(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Convert torch's error for mixed dtypes to an InputError, where no parameter has the input's dtype.
-
-    The check runs only after the error, because a model may convert its input itself.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        model_dtypes = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
-        named_dtypes = set(re.findall("bfloat16|double|float|half", str(error).lower()))
-        names_input_dtype = any(name in str(error).lower() for name in INTEGER_TYPE_NAMES.get(x.dtype, ()))
-        if names_input_dtype and not named_dtypes.isdisjoint(FLOAT_TYPE_NAMES.get(dtype, "") for dtype in model_dtypes):
-            raise InputError(
-                f"the input is {_dtype_name(x.dtype)}, and the model does not convert it: pass x.float(), or the float "
-                "tensor that the model's preprocessing returns"
-            ) from error
-        if (
-            x.dtype in model_dtypes
-            or FLOAT_TYPE_NAMES.get(x.dtype) not in named_dtypes
-            or named_dtypes.isdisjoint(FLOAT_TYPE_NAMES.get(dtype, "") for dtype in model_dtypes)
-        ):
-            raise
-        raise InputError(
-            f"the input is {_dtype_name(x.dtype)}, the model's parameters are "
-            f"{' and '.join(map(_dtype_name, model_dtypes))}: pass "
-            f"x.to(torch.{_dtype_name(model_dtypes[0])}), or the model as model.to(torch.{_dtype_name(x.dtype)})"
-        ) from error
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 class PerSampleTarget(Target):
     """Another target for each sample: a list in which at least one is a callable."""
 
-    def __init__(self, targets: Sequence[TargetLike]) -> None:
-        self.targets = list(targets)
-        self._scores: list[Score] = []
+    def __init__(self, targets: Sequence[TargetLike], scores: Sequence[Score] = ()) -> None:
+        self.targets, self._scores = list(targets), list(scores)
 
     def bind_model(self, model: nn.Module) -> "PerSampleTarget":
         """Return the targets, each bound to the model."""
         return PerSampleTarget(
             [target.bind_model(model) if isinstance(target, Target) else target for target in self.targets]
         )
-
-    @classmethod
-    def from_scores(cls, scores: Sequence[Score]) -> "PerSampleTarget":
-        """Create the target from resolved scores, one per sample."""
-        result = cls([score.target for score in scores])
-        result._scores = list(scores)
-        return result
 
     @property
     def dense(self) -> bool:
@@ -422,16 +345,12 @@ class PerSampleTarget(Target):
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "PerSampleTarget":
         """Return the targets, each flipped."""
-        flipped = PerSampleTarget(self.targets)
-        flipped._scores = [score.flipped(flips, size) for score in self._scores]
-        return flipped
+        return PerSampleTarget(self.targets, [score.flipped(flips, size) for score in self._scores])
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "PerSampleTarget":
         """Return the targets, each resolved on its own sample."""
-        resolved = PerSampleTarget(self.targets)
-        resolved._scores = [
-            Score(nn.Identity(), target, class_names=class_names, input_size=input_size) for target in self.targets
-        ]
+        scores = [Score(nn.Identity(), item, class_names=class_names, input_size=input_size) for item in self.targets]
+        resolved = PerSampleTarget(self.targets, scores)
         resolved(output)
         return resolved
 
@@ -462,22 +381,13 @@ class AllClassScores(Score):
 
 
 def _iter_rounds(sample_index: Tensor, n_samples: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the rows that are the first variant of their sample, then the second ones, …, with a row of every sample."""
+    """Yield the rows with the first variant of each sample, then those with the second, …; each with a row for every sample."""
     order = sample_index.argsort(stable=True)
     counts = sample_index.bincount(minlength=n_samples)
+    first_places = (counts.cumsum(0) - counts)[sample_index[order]]
     occurrence = torch.empty_like(sample_index)
-    occurrence[order] = (
-        torch.arange(len(sample_index), device=sample_index.device) - (counts.cumsum(0) - counts)[sample_index[order]]
-    )
+    occurrence[order] = torch.arange(len(sample_index), device=sample_index.device) - first_places
     for round_number in range(int(counts.max())):
         rows = (occurrence == round_number).nonzero()[:, 0]
-        yield (
-            rows,
-            torch.zeros(n_samples, dtype=torch.long, device=sample_index.device).scatter_(0, sample_index[rows], rows),
-        )
-
-
-def _make_per_sample_target(target: object) -> PerSampleTarget | None:
-    """Return a PerSampleTarget for a list with at least one callable; None for anything else."""
-    has_callable = isinstance(target, list | tuple) and any(callable(item) for item in target)
-    return PerSampleTarget(target) if has_callable and isinstance(target, list | tuple) else None
+        no_rows = torch.zeros(n_samples, dtype=torch.long, device=sample_index.device)
+        yield rows, no_rows.scatter_(0, sample_index[rows], rows)

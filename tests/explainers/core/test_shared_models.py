@@ -20,7 +20,7 @@ from camscope.explainers.core.noise_probes import samples_interact
 from camscope.explainers.fullgrad import completeness
 from camscope.images.files.redaction import ignore_warnings
 from camscope.metrics.model_scorer import scoring_scope
-from camscope.targets.score_range import ScoreRange
+from camscope.targets.outputs import ScoreRange
 from tests.nets import CASES, Residual, plain
 from tests.tools import explainer
 from tests.untouched import untouched

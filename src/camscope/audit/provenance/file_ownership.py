@@ -180,7 +180,7 @@ class _FileLog:
         """Return whether name and content of a file are what an audit writes there."""
         top, _, inner_path = name.partition("/")
         if not inner_path:
-            return _is_top_level_output(path)
+            return _has_top_level_content(path)
         if top == STAGES_FOLDER:
             return name in _list_stage_file_names() and _has_keys(path, "tested", "reason")
         return _is_run_file(name, None) and _is_run_folder(
@@ -233,7 +233,7 @@ def _is_run_file(name: str, findings: set[str] | None) -> bool:
     )
 
 
-def _is_top_level_output(path: Path) -> bool:
+def _has_top_level_content(path: Path) -> bool:
     """Return whether a top-level file has the expected content."""
     if path.name in TABLE_COLUMNS:
         return _has_columns(path, *TABLE_COLUMNS[path.name])

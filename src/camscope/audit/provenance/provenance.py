@@ -291,7 +291,7 @@ def _iter_output_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _digest_or_placeholder(path: Path) -> str:
-    """Digest a file; "none" for a truncated table and for a file above the size limit."""
+    """Digest a file; "none" for a Parquet table whose end is missing, and for a file above the size limit."""
     table = path.suffix == ".parquet"
     try:
         return digest_file(path, None if table else MAX_JSON_BYTES) if not table or _is_whole(path) else NO_DIGEST

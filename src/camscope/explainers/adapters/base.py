@@ -169,7 +169,7 @@ def _copy_with_training_flags(model: nn.Module, shared_tensors: dict[int, Tensor
     return clone
 
 
-def reset_repeated_modules(clone: nn.Module) -> None:
+def restart_call_counts(clone: nn.Module) -> None:
     """Start again at the first copy of each `RepeatedModule`; call it before each pass."""
     for part in clone.modules():
         if isinstance(part, RepeatedModule):

@@ -28,7 +28,7 @@ from camscope.explainers.adapters.base import (
     check_same_score,
     clone_for_hooks,
     iter_children,
-    reset_repeated_modules,
+    restart_call_counts,
 )
 from camscope.explainers.core.base import register_optional
 from camscope.explainers.core.baselines import BackgroundMixin, BaselineMixin, build_baseline_tensors
@@ -92,7 +92,7 @@ class UnsupportedOps(BaseFunctionMode):
                 module.register_forward_pre_hook(enter)
                 module.register_forward_hook(leave)
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of the function, and count it if it is non-linear and has no rule."""
         name = function_name(func)
         if func is Tensor.register_hook and not args[0].requires_grad:
@@ -276,7 +276,7 @@ class _ScoreModule(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the scores (R,) of variants (R,C,*S)."""
-        reset_repeated_modules(self.clone)
+        restart_call_counts(self.clone)
         sample_index = torch.full((len(rows),), self._sample, dtype=torch.long, device=rows.device)
         values = self._score(rows, sample_index)
         self.last_scores = values.detach()

@@ -19,7 +19,7 @@ from camscope.explainers.adapters.base import (
     call_with_gradients,
     check_same_score,
     clone_for_hooks,
-    reset_repeated_modules,
+    restart_call_counts,
 )
 from camscope.explainers.core.base import register_optional
 from camscope.explainers.core.evaluation_context import check_finite, check_number, check_one_of
@@ -86,7 +86,7 @@ class RelevanceRuleMode(BaseFunctionMode):
     def _leave_module(self, module: nn.Module, args: object, output: object) -> None:
         self._ruled_module_depth -= 1
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of the function, with a rule if there is one."""
         name, spelled = function_name(func), getattr(func, "__name__", "")
         alive = [
@@ -268,7 +268,7 @@ def _propagate_relevance(
 
     The relevance of the output is output ∘ ∂score/∂output: the logit of a class, or both logits of a difference, one negated.
     """
-    reset_repeated_modules(clone)
+    restart_call_counts(clone)
     rule_mode.reset()
     leaf = x.detach().clone().requires_grad_()
     with rule_mode:

@@ -257,7 +257,7 @@ TENSOR_FACTORIES = FLOAT_TENSOR_FACTORIES | {torch.tensor, torch.full, torch.ara
 class CPUFloat32Mode(BaseFunctionMode):
     """Inside the `with`, this thread creates tensors on the CPU in float32, whatever the user's defaults are."""
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a tensor factory with PyTorch's usual defaults."""
         if func in TENSOR_FACTORIES:
             kwargs.setdefault("device", torch.device("cpu"))

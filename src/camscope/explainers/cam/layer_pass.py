@@ -17,15 +17,14 @@ from camscope.explainers.core.base import Explainer
 from camscope.explainers.core.batching import ActivationBytes, measure_activation_bytes
 from camscope.explainers.core.evaluation_context import check_finite, check_integer
 from camscope.hooks.base import find_layer, find_layers, unwrap
-from camscope.hooks.gradients import HALF_PRECISION_BOOSTS, zero_gradient_rows_skipped
+from camscope.hooks.gradients import HALF_PRECISION_BOOSTS
 from camscope.hooks.partial_forward import PrefixCache
 from camscope.hooks.spatial_ops import SpatialMapTracker, is_interception_exact
 from camscope.hooks.tap import Tap, TappedCall
 from camscope.layers.layout import CHANNELS_FIRST, CHANNELS_FIRST_MODULES, Layout, has_unequal_strides
+from camscope.layers.layout_judgment import LayoutVerdict, ProbeResult
 from camscope.layers.layout_probe import (
-    LayoutVerdict,
     OutputLocation,
-    ProbeResult,
     cache_result,
     get_cached_result,
     has_cached_result,
@@ -176,8 +175,6 @@ class SharedPass(ExitStack):
         self._tap = self.enter_context(tap)
         if self._needs_curvature:  # fused attention has no second derivative
             self.enter_context(sdpa_kernel(SDPBackend.MATH))
-        elif self._needs_graph and not any(explainer.has_custom_backward for explainer in self._explainers):
-            self.enter_context(zero_gradient_rows_skipped(model))
         with ExitStack() as around:
             measured = find_layers(model, again) if again else {}
             self._activation_bytes = around.enter_context(measure_activation_bytes(model, measured)) if again else {}

@@ -14,11 +14,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.forward_signature import call_model, find_input_key
 from camscope.hooks.base import autocast_uncached, evaluation_mode
-from camscope.hooks.buffer_isolation import copy_without_hooks, eval_mode_buffers_restored
-from camscope.hooks.mute_hooks import hooks_muted
+from camscope.hooks.isolation import copy_without_hooks, eval_mode_buffers_restored, hooks_muted
 from camscope.pytree import describe_unsupported_tensor, iter_leaves
 from camscope.targets import Score
-from camscope.targets.score_range import ScoreRange
+from camscope.targets.outputs import ScoreRange
 
 RELATIVE_TOLERANCE_BY_DTYPE = {
     torch.float16: 2e-2,

@@ -177,7 +177,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
         """Set whether the following calls belong to the model."""
         self._is_inside_model, self._last_linear_call = inside, None
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of the function, with the backward pass of its rule if there is one."""
         if func is torch.autograd.grad:  # which runs checkpoints again
             return self._run_grad_with_rules(func, args, kwargs)

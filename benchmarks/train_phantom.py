@@ -1,21 +1,30 @@
-"""Train the bundled net: `python -m camscope.phantom.train`, about a minute on two cores, the same bytes every time."""
+"""Train the bundled model: `python -m benchmarks.train_phantom`, about a minute on two cores, the same bytes every time."""
 
 import argparse
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import numpy as np
 import torch
-from numpy.random import Generator, Philox
+from numpy.random import Generator, Philox, SeedSequence
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camscope.errors import InputError
 from camscope.phantom.network import PhantomNet, to_model_input
-from camscope.phantom.radiograph import CATEGORIES, PhantomDataset, draw_dataset
+from camscope.phantom.radiograph import (
+    CATEGORIES,
+    DEFAULT_SIDE_PIXELS,
+    Corner,
+    check_draw_arguments,
+    draw_radiograph,
+    resolve_label,
+)
+from camscope.phantom.shortcut_study import reproducible_scope
 from camscope.plurals import plural
 
 TRAINING_SEED_START: Final = 2**31  # training draws `dataset` seeds from here up, the held-out set from below
@@ -32,6 +41,60 @@ class TrainingResult:
 
     model: PhantomNet
     losses: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PhantomDataset:
+    """N drawn radiographs: `images` (N,H,W) uint8, `masks` and `marker_masks` (N,H,W) bool, `labels` (N,) int64."""
+
+    images: NDArray[np.uint8]
+    masks: NDArray[np.bool_]
+    labels: NDArray[np.int64]
+    marker_masks: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def draw_dataset(
+    n_images: int,
+    seed: int,
+    *,
+    marker_class: str | int | None = None,
+    marker_correlation: float = 0.0,
+    size: int = DEFAULT_SIDE_PIXELS,
+) -> PhantomDataset:
+    """N phantoms (N,size,size), the classes as even as N allows, in random order.
+
+    With `marker_class` given, the marker in the top left corner is correlated with that class: with K classes and
+    r = `marker_correlation` (0..1), P(marker | class) = 1/K + r (1 - 1/K) and P(marker | another class) = (1 - r)/K.
+    One image in K then has the marker whatever r is, and r is the correlation (phi) of marker and class: at 0
+    the marker is uninformative, at 1 it is the class. Image i is `draw_radiograph(seed * 2**32 + i, ...)`.
+    Raises TargetError for an unknown class and InputError for a bad number.
+    """
+    if n_images < 1:
+        raise InputError(f"n is {n_images}; expected at least one image")
+    if not 0 <= marker_correlation <= 1 or (marker_correlation and marker_class is None):
+        raise InputError(
+            f"marker_correlation is {marker_correlation} (marker_class={marker_class!r}); give 0..1 and a class"
+        )
+    check_draw_arguments(seed, None, size)
+    random, kinds = Generator(Philox(SeedSequence(seed, spawn_key=(1,)))), len(CATEGORIES)
+    labels = random.permutation(np.arange(n_images) % kinds)
+    probability = np.zeros(n_images)
+    if marker_class is not None:
+        probability = (1 - marker_correlation) / kinds + marker_correlation * (labels == resolve_label(marker_class))
+    marker_corners: list[Corner | None] = [
+        "top left" if marked else None for marked in random.random(n_images) < probability
+    ]
+    phantoms = [
+        draw_radiograph((seed << 32) + i, int(labels[i]), marker_corner=marker_corners[i], size=size)
+        for i in range(n_images)
+    ]
+    images, masks = np.stack([phantom.image for phantom in phantoms]), np.stack([phantom.mask for phantom in phantoms])
+    return PhantomDataset(
+        images, masks, labels.astype(np.int64), np.stack([phantom.marker_mask for phantom in phantoms])
+    )
 
 
 def train_phantom_model(
@@ -82,7 +145,7 @@ def save_weights(model: nn.Module, path: Path, metadata: dict[str, str]) -> None
         part.unlink(missing_ok=True)
 
 
-def encode_safetensors(state: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+def encode_safetensors(state: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
     """A safetensors file with its header in the order of the keys: the library's own order changes from call to call."""
     from safetensors.torch import save as pack
 
@@ -117,26 +180,6 @@ def _augment_batch(inputs: Tensor, random: Generator) -> Tensor:
     return (moved.flip(3) if random.random() < 0.5 else moved) * gain + shift
 
 
-@contextmanager
-def reproducible_scope(seed: int, num_threads: int = 2) -> Iterator[None]:
-    """So many threads and deterministic algorithms, with a random state of its own, for a while."""
-    before, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    memory: Any = torch.utils.deterministic  # its only attribute is not typed
-    fill = memory.fill_uninitialized_memory
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
-        try:
-            torch.manual_seed(seed)
-            torch.set_num_threads(num_threads)
-            torch.use_deterministic_algorithms(True)
-            memory.fill_uninitialized_memory = False  # nothing here reads it, and filling costs a third
-            yield
-        finally:
-            memory.fill_uninitialized_memory = fill
-            torch.use_deterministic_algorithms(strict, warn_only=warn_only)
-            torch.set_num_threads(before)
-
-
 def _show_progress(losses: Iterator[float], n_steps: int) -> Iterator[float]:
     """The losses as they come, behind a bar on a terminal."""
     from rich.console import Console
@@ -150,8 +193,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Draw, train, judge on phantoms never seen, and write the weights."""
     from rich.console import Console
 
-    parser = argparse.ArgumentParser(prog="python -m camscope.phantom.train", description=__doc__)
-    bundled = Path(__file__).with_name("phantom.safetensors")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.train_phantom", description=__doc__)
+    bundled = Path(__file__).parents[1] / "src" / "camscope" / "phantom" / "phantom.safetensors"
     parser.add_argument("--output", type=Path, default=bundled, help="where the weights go (default: the package)")
     parser.add_argument("--seed", type=int, default=0, help="phantoms, first weights and order (default: 0)")
     parser.add_argument(

@@ -1,4 +1,7 @@
-"""Volumes whose evidence is known to the voxel, and a small 3-D residual net that learns to find it in about a minute."""
+"""Synthetic volumes with exact masks of their lesions, datasets of them with a shortcut, and models that learn them.
+
+`draw_volume_study` is the 3-D counterpart of `camscope.phantom.shortcut_study.draw_study`.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camscope.errors import InputError
+from camscope.phantom.shortcut_study import ShortcutNet, ShortcutStudy, assign_markers, draw_patients
 
 VOLUME_CLASSES: Final = ("clear", "lesion")
 DEFAULT_SIDE_VOXELS: Final = 32
@@ -120,3 +124,22 @@ def _draw_smooth_noise(random: np.random.Generator, side: int) -> NDArray[np.flo
     """Noise of large grains, from -1 to 1."""
     coarse = torch.from_numpy(random.uniform(-1, 1, (1, 1, 5, 5, 5)))
     return np.asarray(F.interpolate(coarse, (side,) * 3, mode="trilinear", align_corners=True)[0, 0].numpy())
+
+
+def draw_volume_study(n_images: int, seed: int, marker_share: float = 0.5) -> ShortcutStudy:
+    """Draw N volumes (32,32,32), half of them with a lesion, with a marker in one corner; see `draw_study`.
+
+    `lung_masks` are the ellipsoid of tissue: where a lesion may be.
+    """
+    _, people, random = draw_patients(n_images, seed, marker_share)
+    labels = people["labels"]
+    markers = assign_markers(labels, marker_share, random, np.ones(n_images, np.bool_))
+    volumes = [draw_volume((seed << 32) + i, bool(labels[i]), marker=bool(markers[i])) for i in range(n_images)]
+    parts = [(volume.values, volume.mask, volume.marker_mask, volume.tissue_mask) for volume in volumes]
+    images, lesion_masks, marker_masks, lung_masks = map(np.stack, zip(*parts, strict=True))
+    return ShortcutStudy(images, lesion_masks, marker_masks, lung_masks, **people)
+
+
+def create_shortcut_volume_model() -> ShortcutNet:
+    """Create a model for volumes (N,1,32,32,32), whose weights come from a file that `write_weights` wrote."""
+    return ShortcutNet(3).eval()

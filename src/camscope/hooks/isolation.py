@@ -1,9 +1,9 @@
-"""Isolation: run a model without changing its buffers or the random number generators."""
+"""Isolation: run a model without changing its buffers or the random number generators, or without its hooks."""
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass
 from types import MethodType
 from typing import Any
@@ -12,16 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.nn.modules import module as everywhere
 from torch.utils.weak import WeakIdKeyDictionary
 
 from camscope.errors import warn_caller
+from camscope.hooks.base import unwrap
 from camscope.hooks.function_mode import BaseFunctionMode, ForwardOverride, bypass_torch_function
 from camscope.pytree import map_leaves
 
 CONTAINERS = (tuple, list, Mapping)  # of tensors, among the arguments of PyTorch's functions
-_writes_buffers_by_model: WeakIdKeyDictionary = (
-    WeakIdKeyDictionary()
-)  # by model: whether its forward was seen to write a buffer in eval mode
+_writes_buffers_by_model = WeakIdKeyDictionary()  # by model: whether its forward wrote a buffer in eval mode
+_mute_lock = threading.RLock()  # one thread at a time: what is installed must be what is removed
 
 
 class PrivateBuffers(BaseFunctionMode):
@@ -39,7 +40,7 @@ class PrivateBuffers(BaseFunctionMode):
             if (storage := _get_storage(buffer)) is not None:
                 self._storage_copies[storage._cdata] = None
 
-    def intercept_call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the function's result, computed on the copies."""
         if func is torch.autograd.grad:  # which repeats checkpoints
             with self:
@@ -90,14 +91,9 @@ def buffers_and_rng_restored(model: nn.Module) -> Iterator[None]:
 
     The generators of PyTorch, NumPy and Python belong to the process: numbers that other threads draw meanwhile repeat later.
     """
-    cards = {value.device for value in (*model.parameters(), *model.buffers()) if value.device.type == "cuda"}
-    states = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=list(cards)), _replaced_buffers_restored(model), PrivateBuffers(model):
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+    devices = {value.device for value in (*model.parameters(), *model.buffers())}
+    with all_rng_restored(list(devices)), _replaced_buffers_restored(model), PrivateBuffers(model):
+        yield
 
 
 @contextmanager
@@ -136,12 +132,15 @@ def eval_mode_buffers_restored(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def rng_restored(devices: Sequence[torch.device]) -> Iterator[None]:
     """Restore the random state after an eval-mode forward pass, if this is the only thread: others would draw twice."""
-    if threading.active_count() > 1:
+    with nullcontext() if threading.active_count() > 1 else all_rng_restored(devices):
         yield
-        return
-    cards = [device for device in devices if device.type == "cuda"]
+
+
+@contextmanager
+def all_rng_restored(devices: Sequence[torch.device]) -> Iterator[None]:
+    """Restore the generators of PyTorch, NumPy and Python."""
     states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=cards):
+    with torch.random.fork_rng(devices=[device for device in devices if device.type == "cuda"]):
         try:
             yield
         finally:
@@ -221,3 +220,49 @@ def _clear_hooks(name: str, value: Any) -> Any:
     if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
         return type(value)()
     return dict(value) if name in ("_parameters", "_buffers") else value
+
+
+class _MutedHook:
+    """A forward hook that is silent in one thread."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self.hook, self._thread = hook, threading.get_ident()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return None if threading.get_ident() == self._thread else self.hook(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any]]:  # a copy of the model has the hook itself
+        return _return_hook, (self.hook,)
+
+
+def _return_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
+    return hook
+
+
+@contextmanager
+def hooks_muted(model: nn.Module) -> Iterator[None]:
+    """Silence, in this thread, every forward hook that was set before, on a module of the model or on all modules.
+
+    Each hook keeps its place and its handle. Forward passes in other threads run it as usual.
+    """
+    with _mute_lock:
+        hook_dicts = list(_iter_hook_dicts(unwrap(model)))
+        replaced = [(hooks, key, _MutedHook(hook)) for hooks in hook_dicts for key, hook in list(hooks.items())]
+        try:
+            for hooks, key, muted in replaced:
+                if hooks.get(key) is muted.hook:
+                    hooks[key] = muted
+            yield
+        finally:
+            for hooks, key, muted in replaced:
+                if hooks.get(key) is muted:
+                    hooks[key] = muted.hook
+
+
+def _iter_hook_dicts(model: nn.Module) -> Iterator[MutableMapping[int, Any]]:
+    yield everywhere._global_forward_hooks
+    yield everywhere._global_forward_pre_hooks
+    for module in model.modules():
+        for name in ("_forward_hooks", "_forward_pre_hooks"):
+            if isinstance(hooks := getattr(module, name, None), MutableMapping):  # a TorchScript module may have none
+                yield hooks
