@@ -294,7 +294,7 @@ def test_a_group_with_most_of_the_images_is_the_reason_for_no_interval():
         said = list(iter_statements(lines, MapAgreement([], {}, []), names))
         assert any(words and words in one for one in said) is bool(words)
         assert any(" is first" in one for one in said) is not bool(words)
-        printed = [text.plain for text in cli_lines.format_missing_interval(lines["enrichment"])]
+        printed = cli_lines.format_missing_interval(lines["enrichment"])
         assert ["no interval" in one and words in one for one in printed] == [True] * bool(words)
     known = {line.method: line for line in lines["enrichment"]}
     assert known["b"].is_worse_than_best

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camscope.cli import base
+from camscope.cli import base, option_types
+from camscope.cli.option_types import option
 from camscope.errors import CamscopeError
 from camscope.plurals import plural
 
@@ -24,16 +25,14 @@ DEFAULT_SIZE_BY_RANK = {1: 1024, 2: 224, 3: 64}
 
 
 def run(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model, as in explain --model.")] = "phantom",
-    weights: base.WeightsOption = None,
+    model: Annotated[str, option_types.argument("MODEL", "Model, as in explain --model.")] = "phantom",
+    weights: option_types.WeightsOption = None,
     size: Annotated[
         str | None,
-        typer.Option(
-            "--size", metavar="N|HxW", help="Input size; default: the size of the model's preprocessing, or 224."
-        ),
+        option("--size", "N|HxW", "Input size; default: the size of the model's preprocessing, or 224."),
     ] = None,
-    list_all: Annotated[bool, typer.Option("--all", help="List nested layers too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every layer as JSON.")] = False,
+    list_all: Annotated[bool, option("--all", None, "List nested layers too.")] = False,
+    as_json: Annotated[bool, option("--json", None, "Print every layer as JSON.")] = False,
 ) -> None:
     """List the layers of a model, and mark those with a spatial grid, which can be explained."""
     from camscope.hooks import inspect_layers
@@ -53,10 +52,8 @@ def run(
     console.print(_build_layer_table(layer_table, listed_names, candidates, default))
     console.print(base.styled_text(("●", "green"), (" has a grid   ", "dim"), ("★", "bold green"), (" default", "dim")))
     if len(listed_names) < len(layer_table):
-        console.print(
-            f"{plural(len(layer_table) - len(listed_names), 'more layer')} inside these; to list them: --all",
-            style="dim",
-        )
+        n_more = len(layer_table) - len(listed_names)
+        console.print(f"{plural(n_more, 'more layer')} inside these; to list them: --all", style="dim")
     for text in warnings:
         base.print_note(text)
 
@@ -90,11 +87,9 @@ def _example_input(model: "nn.Module", size: str | None) -> "Tensor":
     shape = _card_input_shape(model) or (_count_input_channels(inner, rank), *[DEFAULT_SIZE_BY_RANK[rank]] * rank)
     if size is not None:
         shape = (shape[0], *_parse_size(size, len(shape) - 1))
-    device, dtype = device_and_dtype(inner)
-    noise = torch.randn(
-        (1, *shape), generator=torch.Generator(device="cpu").manual_seed(0), dtype=torch.float32, device="cpu"
-    )
-    return noise.to(device, dtype)
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    noise = torch.randn((1, *shape), generator=generator, dtype=torch.float32, device="cpu")
+    return noise.to(*device_and_dtype(inner))
 
 
 def _parse_size(text: str, rank: int) -> list[int]:
@@ -153,10 +148,11 @@ def _build_layer_table(
     from rich.text import Text
 
     table = base.new_table("", "layer", "type", "output>", "stride>", "parameters>", "calls>")
-    shape = "×".join(map(str, inspection.input_shape))
-    table.title = Text(
-        f"{base.display_text(inspection.model)} · input {shape} · {plural(inspection.n_parameters, 'parameter', spec=',')}"
+    shape, parameters = (
+        "×".join(map(str, inspection.input_shape)),
+        plural(inspection.n_parameters, "parameter", spec=","),
     )
+    table.title = Text(f"{base.display_text(inspection.model)} · input {shape} · {parameters}")
     table.title_justify = "left"
     for row in inspection:
         if row.name in listed_names:
@@ -164,5 +160,5 @@ def _build_layer_table(
             style = "bold green" if row.name == default else "green" if mark else "dim"
             indent = "  " * row.name.count(".")
             name, *other_cells = row.format_cells()
-            table.add_row(Text(mark), Text(indent + base.display_text(name)), *map(Text, other_cells), style=style)
+            table.add_row(mark, indent + base.display_text(name), *other_cells, style=style)
     return table

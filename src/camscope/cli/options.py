@@ -66,24 +66,22 @@ def parse_render_options(
     return RenderOptions(colormap, alpha, levels, boxes)
 
 
-def parse_targets(targets: str | None, classes: str | None) -> list[int | str | None]:
+def parse_targets(target: str | None, targets: str | None) -> list[int | str | None]:
     """Parse the target classes as unique indices and names; None means the top class of each image."""
-    if targets is not None and classes is not None:
+    if target is not None and targets is not None:
         raise typer.BadParameter(
             "pass one class with --target or several with --targets, not both", param_hint="'--targets'"
         )
-    class_names = base.split_list(classes) if classes is not None else [targets]
+    class_names = base.split_list(targets) if targets is not None else [target]
     if not class_names:
         raise typer.BadParameter("no class is named", param_hint="'--targets'")
-    return [_parse_class(class_name) for class_name in dict.fromkeys(class_names)]
-
-
-def _parse_class(text: str | None) -> int | str | None:
-    """Return an index if the text is an integer, else the name."""
-    try:
-        return int(text) if text is not None else None
-    except ValueError:
-        return text
+    parsed: list[int | str | None] = []
+    for name in dict.fromkeys(class_names):
+        try:
+            parsed.append(None if name is None else int(name))
+        except ValueError:
+            parsed.append(name)
+    return parsed
 
 
 @dataclass(frozen=True)
@@ -117,33 +115,30 @@ def resolve_method_choice(context: typer.Context, choice: str | None, methods: s
     return MethodChoice(selection.method, selection.layer, selection.model_digest)
 
 
-def check_layers_usable(explainer_classes: "dict[str, type[Explainer]]", layers: "Sequence[str] | None") -> None:
-    """Raise typer.BadParameter if `--layers` is empty, or if no method takes a layer."""
+def parse_layers(names: str | None, explainer_classes: "dict[str, type[Explainer]]") -> list[str] | None:
+    """Parse `--layers`; raise typer.BadParameter if it names no layer, or if no method takes a layer."""
     from camscope.explainers.comparison.grid_layout import accepts_layer_choice
 
-    if layers is None:
-        return
-    if not layers:
+    if names is None:
+        return None
+    if not (layers := base.split_list(names)):
         raise typer.BadParameter("no layer is named", param_hint="'--layers'")
     if not any(map(accepts_layer_choice, explainer_classes.values())):
         subject = f"{' and '.join(explainer_classes)} {'has' if len(explainer_classes) == 1 else 'have'}"
         raise typer.BadParameter(f"{subject} no layer setting", param_hint="'--layers'")
+    return layers
 
 
 def check_single_layer(explainer_classes: "dict[str, type[Explainer]]", layers: "Sequence[str] | None") -> None:
     """Raise typer.BadParameter if several layers are named and a method takes only one."""
     from camscope.explainers.comparison.grid_layout import accepts_layer_choice, accepts_several_layers
 
-    single_layer_methods = [
-        name
-        for name, explainer_cls in explainer_classes.items()
-        if accepts_layer_choice(explainer_cls) and not accepts_several_layers(explainer_cls)
-    ]
-    if layers is not None and len(layers) > 1 and single_layer_methods:
-        raise typer.BadParameter(
-            f"{single_layer_methods[0]} takes one layer, but {len(layers)} are named; to compare layers use camscope compare",
-            param_hint="'--layers'",
-        )
+    for name, explainer_cls in explainer_classes.items() if layers is not None and len(layers) > 1 else ():
+        if accepts_layer_choice(explainer_cls) and not accepts_several_layers(explainer_cls):
+            raise typer.BadParameter(
+                f"{name} takes one layer, but {len(layers or ())} are named; to compare layers use camscope compare",
+                param_hint="'--layers'",
+            )
 
 
 def build_explainers(
@@ -152,6 +147,8 @@ def build_explainers(
     layers: "Sequence[str] | None",
     preprocess: str | None,
     settings_by_method: dict[str, dict[str, Any]],
+    *,
+    show_method_bars: bool = True,
 ) -> "list[Explainer]":
     """Create an explainer per method and layer; only one if the method takes no layer or several."""
     from camscope.explainers.comparison.grid_layout import create_at_layers
@@ -164,19 +161,17 @@ def build_explainers(
             explainer_cls,
             model,
             unique_layers,
-            {"preprocess": preprocess, **progress.method_bar_settings(explainer_cls), **settings_by_method[name]},
+            {
+                "preprocess": preprocess,
+                **progress.method_bar_settings(explainer_cls, show=show_method_bars),
+                **settings_by_method[name],
+            },
         )
     ]
 
 
-EXCLUDED_PARAMETERS = (
-    "self",
-    "model",
-    "layer",
-    "preprocess",
-    "class_names",
-)  # set by other options, or not expressible as text
 PARAMETERS_WITH_OPTION = ("model", "layer", "preprocess")
+EXCLUDED_PARAMETERS = ("self", "class_names", *PARAMETERS_WITH_OPTION)  # have an option, or no text form
 BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 OPTION_HINT = "'--set'"
 

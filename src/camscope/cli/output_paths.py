@@ -30,20 +30,19 @@ def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> 
             continue
         matches = sorted(map(Path, source_files.list_image_paths(source, recursive=False)))
         if not matches:
-            raise typer.BadParameter(_format_no_image(source), param_hint="'IMAGE'")
+            raise typer.BadParameter(_describe_no_image(source), param_hint="'IMAGE'")
         paths.update(dict.fromkeys(matches))
     return list(paths)
 
 
-def _format_no_image(source: str) -> str:
+def _describe_no_image(source: str) -> str:
     """Describe why a source has no image; a folder of scans is named by pseudonym, as its name may identify a patient."""
     from camscope.images.files.redaction import pseudonymize_source
     from camscope.images.scans.scan_reader import is_scan
 
     if Path(source).is_dir() and is_scan(source):
-        return (
-            f"{pseudonymize_source(source)} is a folder of DICOM files without a suffix; to read a volume pass --series"
-        )
+        folder = pseudonymize_source(source)
+        return f"{folder} is a folder of DICOM files without a suffix; to read a volume pass --series"
     return f"no image {'in the folder' if Path(source).is_dir() else 'for the pattern'} {source}"
 
 
@@ -54,11 +53,10 @@ def build_file_stem(row: int, image: Path, pseudonym: str | None = None) -> str:
     """
     if pseudonym is not None:
         return f"{row:04d}-{slug(pseudonym)}"
+    digest = hashlib.sha256(os.fsencode(image)).hexdigest()
     if image.is_file():
         with image.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-    else:
-        digest = hashlib.sha256(os.fsencode(image)).hexdigest()
     return f"{row:04d}-{digest[:8]}-{slug(image.stem)}"
 
 
@@ -68,11 +66,6 @@ class OutputFiles:
 
     figures: tuple[Path, ...]
     map_files: tuple[tuple[Path, ...], ...]
-
-    @property
-    def all_files(self) -> tuple[Path, ...]:
-        """Return the figures and all map files."""
-        return sum(self.map_files, self.figures)
 
 
 @dataclass(frozen=True)
@@ -107,32 +100,26 @@ class Destination:
 
     def output_stem(self, row: int, image: Path, pseudonym: str | None = None) -> Path:
         """Return the common path prefix of an image's files; `pseudonym` replaces the name of the image."""
-        return (
-            self.file.with_suffix("")
-            if self.file
-            else build_output_path(self.folder, build_file_stem(row, image, pseudonym))
-        )
+        if self.file:
+            return self.file.with_suffix("")
+        return build_output_path(self.folder, build_file_stem(row, image, pseudonym))
 
     def output_files(
         self, row: int, image: Path, map_names: Sequence[str], pseudonym: str | None = None
     ) -> OutputFiles:
         """Return the output files of one image, checked not to exist; `map_names` holds one name per map."""
-        stem = self.output_stem(row, image, pseudonym)
-        file_suffix = self.file.suffix if self.file else None
-        figures = tuple(
-            _append_suffix(stem, file_suffix or f".{kind}") for kind in self.formats if kind in RASTER_FORMATS
-        )
-        suffixes = [""] if len(map_names) == 1 else [f"-{file_suffix}" for file_suffix in map_names]
-        map_files = tuple(
-            tuple(
-                _append_suffix(stem, suffix + (file_suffix or f".{k}")) for k in self.formats if k in MAP_FILE_FORMATS
-            )
-            for suffix in suffixes
-        )
-        files = OutputFiles(figures, map_files)
-        for path in files.all_files:
+        stem, extension = self.output_stem(row, image, pseudonym), self.file.suffix if self.file else None
+
+        def list_files(suffix: str, kinds: Sequence[str]) -> tuple[Path, ...]:
+            names = [f"{stem.name}{suffix}{extension or f'.{kind}'}" for kind in self.formats if kind in kinds]
+            return tuple(map(stem.with_name, names))
+
+        suffixes = [""] if len(map_names) == 1 else [f"-{name}" for name in map_names]
+        figures = list_files("", RASTER_FORMATS)
+        map_files = tuple(list_files(suffix, MAP_FILE_FORMATS) for suffix in suffixes)
+        for path in sum(map_files, figures):
             check_free(path, self.overwrite, image)
-        return files
+        return OutputFiles(figures, map_files)
 
 
 class OutputExistsError(OutputError):
@@ -167,11 +154,8 @@ def resolve_figure_path(
 
     `pseudonym` replaces the name of the image.
     """
-    file = (
-        build_output_path(folder, f"{build_file_stem(1, image, pseudonym)}{suffix}.png")
-        if output is None
-        else Path(output)
-    )
+    stem = build_file_stem(1, image, pseudonym)
+    file = build_output_path(folder, f"{stem}{suffix}.png") if output is None else Path(output)
     if file.suffix.lower()[1:] not in RASTER_FORMATS:
         raise typer.BadParameter(
             f"{file}; expected a file ending in {', '.join(RASTER_FORMATS)}", param_hint="'--output'"
@@ -186,7 +170,3 @@ def check_is_folder(path: Path, option: str = "--output") -> None:
     for parent in (path, *path.parents):
         if parent.exists() and not parent.is_dir():
             raise typer.BadParameter(f"{parent} is a file, not a folder", param_hint=f"'{option}'")
-
-
-def _append_suffix(stem: Path, suffix: str) -> Path:
-    return stem.with_name(stem.name + suffix)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from camscope.evaluation.map_agreement import MapAgreement, MethodKey
-from camscope.evaluation.summary import SIGNIFICANCE_LEVEL, MethodSummary
+from camscope.evaluation.summary import SIGNIFICANCE_LEVEL, MethodSummary, has_controls
 from camscope.metrics import METRICS
 from camscope.metrics.statistics import MIN_GROUPS_FOR_INTERVAL, compute_min_p_value
 from camscope.plurals import plural
@@ -39,14 +39,6 @@ def iter_statements(
         if ranking.worse_methods:
             yield f"{metric}: {ranking.text}"
     yield from _iter_control_statements(summaries, names)
-
-
-def has_controls(summary: MethodSummary) -> bool:
-    """Return whether the methods of a summary are compared with control maps.
-
-    Control maps score well for how spread out or how stable a map is, so metrics of the map alone and of explainers have none.
-    """
-    return METRICS[summary.metric].input_kind not in ("map", "explainer")
 
 
 def describe_dominance(summaries: Sequence[MethodSummary]) -> str:
@@ -127,7 +119,7 @@ def _iter_control_statements(summaries: Mapping[str, Sequence[MethodSummary]], n
     for metric, group in summaries.items():
         methods = [line for line in group if not line.is_control and line.difference_to_control is not None]
         controls = [line.method for line in group if line.is_control and line.estimate is not None]
-        if not methods or not controls or not has_controls(group[0]):
+        if not methods or not controls or not has_controls(group[0].metric):
             continue
         better = [_get_method_name(line, names) for line in methods if line.beats_control]
         if not better:

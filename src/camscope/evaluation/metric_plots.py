@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from camscope.errors import InputError
-from camscope.evaluation.comparison_statements import has_controls
-from camscope.evaluation.summary import MethodSummary
+from camscope.evaluation.summary import MethodSummary, has_controls
 from camscope.metrics import METRICS
 from camscope.optional import require
 
@@ -110,7 +109,7 @@ def sort_methods(
     for group in summaries.values():
         for place, line in enumerate(group):
             row_places = places.setdefault((get_name(line), line.is_control), [])
-            row_places += [place] if has_controls(line) and line.estimate is not None else []
+            row_places += [place] if has_controls(line.metric) and line.estimate is not None else []
     order = {row: float(np.mean(row_places)) if row_places else np.inf for row, row_places in places.items()}
     for names in equivalent_groups:
         first = min(names, key=lambda name: order[name, False])
@@ -190,7 +189,7 @@ def draw_interval(axes: Any, row_position: float, summary: MethodSummary) -> Non
 def draw_control_band(axes: Any, summaries: Sequence[MethodSummary]) -> None:
     """Draw the interval of the best control as a band."""
     best = next((line.estimate for line in summaries if line.is_control and line.estimate is not None), None)
-    if best is not None and has_controls(summaries[0]) and np.isfinite(best.low):
+    if best is not None and has_controls(summaries[0].metric) and np.isfinite(best.low):
         axes.axvspan(best.low, best.high, color=BAND_COLOR, zorder=0, linewidth=0)
 
 

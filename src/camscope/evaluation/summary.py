@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import comb, isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -78,23 +78,28 @@ class MethodSummary:
     @property
     def beats_control(self) -> bool:
         """Whether the method is significantly better than the best control, at 5 %."""
-        return (
-            is_significant(self.difference_to_control)
-            and self.difference_to_control is not None
-            and self.difference_to_control.mean > 0
-        )
+        return is_significant(self.difference_to_control) and self.difference_to_control.mean > 0
+
+    @property
+    def advantage_over_control(self) -> Estimate | None:
+        """The difference to the best control; None by metrics in which a map that does not depend on the model scores well."""
+        return self.difference_to_control if has_controls(self.metric) else None
 
     @property
     def is_worse_than_best(self) -> bool:
         """Whether the method is significantly worse than the best method, at 5 %."""
-        return (
-            is_significant(self.difference_to_best)
-            and self.difference_to_best is not None
-            and self.difference_to_best.mean < 0
-        )
+        return is_significant(self.difference_to_best) and self.difference_to_best.mean < 0
 
 
-def is_significant(difference: Estimate | None) -> bool:
+def has_controls(metric: str) -> bool:
+    """Return whether methods are compared with control maps by this metric.
+
+    Control maps score well for how spread out or how stable a map is, so metrics of the map alone and of explainers have none.
+    """
+    return METRICS[metric].input_kind not in ("map", "explainer")
+
+
+def is_significant(difference: Estimate | None) -> TypeGuard[Estimate]:
     """Return whether a difference is significant at 5 %."""
     return difference is not None and difference.p_value is not None and difference.p_value < SIGNIFICANCE_LEVEL
 
