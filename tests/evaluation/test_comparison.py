@@ -346,7 +346,7 @@ def make_it_legible(made):
 
 def test_the_figure_names_all_and_cuts_nothing(found, tmp_path):
     words = make_it_legible(found)
-    assert {"gradcam", "layercam", "saliency", "center", "enrichment", "more is better →", "nodule"} <= words
+    assert {"gradcam", "layercam", "saliency", "center", "enrichment", "higher is better →", "nodule"} <= words
     for suffix, head in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
         assert found.save(tmp_path / f"f{suffix}").read_bytes().startswith(head)
     with pytest.raises(OutputError, match=r"cannot write .gif"):

@@ -366,7 +366,7 @@ def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
         assert said in result.stdout
     assert "necessity" not in result.stdout
     assert b"deletion, mean" in (tmp_path / "f.svg").read_bytes() or (tmp_path / "f.svg").stat().st_size
-    assert json.loads((tmp_path / "out" / "run.json").read_bytes())["run_config"]["fills"] == ["mean", "zero"]
+    assert json.loads((tmp_path / "out" / "run.json").read_bytes())["run_config"]["imputations"] == ["mean", "zero"]
     without = CliRunner().invoke(app, ["evaluate", str(place / "run"), "--metrics", "deletion", "-o", "new"])
     assert without.exit_code == 2
     assert "--model" in without.stderr

@@ -30,7 +30,7 @@ def compare_images(
 ) -> None:
     """Compute missing maps, evaluate all maps, and print and draw the comparison."""
     from camscope.batch.run_store import RunStore
-    from camscope.evaluation.comparison import compare_methods
+    from camscope.evaluation.method_comparison import compare_methods
     from camscope.evaluation.metric_plots import import_matplotlib_figure
 
     import_matplotlib_figure()

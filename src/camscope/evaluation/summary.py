@@ -39,7 +39,7 @@ class MethodSummary:
         n_rows: The number of rows with and without a value.
         n_comparisons: The number of comparisons that `difference_to_best` is corrected for.
 
-    Differences are signed so that more is better.
+    Differences are signed so that higher is better.
 
     """
 
