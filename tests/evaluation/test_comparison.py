@@ -248,11 +248,6 @@ def test_differences_are_corrected_for_all_pairs_and_all_metrics():
     assert list(summarize_values(values_of(enrichment=own, peak_distance=own), metrics=["enrichment"])) == [
         "enrichment"
     ]
-    each = {
-        line.method: line
-        for line in summarize_values(values_of(enrichment=own), correct_multiple_comparisons=False)["enrichment"]
-    }
-    assert each["b"].difference_to_best.p_value == pytest.approx(stats.ttest_rel(own["b"], own["a"]).pvalue)
 
 
 def test_methods_that_are_alike_are_seldom_told_from_the_first():

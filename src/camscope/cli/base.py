@@ -252,11 +252,16 @@ def is_option_set(context: typer.Context, parameter: str) -> bool:
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
 
 
+def option_error(option: str, message: str) -> typer.BadParameter:
+    """Create the error for a wrong value of an option such as `--layers`."""
+    return typer.BadParameter(message, param_hint=f"'{option}'")
+
+
 def check_options_unset(context: typer.Context, parameters: Iterable[str], reason: str) -> None:
     """Raise typer.BadParameter with the reason for the first of these parameters whose option the user set."""
     for parameter in context.command.params:
         if parameter.name in parameters and is_option_set(context, parameter.name):
-            raise typer.BadParameter(reason, param_hint=f"'{parameter.opts[0]}'")
+            raise option_error(parameter.opts[0], reason)
 
 
 def print_default_model_note(context: typer.Context) -> None:
@@ -272,11 +277,11 @@ def parse_methods(names: str) -> "dict[str, type[Explainer]]":
     fast_names = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
     requested = fast_names if names == "all" else split_list(names)
     if not requested:
-        raise typer.BadParameter(f"no method is named; choose from {', '.join(METHODS)}", param_hint="'--methods'")
+        raise option_error("--methods", f"no method is named; choose from {', '.join(METHODS)}")
     try:
         explainer_classes = [METHODS.find(name) for name in requested]
     except InputError as error:
-        raise typer.BadParameter(str(error), param_hint="'--methods'") from error
+        raise option_error("--methods", str(error)) from error
     return {method.name: method for method in explainer_classes}
 
 
@@ -333,7 +338,7 @@ def load_model_on_device(spec: str, weights: str | None = None, device: str = "c
             torch_device = torch.device(device)
             torch.empty(1, device=torch_device, dtype=torch.float32)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise typer.BadParameter(display_text(error), param_hint="'--device'") from error
+            raise option_error("--device", display_text(error)) from error
         return load_model(spec, weights=weights).to(torch_device)
 
 

@@ -136,7 +136,7 @@ def run(
 def _parse_shard(text: str) -> tuple[int, int]:
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise typer.BadParameter(f"{text!r}; expected I/N, from 0/N to N-1/N", param_hint="'--shard'")
+        raise base.option_error("--shard", f"{text!r}; expected I/N, from 0/N to N-1/N")
     return int(index), int(count)
 
 

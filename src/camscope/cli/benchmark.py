@@ -4,8 +4,6 @@ import warnings
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from camscope.cli import base, evaluation_request, metric_tables, option_types, options, progress
 from camscope.cli.evaluate import PRINTED_METRICS, print_evaluation
 from camscope.cli.option_types import option
@@ -39,7 +37,7 @@ def run(
     from camscope.explainers.comparison.best_effort import explain_supported
 
     if benchmark not in BENCHMARKS:
-        raise typer.BadParameter(f"{benchmark!r}; expected {', '.join(BENCHMARKS)}", param_hint="'WHAT'")
+        raise base.option_error("WHAT", f"{benchmark!r}; expected {', '.join(BENCHMARKS)}")
     file = None if figure is None else metric_tables.check_figure_path(figure, overwrite)
     explainer_classes = dict(METHODS) if include_slow and method_names == "all" else base.parse_methods(method_names)
     settings_by_method = options.parse_settings(setting_pairs or [], explainer_classes)

@@ -58,7 +58,7 @@ def run(
 
     if save is not None:
         if Path(save).suffix.lower() != ".toml":
-            raise typer.BadParameter(f"{save}; expected a .toml file", param_hint="'--save'")
+            raise base.option_error("--save", f"{save}; expected a .toml file")
         check_free(Path(save), overwrite, option="--save")
     (parsed_target,) = options.parse_targets(target, None)
     manifest = build_manifest(source, "" if allow_outside_root else root)

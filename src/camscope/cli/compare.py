@@ -99,7 +99,7 @@ def run(
         figure_options: dict[str, Any] = {
             "scale": "shared" if shared_scale else "auto",
             "alpha": alpha,
-            "colormap": options.parse_render_options(colormap, alpha).colormap,
+            "colormap": options.parse_overlay_options(colormap, alpha)["colormap"],
             "columns": columns,
         }
         path, pseudonym = Path(source), ScanOptions().pseudonym(Path(source))

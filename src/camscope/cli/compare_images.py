@@ -66,8 +66,8 @@ def _resolve_output_folder(source: str, output: str | None) -> Path:
     if output is None:
         return build_output_path(DEFAULT_FOLDER, slug(_comparison_name(source)))
     if Path(output).is_file() or Path(output).suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf"):
-        raise typer.BadParameter(
-            f"{output}: for many images --output must be a folder; name a file with --figure", param_hint="'--output'"
+        raise base.option_error(
+            "--output", f"{output}: for many images --output must be a folder; name a file with --figure"
         )
     return Path(output)
 

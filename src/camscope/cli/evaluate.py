@@ -150,8 +150,8 @@ def print_evaluation(
     if not table.num_rows:
         base.print_error(f"no row matches {where}")
         raise typer.Exit(base.EXIT_FAILED)
+    check_some_ground_truth(table)
     summaries = summarize_values(table, group, metrics=metrics)
-    check_some_ground_truth(table, summaries)
     has_differences = False
     for name, lines in summaries.items():
         metric_tables.print_metric_heading(name, lines[0])

@@ -118,9 +118,7 @@ class EvaluationRequest:
 
     def _check_group_column(self, columns: "Sequence[str]") -> None:
         if self.group is not None and self.group not in columns:
-            raise typer.BadParameter(
-                f"no column {self.group!r}; choose from {', '.join(columns)}", param_hint="'--group'"
-            )
+            raise base.option_error("--group", f"no column {self.group!r}; choose from {', '.join(columns)}")
 
 
 def _select_answering_explainers(explainers: "list[Explainer]", manifest: "Manifest") -> "list[Explainer]":

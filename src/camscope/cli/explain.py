@@ -86,7 +86,7 @@ def run(
     layers = options.parse_layers(method_choice.layers, methods)
     options.check_single_layer(methods, layers)
     settings_by_method = options.parse_settings(setting_pairs or [], methods)
-    render_options = options.parse_render_options(colormap, alpha, contour, boxes)
+    overlay_options = options.parse_overlay_options(colormap, alpha, contour, boxes)
     scan_settings = scan_options.ScanOptions(
         series, window, allow_burned_in_text, base.split_list(export_formats or ""), profile or "research", slice_axis
     )
@@ -107,7 +107,7 @@ def run(
             explainers,
             parsed_targets,
             destination,
-            render_options,
+            overlay_options,
             n_top_classes,
             shared_scale=shared_scale,
             skip_unsupported=method_names == "all",
@@ -192,13 +192,9 @@ def _explain_images(
 
 
 def _check_single_file_output(destination: Destination, n_images: int, n_maps: int) -> None:
-    file = destination.file
+    file, file_format = destination.file, destination.formats[0]
     if file is not None and n_images > 1:
-        raise typer.BadParameter(
-            f"{file} is one file for {plural(n_images, 'image')}; name a folder", param_hint="'--output'"
-        )
-    if file is not None and destination.formats[0] in MAP_FILE_FORMATS and n_maps > 1:
-        raise typer.BadParameter(
-            f"{file} holds one map, but {n_maps} are requested; name a folder, and --format {destination.formats[0]}",
-            param_hint="'--output'",
-        )
+        raise base.option_error("--output", f"{file} is one file for {plural(n_images, 'image')}; name a folder")
+    if file is not None and file_format in MAP_FILE_FORMATS and n_maps > 1:
+        fix = f"name a folder, and --format {file_format}"
+        raise base.option_error("--output", f"{file} holds one map, but {n_maps} are requested; {fix}")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camscope.cli import base
-from camscope.cli.options import RenderOptions
 from camscope.cli.output_paths import Destination, check_free
 from camscope.cli.scan_options import ScanOptions, read_named_masks
 
@@ -34,7 +33,7 @@ class ImageExplanationWriter:
     explainers: "Sequence[Explainer]"
     targets: Sequence[int | str | None]
     destination: Destination
-    render_options: RenderOptions
+    overlay_options: dict[str, Any]  # of `Explanation.overlay`
     n_top_classes: int
     shared_scale: bool = False
     skip_unsupported: bool = False
@@ -130,10 +129,14 @@ class ImageExplanationWriter:
         rows, columns = len(self.targets), None
         first = [] if image is None else [(image, base.display_text(explanations[0].name), None)]
         auto_scales: list[ScaleOption] = ["auto"] * len(explanations)
-        scales = shared_scales(explanations, self.render_options.colormap) if self.shared_scale else auto_scales
+        scales = shared_scales(explanations, self.overlay_options["colormap"]) if self.shared_scale else auto_scales
         cells = [
-            (self.render_options.draw(explanation, height, scale, masks), explanation.caption, explanation.warning_text)
-            for explanation, scale in zip(explanations, scales, strict=True)
+            (
+                each.overlay(scale=scale, mask=masks, height=height, **self.overlay_options),
+                each.caption,
+                each.warning_text,
+            )
+            for each, scale in zip(explanations, scales, strict=True)
         ]
         if rows > 1 and len(explanations) > rows:
             columns = len(first) + len(explanations) // rows

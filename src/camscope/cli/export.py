@@ -46,7 +46,7 @@ def run(
     format_names = list(dict.fromkeys(base.split_list(formats.lower())))
     if not format_names or (unknown := [name for name in format_names if name not in FORMATS]):
         received = ", ".join(unknown) if format_names else "nothing"
-        raise typer.BadParameter(f"{received}; expected some of {', '.join(FORMATS)}", param_hint="'--format'")
+        raise base.option_error("--format", f"{received}; expected some of {', '.join(FORMATS)}")
     batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
     file = _resolve_table_file(output, format_names)
     exporter = Exporter(batch_run, Path(output), format_names, threshold, overwrite, file)
@@ -68,11 +68,9 @@ def _resolve_table_file(output: str, formats: list[str]) -> Path | None:
     if len(formats) == 1 and SINGLE_FILE_SUFFIXES.get(formats[0]) == suffix:
         return path
     if suffix in (".csv", ".json", ".npz", ".png", ".jpg", ".webp"):
-        raise typer.BadParameter(
-            f"{output} is one file for --format {','.join(formats)}; name a folder", param_hint="'--output'"
-        )
+        raise base.option_error("--output", f"{output} is one file for --format {','.join(formats)}; name a folder")
     if path.exists():
-        raise typer.BadParameter(f"{output} is a file, not a folder", param_hint="'--output'")
+        raise base.option_error("--output", f"{output} is a file, not a folder")
     return None
 
 

@@ -94,11 +94,11 @@ def _example_input(model: "nn.Module", size: str | None) -> "Tensor":
 
 def _parse_size(text: str, rank: int) -> list[int]:
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text) or len(text.split("x")) not in (1, rank):
-        raise typer.BadParameter(f"{text!r}; expected N or {'x'.join('DHW'[-rank:])}", param_hint="'--size'")
+        raise base.option_error("--size", f"{text!r}; expected N or {'x'.join('DHW'[-rank:])}")
     sides = [int(part[:20]) for part in text.split("x")]
     sides = sides * rank if len(sides) == 1 else sides
     if prod(sides) > MAX_INPUT_VALUES:
-        raise typer.BadParameter(f"{text[:60]}; expected {MAX_INPUT_VALUES:,} numbers at most", param_hint="'--size'")
+        raise base.option_error("--size", f"{text[:60]}; expected {MAX_INPUT_VALUES:,} numbers at most")
     return sides
 
 

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from camscope.cli import base
 from camscope.cli.output_paths import check_free, check_is_folder
 
@@ -94,9 +92,7 @@ def check_figure_path(path: str | Path, overwrite: bool) -> Path:
 
     file = Path(path)
     if file.suffix.lower() not in FIGURE_FORMATS:
-        raise typer.BadParameter(
-            f"{file}; expected a file ending in {', '.join(FIGURE_FORMATS)}", param_hint="'--figure'"
-        )
+        raise base.option_error("--figure", f"{file}; expected a file ending in {', '.join(FIGURE_FORMATS)}")
     check_is_folder(file.parent, "--figure")
     check_free(file, overwrite, option="--figure")
     import_matplotlib_figure()

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import typer
-
+from camscope.cli import base
 from camscope.errors import ImageError, OutputError
 from camscope.images.files import source_files
 from camscope.images.files.source_files import split_selector
@@ -30,7 +29,7 @@ def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> 
             continue
         matches = sorted(map(Path, source_files.list_image_paths(source, recursive=False)))
         if not matches:
-            raise typer.BadParameter(_describe_no_image(source), param_hint="'IMAGE'")
+            raise base.option_error("IMAGE", _describe_no_image(source))
         paths.update(dict.fromkeys(matches))
     return list(paths)
 
@@ -83,19 +82,17 @@ class Destination:
         path = Path(output)
         if path.suffix.lower()[1:] in OUTPUT_FORMATS and not path.is_dir() and not output.endswith(("/", os.sep)):
             if formats is not None:
-                raise typer.BadParameter(f"-o {output} sets the format already", param_hint="'--format'")
+                raise base.option_error("--format", f"-o {output} sets the format already")
             check_is_folder(path.parent)
             return cls(path.parent, (path.suffix.lower()[1:],), overwrite, path)
         if formats is None and re.fullmatch(r"\.[A-Za-z]\w{1,4}", path.suffix) and not path.exists():
             expected = f"expected a folder, or a file ending in {', '.join(OUTPUT_FORMATS)}"
-            raise typer.BadParameter(f"cannot write {path.suffix}: {expected}", param_hint="'--output'")
+            raise base.option_error("--output", f"cannot write {path.suffix}: {expected}")
         check_is_folder(path)
         chosen = tuple(dict.fromkeys((formats or "png").replace(",", " ").lower().split()))
         if not chosen or (unknown := [name for name in chosen if name not in OUTPUT_FORMATS]):
             received = ", ".join(unknown) if chosen else "nothing"
-            raise typer.BadParameter(
-                f"{received}; expected some of {', '.join(OUTPUT_FORMATS)}", param_hint="'--format'"
-            )
+            raise base.option_error("--format", f"{received}; expected some of {', '.join(OUTPUT_FORMATS)}")
         return cls(path, chosen, overwrite)
 
     def output_stem(self, row: int, image: Path, pseudonym: str | None = None) -> Path:
@@ -157,9 +154,7 @@ def resolve_figure_path(
     stem = build_file_stem(1, image, pseudonym)
     file = build_output_path(folder, f"{stem}{suffix}.png") if output is None else Path(output)
     if file.suffix.lower()[1:] not in RASTER_FORMATS:
-        raise typer.BadParameter(
-            f"{file}; expected a file ending in {', '.join(RASTER_FORMATS)}", param_hint="'--output'"
-        )
+        raise base.option_error("--output", f"{file}; expected a file ending in {', '.join(RASTER_FORMATS)}")
     check_is_folder(file.parent)
     check_free(file, overwrite, image)
     return file
@@ -169,4 +164,4 @@ def check_is_folder(path: Path, option: str = "--output") -> None:
     """Raise typer.BadParameter if the path or one of its parents is a file."""
     for parent in (path, *path.parents):
         if parent.exists() and not parent.is_dir():
-            raise typer.BadParameter(f"{parent} is a file, not a folder", param_hint=f"'{option}'")
+            raise base.option_error(option, f"{parent} is a file, not a folder")

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from camscope.cli import base
 from camscope.errors import CamscopeError, CategoryError, ImageError
 from camscope.images.files.source_files import is_scan_name
@@ -42,13 +40,11 @@ class ScanOptions:
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.export_formats if name not in EXPORT_SUFFIXES]:
-            raise typer.BadParameter(f"{unknown[0]!r}; expected {', '.join(EXPORT_SUFFIXES)}", param_hint="'--export'")
+            raise base.option_error("--export", f"{unknown[0]!r}; expected {', '.join(EXPORT_SUFFIXES)}")
         parse_profile(self.profile)
         if self.profile != "clinical" and {"pmap", "sc"} & set(self.export_formats):
-            raise typer.BadParameter(
-                "DICOM objects hold the patient's name and study, as an archive needs them; pass --profile clinical",
-                param_hint="'--export'",
-            )
+            problem = "DICOM objects hold the patient's name and study, as an archive needs them"
+            raise base.option_error("--export", f"{problem}; pass --profile clinical")
 
     def require_export_packages(self) -> None:
         """Raise MissingExtraError if a package for an export format is missing."""
@@ -166,7 +162,7 @@ def parse_profile(profile: str | None) -> "PrivacyProfile | None":
     match profile:
         case None | "research" | "clinical":
             return profile
-    raise typer.BadParameter(f"{profile!r}; expected research or clinical", param_hint="'--profile'")
+    raise base.option_error("--profile", f"{profile!r}; expected research or clinical")
 
 
 def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "dict[str, Any]":

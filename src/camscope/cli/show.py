@@ -28,7 +28,7 @@ def run(
     """Write a contact sheet of a run: one self-contained HTML page with a map and the columns of each row."""
     file = Path(output)
     if file.suffix.lower() not in (".html", ".htm"):
-        raise typer.BadParameter(f"{file}; expected a .html file", param_hint="'--output'")
+        raise base.option_error("--output", f"{file}; expected a .html file")
     check_free(file, overwrite)
     from camscope.batch import BatchRun, Query
     from camscope.batch.contact_sheet import build_contact_sheet

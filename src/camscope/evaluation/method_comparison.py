@@ -222,9 +222,7 @@ def compare_methods(
     order = [METRICS.find(name).name for name in (DEFAULT_METRICS if metrics is None else metrics)]
     check_column(table, group_column)
     if ground_truth is not None:
-        check_some_ground_truth(
-            table, summarize_values(table, group_column, metrics=order, correct_multiple_comparisons=False)
-        )
+        check_some_ground_truth(table)
     agreement = compute_agreement(
         batch_run,
         Path(output) / "agreement",

@@ -90,17 +90,14 @@ def evaluate(
     """
     batch_run = run if isinstance(run, BatchRun) else BatchRun(run)
     selected = select_metrics(metrics, masks is not None, model is not None)
-    map_evaluator = MapMetricEvaluator(
-        batch_run,
-        [metric for metric in selected if metric.input_kind not in MODEL_INPUT_KINDS],
-        resolve_ground_truth(masks, batch_run, categories, allow_outside_root=allow_outside_root),
-        strict,
-    )
+    map_metrics = [metric for metric in selected if metric.input_kind not in MODEL_INPUT_KINDS]
+    model_metrics = [metric for metric in selected if metric.input_kind in MODEL_INPUT_KINDS]
+    ground_truth = resolve_ground_truth(masks, batch_run, categories, allow_outside_root=allow_outside_root)
+    map_evaluator = MapMetricEvaluator(batch_run, map_metrics, ground_truth, strict)
     model_evaluator = None
     if model is None and (explainers or preprocess is not None):
         raise InputError("explainers and preprocess need the model: pass it as well (model=, or --model)")
     if model is not None:
-        model_metrics = [metric for metric in selected if metric.input_kind in MODEL_INPUT_KINDS]
         replay = RunReplay.from_run(batch_run, model, preprocess)
         if model_metrics:
             model_evaluator = _build_model_evaluator(
@@ -239,13 +236,14 @@ def _describe_evaluation(
     model_evaluator: ModelMetricEvaluator | None,
     masks: Any,
 ) -> Mapping[str, Any]:
-    has_name = isinstance(masks, str | os.PathLike) and not map_evaluator.run.is_pseudonymized
-    source = str(masks) if has_name else type(map_evaluator.ground_truth).__name__
+    run, ground_truth = map_evaluator.run, map_evaluator.ground_truth
+    has_name = isinstance(masks, str | os.PathLike) and not run.is_pseudonymized
+    source = str(masks) if has_name else type(ground_truth).__name__
     settings = {
-        "run": map_evaluator.run.run_info["run_config"],
+        "run": run.run_info["run_config"],
         "metrics": [metric.name for metric in metrics],
-        "masks": None if map_evaluator.ground_truth is None else f"{source} {map_evaluator.ground_truth.digest}",
-        "categories": [] if map_evaluator.ground_truth is None else list(map_evaluator.ground_truth.categories),
+        "masks": None if ground_truth is None else f"{source} {ground_truth.digest}",
+        "categories": [] if ground_truth is None else list(ground_truth.categories),
     }
     if model_evaluator is not None:
         settings |= {
@@ -254,5 +252,5 @@ def _describe_evaluation(
             "region_size": model_evaluator.region_size,
             "batch_size": model_evaluator.batch_size,
         }
-    annotations = {} if map_evaluator.ground_truth is None else {"evidence": str(map_evaluator.ground_truth)}
-    return {"run_config": settings, "versions": map_evaluator.run.run_info["versions"], **annotations}
+    annotations = {} if ground_truth is None else {"evidence": str(ground_truth)}
+    return {"run_config": settings, "versions": run.run_info["versions"], **annotations}
