@@ -71,12 +71,10 @@ def run(
     """Check a dataset of images before using it with a model. The exit code is 1 if images cannot be used."""
     files = [(Path(file), suffixes) for file, suffixes in ((output, (".json",)), (table, (".parquet", ".csv"))) if file]
     for file, suffixes in files:
-        option = "--table" if ".csv" in suffixes else "--output"
+        name = "--table" if ".csv" in suffixes else "--output"
         if file.suffix.lower() not in suffixes:
-            raise typer.BadParameter(
-                f"{file}; expected a file ending in {' or '.join(suffixes)}", param_hint=f"'{option}'"
-            )
-        check_free(file, overwrite, option=option)
+            raise base.option_error(name, f"{file}; expected a file ending in {' or '.join(suffixes)}")
+        check_free(file, overwrite, option=name)
     from camscope.batch import inspect_images
 
     with progress.progress_bar("reading", 1, base.stderr_console()) as bar:
