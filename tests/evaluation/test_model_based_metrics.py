@@ -148,7 +148,7 @@ def test_it_goes_on_with_the_same_bytes(net, place, tmp_path):
     assert parts(tmp_path / "again") == parts(tmp_path / "out")
     with pytest.raises(OutputError, match="steps: 2 there, 3 here"):
         evaluate(place / "run", tmp_path / "out", **settings | {"n_steps": 3})
-    with pytest.raises(OutputError, match=r"fills: \['mean', 'blur'\] there, None here"):
+    with pytest.raises(OutputError, match=r"imputations: \['mean', 'blur'\] there, None here"):
         evaluate(place / "run", tmp_path / "out", metrics=["sparseness"])
 
 

@@ -241,11 +241,6 @@ def split_list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def is_debug(context: typer.Context) -> bool:
-    """Return whether `--debug` was given."""
-    return bool(context.find_root().params.get("debug"))
-
-
 def is_option_set(context: typer.Context, parameter: str) -> bool:
     """Return whether the user set the option of this parameter, even to its default value."""
     source = context.get_parameter_source(parameter)

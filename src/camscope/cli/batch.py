@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from camscope.cli import base, evaluation_request, option_types, options, progress, scan_options
+from camscope.cli import base, evaluation_request, option_types, options, progress
 from camscope.cli.option_types import option
 from camscope.plurals import plural
 
@@ -120,7 +120,7 @@ def run(
                 num_workers=num_workers,
             ),
             privacy=PrivacyOptions(
-                profile=scan_options.parse_profile(profile),
+                profile=profile,
                 keep_columns=base.split_list(keep_columns or ""),
                 allow_burned_in_text=allow_burned_in_text,
             ),

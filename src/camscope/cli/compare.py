@@ -89,13 +89,13 @@ def run(
     from camscope.safe_files import write_bytes
 
     is_run = evaluation_request.is_run(source)
-    parsed_targets, pairs = options.parse_targets(None, targets), setting_pairs or []
+    parsed_targets = options.parse_targets(None, targets)
     if not is_run and not evaluation_request.is_image_source(source):
         reason = f"this option applies only to many images, and {source} is one file"
         base.check_options_unset(context, DATASET_PARAMETERS, reason)
         methods = base.parse_methods(",".join(DEFAULT_METHODS) if method_names is None else method_names)
         layers = options.parse_layers(layer_names, methods)
-        settings_by_method = options.parse_settings(pairs, methods)
+        settings_by_method = options.parse_settings(setting_pairs or [], methods)
         figure_options: dict[str, Any] = {
             "scale": "shared" if shared_scale else "auto",
             "alpha": alpha,
@@ -114,28 +114,9 @@ def run(
         _print_comparison(comparison, pseudonym or base.display_text(path), file, warnings)
         return
     base.check_options_unset(context, SINGLE_IMAGE_PARAMETERS, "this option applies only to one image")
-    request = evaluation_request.EvaluationRequest(
-        source,
-        model,
-        weights,
-        method_names or (None if is_run else ",".join(DEFAULT_METHODS)),
-        layer_names,
-        parsed_targets,
-        preprocess,
-        root,
-        n_images,
-        seed or 0,
-        masks,
-        base.split_list(categories or ""),
-        None if metrics is None else base.split_list(metrics),
-        group,
-        device,
-        pairs,
-        overwrite,
-        allow_outside_root,
-        fetch,
-    )
+    request = evaluation_request.EvaluationRequest.from_context(context)
     if not is_run:
+        request = replace(request, method_names=method_names or ",".join(DEFAULT_METHODS))
         base.print_default_model_note(context)
     elif not request.needs_model:
         request = replace(request, model=None)

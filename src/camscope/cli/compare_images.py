@@ -45,10 +45,10 @@ def compare_images(
                 run,
                 folder,
                 request.masks,
-                request.metrics,
+                request.metric_names,
                 model=net,
                 preprocess=request.preprocess,
-                categories=request.categories,
+                categories=request.category_names,
                 group_column=request.group,
                 allow_outside_root=request.allow_outside_root,
                 overwrite=request.overwrite,
@@ -66,9 +66,8 @@ def _resolve_output_folder(source: str, output: str | None) -> Path:
     if output is None:
         return build_output_path(DEFAULT_FOLDER, slug(_comparison_name(source)))
     if Path(output).is_file() or Path(output).suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf"):
-        raise base.option_error(
-            "--output", f"{output}: for many images --output must be a folder; name a file with --figure"
-        )
+        problem = f"{output}: for many images --output must be a folder"
+        raise base.option_error("--output", f"{problem}; name a file with --figure")
     return Path(output)
 
 
@@ -79,11 +78,8 @@ def _comparison_name(source: str) -> str:
     from camscope.batch.sources import DATASET_PREFIXES
     from camscope.images.files.redaction import pseudonymize_source
 
-    if (
-        evaluation_request.is_image_source(source)
-        and not source.startswith(DATASET_PREFIXES)
-        and contains_scans(build_manifest(source))
-    ):
+    has_manifest = evaluation_request.is_image_source(source) and not source.startswith(DATASET_PREFIXES)
+    if has_manifest and contains_scans(build_manifest(source)):
         return pseudonymize_source(source)
     return Path(source.rstrip("/")).stem or "images"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, evaluation_request, metric_tables, option_types, options, progress
+from camscope.cli import base, evaluation_request, metric_tables, option_types, progress
 from camscope.cli.option_types import option
 from camscope.plurals import plural
 from camscope.safe_files import write_bytes
@@ -86,26 +86,7 @@ def run(
     from camscope.evaluation import evaluate
 
     file = None if figure is None else metric_tables.check_figure_path(figure, overwrite)
-    names = None if metrics is None else base.split_list(metrics)
-    request = evaluation_request.EvaluationRequest(
-        source,
-        model,
-        weights,
-        method_names,
-        layer_names,
-        options.parse_targets(target, None),
-        preprocess,
-        root,
-        masks=masks,
-        categories=base.split_list(categories or ""),
-        metrics=names,
-        group=group,
-        device=device,
-        overwrite=overwrite,
-        allow_outside_root=allow_outside_root,
-        fetch=fetch,
-        image_source=image_source,
-    )
+    request = evaluation_request.EvaluationRequest.from_context(context)
     if evaluation_request.has_images(source):
         base.print_default_model_note(context)
     with evaluation_request.resume_hint(output):
@@ -115,21 +96,21 @@ def run(
                 run_to_evaluate,
                 output,
                 masks,
-                names,
+                request.metric_names,
                 model=net,
                 preprocess=preprocess,
                 imputations=base.split_list(imputation),
                 n_steps=n_steps,
-                categories=request.categories,
+                categories=request.category_names,
                 allow_outside_root=allow_outside_root,
                 num_threads=num_threads,
                 overwrite=overwrite,
                 on_progress=bar.set_progress,
             )
-    printed_metrics = (
-        None if names is not None else [*(PRINTED_METRICS if masks else ()), *(PRINTED_MODEL_METRICS if net else ())]
+    printed_metrics = [*(PRINTED_METRICS if masks else ()), *(PRINTED_MODEL_METRICS if net else ())]
+    print_evaluation(
+        evaluation, (None if metrics else printed_metrics) or None, file, where, group, overwrite=overwrite
     )
-    print_evaluation(evaluation, printed_metrics or None, file, where, group, overwrite=overwrite)
     evaluation_request.print_failures(outcome)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import glob
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,28 +26,35 @@ MAX_IMAGES_TRIED = 8  # when searching for a readable image
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """Options of a command that evaluates maps: those of a run, or of images as for `camscope batch`."""
+    """Options of a command that evaluates maps, of a run or of images as for `camscope batch`, by parameter name."""
 
     source: str
     model: str | None = None
     weights: str | None = None
-    methods: str | None = None
-    layers: str | None = None
-    targets: "Sequence[int | str | None]" = (None,)
+    method_names: str | None = None
+    layer_names: str | None = None
+    target: str | None = None
+    targets: str | None = None
     preprocess: str | None = None
     root: str | None = None
     n_images: int | None = None
-    seed: int = 0
+    seed: int | None = None
     masks: str | None = None
-    categories: Sequence[str] = ()
-    metrics: "Sequence[str] | None" = None
+    categories: str | None = None
+    metrics: str | None = None
     group: str | None = None
     device: str = "cpu"
-    setting_pairs: Sequence[str] = ()
+    setting_pairs: Sequence[str] | None = None
     overwrite: bool = False
     allow_outside_root: bool = False
     fetch: bool = False
     image_source: str | None = None
+
+    @classmethod
+    def from_context(cls, context: typer.Context) -> "EvaluationRequest":
+        """Return the options of the running command."""
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in context.params.items() if name in names})
 
     def open_or_generate_run(
         self, context: typer.Context, output: str | Path
@@ -79,12 +86,22 @@ class EvaluationRequest:
         return run, base.load_model_on_device(self.model, self.weights, self.device), None
 
     @property
+    def metric_names(self) -> list[str] | None:
+        """Return the requested metrics; None: the default."""
+        return None if self.metrics is None else base.split_list(self.metrics)
+
+    @property
+    def category_names(self) -> list[str]:
+        """Return the requested categories of the ground truth."""
+        return base.split_list(self.categories or "")
+
+    @property
     def needs_model(self) -> bool:
         """Return whether a requested metric runs the model."""
         from camscope.evaluation.metric_evaluation import MODEL_INPUT_KINDS
         from camscope.metrics import METRICS
 
-        return any(METRICS[name].input_kind in MODEL_INPUT_KINDS for name in self.metrics or ())
+        return any(METRICS[name].input_kind in MODEL_INPUT_KINDS for name in self.metric_names or ())
 
     def _generate_run(self, folder: Path) -> "tuple[BatchOutcome, nn.Module, Manifest]":
         """Compute or resume the run in `folder`; return its outcome, the model and the manifest.
@@ -95,24 +112,25 @@ class EvaluationRequest:
         from camscope.evaluation.map_generation import check_ground_truth, generate_maps, sample_manifest
         from camscope.evaluation.metric_evaluation import select_metrics
 
-        explainer_classes = base.parse_methods(self.methods or "gradcam")
-        layers = options.parse_layers(self.layers, explainer_classes)
-        settings_by_method = options.parse_settings(self.setting_pairs, explainer_classes)
-        select_metrics(self.metrics, self.masks is not None, True)
+        explainer_classes = base.parse_methods(self.method_names or "gradcam")
+        targets = options.parse_targets(self.target, self.targets)
+        layers = options.parse_layers(self.layer_names, explainer_classes)
+        settings_by_method = options.parse_settings(self.setting_pairs or (), explainer_classes)
+        select_metrics(self.metric_names, self.masks is not None, True)
         all_images = build_manifest(self.source, "" if self.allow_outside_root else self.root)
-        manifest = sample_manifest(all_images, self.n_images, self.seed)
+        manifest = sample_manifest(all_images, self.n_images, self.seed or 0)
         self._check_group_column(manifest.table.column_names)
         if self.masks is not None:
-            check_ground_truth(self.masks, manifest, self.categories, allow_outside_root=self.allow_outside_root)
+            check_ground_truth(self.masks, manifest, self.category_names, allow_outside_root=self.allow_outside_root)
         net = base.load_model_on_device(self.model or "phantom", self.weights, self.device)
         explainers = options.build_explainers(
             explainer_classes, net, layers, self.preprocess, settings_by_method, show_method_bars=False
         )
-        if self.methods == "all":
+        if self.method_names == "all":
             explainers = _select_answering_explainers(explainers, manifest)
         with base.collect_warnings(), progress.outcome_progress("maps") as on_progress:
             outcome = generate_maps(
-                explainers, manifest, folder, self.targets, overwrite=self.overwrite, on_progress=on_progress
+                explainers, manifest, folder, targets, overwrite=self.overwrite, on_progress=on_progress
             )
         return outcome, net, manifest
 

@@ -95,7 +95,7 @@ def run(
     _check_single_file_output(destination, len(paths), len(methods) * len(parsed_targets))
     scan_settings.require_export_packages()
     scan_settings = scan_settings.for_images(paths, all_private=profile == "research" or series)
-    outcome = _ExplainOutcome(base.is_debug(context), scan_settings)
+    outcome = _ExplainOutcome(bool(context.find_root().params.get("debug")), scan_settings)
     existing_paths = _list_existing(paths, outcome)
     if existing_paths:
         base.print_default_model_note(context)

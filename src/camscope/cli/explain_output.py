@@ -47,7 +47,7 @@ class ImageExplanationWriter:
         """
         settings, overwrite = self.scan_settings, self.destination.overwrite
         pseudonym, names = settings.pseudonym(path), self._map_names()
-        files = self.destination.output_files(row, path, names, pseudonym)
+        figures, map_files = self.destination.output_files(row, path, names, pseudonym)
         suffixes = [""] if len(names) == 1 else [f"-{name}" for name in names]
         export_paths = settings.list_export_paths(self.destination.output_stem(row, path, pseudonym), suffixes)
         for file in itertools.chain.from_iterable(export_paths):
@@ -60,9 +60,9 @@ class ImageExplanationWriter:
         masks = None
         if self.mask_options and placement is not None:
             masks = read_named_masks(self.mask_options, placement.image_size)
-        map_files = [files.map_files[n] for n in map_indices]
-        self._save_files(explanations, files.figures, map_files, masks, progress_bar)
-        written = list(files.figures)
+        map_files = [map_files[n] for n in map_indices]
+        self._save_files(explanations, figures, map_files, masks, progress_bar)
+        written = list(figures)
         for n, explanation in zip(map_indices, explanations, strict=True):
             written += settings.export_map(explanation, export_paths[n], path, overwrite=overwrite)
         written += itertools.chain.from_iterable(map_files)

@@ -2,7 +2,7 @@
 
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -52,14 +52,7 @@ def run(
     class_names: Annotated[str | None, option("--class-names", "A,B", "All targets that may occur.")] = None,
     root: option_types.RootOption = None,
     allow_outside_root: option_types.AllowOutsideRootOption = False,
-    profile: Annotated[
-        Literal["research", "clinical"] | None,
-        option(
-            "--profile",
-            None,
-            "research (default for medical images): shows no file names, and only the columns you ask for.",
-        ),
-    ] = None,
+    profile: option_types.ProfileOption = None,
     keep_columns: Annotated[
         str | None, option("--keep", "A,B", "More columns for the table under the research profile.")
     ] = None,

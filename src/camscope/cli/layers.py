@@ -1,9 +1,10 @@
 """`camscope layers`: list the layers of a model, and mark those that can be explained."""
 
+import dataclasses
 import json
 import re
 from math import prod
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -43,7 +44,11 @@ def run(
         layer_table = inspect_layers(net, x)
         candidates, default = _find_spatial_layers(net, x)
     if as_json:
-        typer.echo(json.dumps(_describe_layers(layer_table, candidates, default), indent=2))
+        facts = [
+            {**dataclasses.asdict(row), "has_grid": row.name in candidates, "is_default": row.name == default}
+            for row in layer_table
+        ]
+        typer.echo(json.dumps(facts, indent=2))
         return
     listed_names = {
         row.name for row in layer_table if list_all or row.name.count(".") < MAX_LISTED_DEPTH or row.name == default
@@ -58,33 +63,19 @@ def run(
         base.print_note(text)
 
 
-def _describe_layers(inspection: "LayerTable", candidates: set[str], default: str | None) -> list[dict[str, Any]]:
-    """Return the facts of each layer as values for JSON."""
-    return [
-        {
-            "name": row.name,
-            "type": row.type,
-            "output_shape": None if row.output_shape is None else list(row.output_shape),
-            "stride": None if row.stride is None else list(row.stride),
-            "n_parameters": row.n_parameters,
-            "n_calls": row.n_calls,
-            "has_grid": row.name in candidates,
-            "is_default": row.name == default,
-        }
-        for row in inspection
-    ]
-
-
 def _example_input(model: "nn.Module", size: str | None) -> "Tensor":
     """Return noise (1,C,*S) of the given size, or of the size that the model expects."""
     import torch
+    from torch.nn.modules.conv import _ConvNd
 
     from camscope.explainers.core.evaluation_context import device_and_dtype, inspect_model
     from camscope.explainers.core.inputs import infer_spatial_rank
 
     inner = inspect_model(model).model
     rank = infer_spatial_rank(inner)
-    shape = _card_input_shape(model) or (_count_input_channels(inner, rank), *[DEFAULT_SIZE_BY_RANK[rank]] * rank)
+    convolutions = (m for m in inner.modules() if isinstance(m, _ConvNd) and len(m.kernel_size) == rank)
+    n_channels = next((convolution.in_channels for convolution in convolutions), 3)
+    shape = _card_input_shape(model) or (n_channels, *[DEFAULT_SIZE_BY_RANK[rank]] * rank)
     if size is not None:
         shape = (shape[0], *_parse_size(size, len(shape) - 1))
     generator = torch.Generator(device="cpu").manual_seed(0)
@@ -112,14 +103,6 @@ def _card_input_shape(model: "nn.Module") -> tuple[int, ...] | None:
     if card is None or card.preprocess is None:
         return None
     return tuple(card.preprocess(np.full((256, 256, 3), 128, np.uint8))[0].shape)
-
-
-def _count_input_channels(model: "nn.Module", rank: int) -> int:
-    """Return the input channels of the first convolution of this spatial rank; 3 without one."""
-    from torch.nn.modules.conv import _ConvNd
-
-    convolutions = (module for module in model.modules() if isinstance(module, _ConvNd))
-    return next((convolution.in_channels for convolution in convolutions if len(convolution.kernel_size) == rank), 3)
 
 
 def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> tuple[set[str], str | None]:

@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -120,7 +120,7 @@ def _print_method_table() -> None:
     for column, max_width in zip(table.columns, MAX_COLUMN_WIDTHS, strict=True):
         column.max_width = max_width
     table.columns[1].min_width = MIN_DESCRIPTION_WIDTH
-    families: dict[str, list[type[Explainer]]] = {
+    families: Mapping[str, Sequence[type[Explainer]]] = {
         "class activation maps: of one layer, or several": layered,
         "attention of transformers": attention,
         "whole network": whole_network,

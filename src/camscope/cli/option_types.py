@@ -1,7 +1,7 @@
 """Options that several commands share, the panels that group options in the help, and completion of names in a shell."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -152,12 +152,8 @@ ThreadsOption = Annotated[
     int | None, option("--threads", None, "Threads that read images; default: one per core.", min=1)
 ]
 ProfileOption = Annotated[
-    str | None,
-    option(
-        "--profile",
-        "NAME",
-        "research (default for scans): output holds no file or patient names; clinical: it may.",
-    ),
+    Literal["research", "clinical"] | None,
+    option("--profile", None, "research (default for scans): output holds no file or patient names; clinical: it may."),
 ]
 WindowOption = Annotated[
     str | None,

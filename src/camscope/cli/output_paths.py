@@ -60,14 +60,6 @@ def build_file_stem(row: int, image: Path, pseudonym: str | None = None) -> str:
 
 
 @dataclass(frozen=True)
-class OutputFiles:
-    """Output files of one image: figures with all maps, and a tuple of raw files per map."""
-
-    figures: tuple[Path, ...]
-    map_files: tuple[tuple[Path, ...], ...]
-
-
-@dataclass(frozen=True)
 class Destination:
     """Output folder and formats; `file` is set if the output is one named file."""
 
@@ -103,20 +95,23 @@ class Destination:
 
     def output_files(
         self, row: int, image: Path, map_names: Sequence[str], pseudonym: str | None = None
-    ) -> OutputFiles:
-        """Return the output files of one image, checked not to exist; `map_names` holds one name per map."""
+    ) -> tuple[list[Path], list[list[Path]]]:
+        """Return the figures with all maps of one image, and the raw files of each map, checked not to exist.
+
+        `map_names` holds one name per map.
+        """
         stem, extension = self.output_stem(row, image, pseudonym), self.file.suffix if self.file else None
 
-        def list_files(suffix: str, kinds: Sequence[str]) -> tuple[Path, ...]:
+        def list_files(suffix: str, kinds: Sequence[str]) -> list[Path]:
             names = [f"{stem.name}{suffix}{extension or f'.{kind}'}" for kind in self.formats if kind in kinds]
-            return tuple(map(stem.with_name, names))
+            return list(map(stem.with_name, names))
 
         suffixes = [""] if len(map_names) == 1 else [f"-{name}" for name in map_names]
         figures = list_files("", RASTER_FORMATS)
-        map_files = tuple(list_files(suffix, MAP_FILE_FORMATS) for suffix in suffixes)
+        map_files = [list_files(suffix, MAP_FILE_FORMATS) for suffix in suffixes]
         for path in sum(map_files, figures):
             check_free(path, self.overwrite, image)
-        return OutputFiles(figures, map_files)
+        return figures, map_files
 
 
 class OutputExistsError(OutputError):

@@ -86,9 +86,17 @@ def outcome_progress(label: str = "") -> "Iterator[Callable[[BatchOutcome], None
 
 @contextlib.contextmanager
 def progress_bar(label: str, total: int, console: "Console") -> Iterator[ProgressBar]:
-    """Show a bar of `total` steps; bars of methods are redirected to stderr inside the block."""
-    with _redirect_method_bars_to_stderr(), build_progress(console) as progress:
-        yield ProgressBar(progress, progress.add_task(base.display_text(label), total=total))
+    """Show a bar of `total` steps; bars of methods, on rich's global console, are redirected to stderr inside the block."""
+    import rich
+
+    global_console = rich.get_console()
+    original_state = global_console.__dict__
+    rich.reconfigure(stderr=True)
+    try:
+        with build_progress(console) as progress:
+            yield ProgressBar(progress, progress.add_task(base.display_text(label), total=total))
+    finally:
+        global_console.__dict__ = original_state
 
 
 def build_progress(console: "Console") -> "Progress":
@@ -103,17 +111,3 @@ def method_bar_settings(explainer_cls: "type[Explainer]", *, show: bool = True) 
     """Return the setting that shows or hides a method's own bar; empty if it has none, or needs no change."""
     show = show and sys.stderr.isatty()
     return {"progress": show} if "progress" in signature(explainer_cls).parameters else {}
-
-
-@contextlib.contextmanager
-def _redirect_method_bars_to_stderr() -> Iterator[None]:
-    """Redirect rich's global console, on which methods draw bars, from stdout to stderr."""
-    import rich
-
-    console = rich.get_console()
-    original_state = console.__dict__
-    rich.reconfigure(stderr=True)
-    try:
-        yield
-    finally:
-        console.__dict__ = original_state

@@ -33,7 +33,7 @@ class ScanOptions:
     window: str | None = None
     allow_burned_in_text: bool = False
     export_formats: Sequence[str] = ()
-    profile: str = "research"
+    profile: "PrivacyProfile" = "research"
     slice_axis: int | None = None
     all_private: bool = False
     preprocess_opens_files: bool = False
@@ -41,7 +41,6 @@ class ScanOptions:
     def __post_init__(self) -> None:
         if unknown := [name for name in self.export_formats if name not in EXPORT_SUFFIXES]:
             raise base.option_error("--export", f"{unknown[0]!r}; expected {', '.join(EXPORT_SUFFIXES)}")
-        parse_profile(self.profile)
         if self.profile != "clinical" and {"pmap", "sc"} & set(self.export_formats):
             problem = "DICOM objects hold the patient's name and study, as an archive needs them"
             raise base.option_error("--export", f"{problem}; pass --profile clinical")
@@ -155,14 +154,6 @@ class ScanOptions:
                 export(explanation, path, kind, source=source_scan, profile=self.profile, overwrite=overwrite)
             )
         return written
-
-
-def parse_profile(profile: str | None) -> "PrivacyProfile | None":
-    """Check the name of a privacy profile; raise typer.BadParameter for an unknown one."""
-    match profile:
-        case None | "research" | "clinical":
-            return profile
-    raise base.option_error("--profile", f"{profile!r}; expected research or clinical")
 
 
 def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "dict[str, Any]":

@@ -222,7 +222,7 @@ def _summarize_metric(
     _assign_failed_images(values)
     lines = {
         key: MethodSummary(
-            metric, *key[:2], key[3], estimate_values(own), imputation=imputation, parameters=key[2], n_rows=len(own)
+            metric, key[0], key[1], key[3], estimate_values(own), None, None, imputation, key[2], n_rows=len(own)
         )
         for key, own in values.items()
     }

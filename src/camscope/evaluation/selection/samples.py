@@ -66,7 +66,7 @@ def load_samples(
         group = None if group_column is None else row[group_column]
         reason = loaded.error if item is None else _find_unknown_class_reason(image_target, explainer.class_names)
         if item is None or reason:
-            left_out[reason] += 1
+            left_out[str(reason)] += 1
         elif group_column is not None and group is None:
             left_out[f"it has no {group_column}"] += 1
         else:

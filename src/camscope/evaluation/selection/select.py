@@ -272,10 +272,9 @@ def read_selection(path: str | Path) -> SavedSelection:
     """Read a file that `save_selection` wrote; InputError for another file."""
     data = read_toml(path, f"{path} is not a choice that camscope choose --save wrote")
     method, layer, model = (data.get(name) for name in ("method", "layer", "model"))
-    are_texts = isinstance(method, str) and isinstance(layer, str | None) and isinstance(model, str)
-    if not are_texts or method not in METHODS:
-        raise InputError(
-            f"{path} is not a choice that camscope choose --save wrote: expected the name of a method, of a layer if it has "
-            "one, and the digest of a model, each as text"
-        )
-    return SavedSelection(method, layer, model)
+    if isinstance(method, str) and isinstance(layer, str | None) and isinstance(model, str) and method in METHODS:
+        return SavedSelection(method, layer, model)
+    raise InputError(
+        f"{path} is not a choice that camscope choose --save wrote: expected the name of a method, of a layer if it has "
+        "one, and the digest of a model, each as text"
+    )
