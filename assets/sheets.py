@@ -10,7 +10,7 @@ from PIL import Image
 from subjects import Subject
 
 from camscope import Explanation
-from camscope.cli.demo import compute_energy_inside, is_pointing_hit
+from camscope.cli.demo import score_map
 from camscope.render import RGBImage, draw_contours, draw_image_grid, resize_to_fit
 from camscope.safe_files import write_bytes
 
@@ -79,8 +79,8 @@ def _words(one: Subject, answer: Answer, first: Explanation | str | None, *, kno
         return answer.found.status.replace("_", " ")
     if known and one.mask is not None:
         heat = answer.found.heatmap()
-        inside = compute_energy_inside(heat, one.mask)
-        return f"{'hit' if is_pointing_hit(heat, one.mask) else 'miss'} {0.0 if inside is None else inside:.2f}"
+        is_hit, inside = score_map(heat, one.mask)
+        return f"{'hit' if is_hit else 'miss'} {inside or 0.0:.2f}"
     if not isinstance(first, Explanation):
         return "–"
     mine, other = (each.heatmap("input", scale=None).ravel() for each in (answer.found, first))

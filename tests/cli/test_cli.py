@@ -21,7 +21,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from camscope.cli import app, base, demo
-from camscope.cli.ascii_fallback import install_ascii_fallback
 from camscope.cli.options import list_settings, parse_settings
 from camscope.cli.output_paths import build_file_stem, list_images
 from camscope.explainers import METHODS, GradCAM
@@ -123,18 +122,9 @@ def test_demo_draws_explains_and_judges(here):
 def test_the_two_numbers_of_the_demo_by_hand():
     heat = np.array([[1.0, 0.0], [-5.0, 3.0]])
     right, left = np.array([[False, False], [False, True]]), np.array([[True, False], [True, False]])
-    assert demo.compute_energy_inside(heat, right) == 0.75
-    assert demo.compute_energy_inside(heat, left) == 0.25  # negative values are no energy
-    assert demo.is_pointing_hit(heat, right)
-    assert not demo.is_pointing_hit(heat, left)
-    nothing = np.zeros((2, 2))
-    assert demo.compute_energy_inside(nothing, right) is None
-    assert not demo.is_pointing_hit(nothing, np.ones((2, 2), bool))
-
-
-def test_a_constant_map_has_the_energy_of_the_area():
-    mask = draw_radiograph(3, "effusion").mask
-    assert demo.compute_energy_inside(np.ones(mask.shape), mask) == pytest.approx(mask.mean())
+    assert demo.score_map(heat, right) == (True, 0.75)
+    assert demo.score_map(heat, left) == (False, 0.25)  # negative values are no energy
+    assert demo.score_map(np.zeros((2, 2)), right) == (False, None)
 
 
 def test_explain_says_and_writes_the_answer(here):
@@ -522,7 +512,7 @@ def test_an_encoding_that_somebody_chose_to_lose_characters_in_stays(monkeypatch
     for errors, expected in (("backslashreplace", b"\\u2713"), ("strict", b"+")):
         stream = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stream, "ascii", errors))
-        install_ascii_fallback()
+        base.install_ascii_fallback()
         sys.stdout.write("✓")
         sys.stdout.flush()
         assert stream.getvalue().strip() == expected

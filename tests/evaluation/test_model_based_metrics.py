@@ -148,7 +148,7 @@ def test_it_goes_on_with_the_same_bytes(net, place, tmp_path):
     assert parts(tmp_path / "again") == parts(tmp_path / "out")
     with pytest.raises(OutputError, match="steps: 2 there, 3 here"):
         evaluate(place / "run", tmp_path / "out", **settings | {"n_steps": 3})
-    with pytest.raises(OutputError, match=r"fills: \['mean', 'blur'\] there, None here"):
+    with pytest.raises(OutputError, match=r"imputations: \['mean', 'blur'\] there, None here"):
         evaluate(place / "run", tmp_path / "out", metrics=["sparseness"])
 
 
@@ -366,7 +366,7 @@ def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
         assert said in result.stdout
     assert "necessity" not in result.stdout
     assert b"Deletion, mean" in (tmp_path / "f.svg").read_bytes() or (tmp_path / "f.svg").stat().st_size
-    assert json.loads((tmp_path / "out" / "run.json").read_bytes())["run_config"]["fills"] == ["mean", "zero"]
+    assert json.loads((tmp_path / "out" / "run.json").read_bytes())["run_config"]["imputations"] == ["mean", "zero"]
     without = CliRunner().invoke(app, ["evaluate", str(place / "run"), "--metrics", "deletion", "-o", "new"])
     assert without.exit_code == 2
     assert "--model" in without.stderr

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, evaluation_request
+from camscope.cli import base, evaluation_request, option_types, progress
+from camscope.cli.option_types import argument, option
 from camscope.errors import InputError
 from camscope.plurals import plural
 from camscope.registry import METHODS
 from camscope.safe_files import write_bytes
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
     from rich.table import Table
 
     from camscope.audit import AuditRun
@@ -37,39 +39,25 @@ MAPS_CONTRADICT_STYLE = "yellow"  # a verdict on maps does not count against the
 def init(
     manifest: Annotated[
         str,
-        typer.Argument(
-            metavar="MANIFEST",
-            help="A .csv or .parquet table with a column of labels, or a column of 0 and 1 for each finding.",
-        ),
+        argument("MANIFEST", "A .csv or .parquet table with a column of labels, or of 0 and 1 for each finding."),
     ],
-    model: base.ModelOption,
-    weights: base.WeightsOption = None,
-    root: Annotated[
-        str | None,
-        typer.Option(
-            "--root", metavar="FOLDER", help="Folder in which relative paths begin; default: that of the manifest."
-        ),
-    ] = None,
+    model: option_types.ModelOption,
+    weights: option_types.WeightsOption = None,
+    root: option_types.RootOption = None,
     finding_names: Annotated[
         str | None,
-        typer.Option(
-            "--finding",
-            metavar="A,B",
-            help="Findings to audit: class names, or columns of 0 and 1; default: all labels.",
-        ),
+        option("--finding", "A,B", "Findings to audit: class names, or columns of 0 and 1; default: all labels."),
     ] = None,
     modality: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--modality",
-            metavar="NAME",
-            help="Modality, which sets the regions to test: xray, ct, mri, dermoscopy, retina, pathology or any.",
+            "NAME",
+            "Modality, which sets the regions to test: xray, ct, mri, dermoscopy, retina, pathology or any.",
         ),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Config file to write.")] = Path(
-        "audit.toml"
-    ),
-    overwrite: base.OverwriteOption = False,
+    output: Annotated[Path, option("--output -o", "FILE", "Config file to write.")] = Path("audit.toml"),
+    overwrite: option_types.OverwriteOption = False,
 ) -> None:
     """Write a commented config file, filled in from the manifest and the model."""
     from camscope.audit.config_template import generate_config
@@ -79,23 +67,15 @@ def init(
         manifest, model, weights=weights, root=root, findings=findings, modality=modality, relative_to=output.parent
     )
     write_bytes(output, text.encode(), overwrite=overwrite)
-    console = base.stdout_console()
-    console.print(base.styled_text(("config  ", "bold"), (base.display_text(output), "cyan")), soft_wrap=True)
-    console.print(
-        base.styled_text(("next    ", "bold"), (f"read it, then: camscope audit run {base.display_text(output)}", "")),
-        soft_wrap=True,
-    )
+    base.print_field("config", output, "cyan")
+    base.print_field("next", f"read it, then: camscope audit run {output}")
 
 
 @app.command(cls=base.Command, epilog="Example: camscope audit run audit.toml -o audit")
 def run(
-    config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="The config file, as camscope audit init writes it.")
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write the audit to.")
-    ] = Path("camscope-audit"),
-    overwrite: base.OverwriteOption = False,
+    config: Annotated[Path, argument("CONFIG", "The config file, as camscope audit init writes it.")],
+    output: Annotated[Path, option("--output -o", "FOLDER", "Folder to write the audit to.")] = Path("camscope-audit"),
+    overwrite: option_types.OverwriteOption = False,
 ) -> None:
     """Run all stages and write summary.json, the tables and report.html. The same command resumes an interrupted audit.
 
@@ -114,18 +94,14 @@ def run(
 
 @app.command(cls=base.Command, epilog="Example: camscope audit compare audit-old audit-new -o comparison.json")
 def compare(
-    first_run: Annotated[Path, typer.Argument(metavar="RUN_A", help="The folder of an audit.")],
+    first_run: Annotated[Path, argument("RUN_A", "The folder of an audit.")],
     second_run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN_B", help="The folder of a second audit, of the same images and another checkpoint."
-        ),
+        Path, argument("RUN_B", "The folder of a second audit, of the same images and another checkpoint.")
     ],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Also write the comparison to this .json file."),
+        Path | None, option("--output -o", "FILE", "Also write the comparison to this .json file.")
     ] = None,
-    overwrite: base.OverwriteOption = False,
+    overwrite: option_types.OverwriteOption = False,
 ) -> None:
     """Compare two audits of the same images: paired tests of predictions, maps and reliance, and changed verdicts."""
     from camscope.audit.comparison import compare_audits
@@ -140,8 +116,8 @@ def compare(
         table.add_row(
             base.display_text(difference.name),
             base.display_text(difference.finding),
-            format_number(difference.first),
-            format_number(difference.second),
+            _format_value(difference.first),
+            _format_value(difference.second),
             format_interval(difference.difference),
             p,
             style=style,
@@ -149,14 +125,10 @@ def compare(
     console.print(table)
     for agreement in comparison.cross_model_agreements:
         correlation = format_interval(agreement.correlation)
-        method = METHODS.display_name(agreement.method)
-        description = f"{method}, {agreement.finding}: rank correlation of both models' maps {correlation}"
-        console.print(base.styled_text(("maps    ", "bold"), (base.display_text(description), "")), soft_wrap=True)
+        description = f"{METHODS.display_name(agreement.method)}, {agreement.finding}: rank correlation of both models' maps {correlation}"
+        base.print_field("maps", description)
     for change in comparison.verdict_changes:
-        console.print(
-            base.styled_text(("verdict ", "bold"), (f"{change.claim} {change.first} → {change.second}", "")),
-            soft_wrap=True,
-        )
+        base.print_field("verdict", f"{change.claim} {change.first} → {change.second}")
     if not comparison.verdict_changes:
         console.print(base.styled_text(("no verdict changed", "dim")))
     for text in comparison.notes:
@@ -165,17 +137,15 @@ def compare(
 
 @app.command(cls=base.Command, epilog="Example: camscope audit verify audit --config audit.toml --rows 8")
 def verify(
-    audit_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of an audit.")],
+    audit_folder: Annotated[Path, argument("RUN", "The folder of an audit.")],
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config",
-            metavar="CONFIG",
-            help="Config of the audit; with it the data, the weights and some rows are checked too.",
+        option(
+            "--config", "CONFIG", "Config of the audit; with it the data, the weights and some rows are checked too."
         ),
     ] = None,
-    n_rows: Annotated[int, typer.Option("--rows", min=0, help="Number of random rows to recompute.")] = 8,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random choice of rows.")] = 0,
+    n_rows: Annotated[int, option("--rows", None, "Number of random rows to recompute.", min=0)] = 8,
+    seed: Annotated[int, option("--seed", None, "Seed of the random choice of rows.", min=0)] = 0,
 ) -> None:
     """Check every file of an audit against its digest, and recompute some rows. The exit code is 1 if something differs."""
     from camscope.audit.core.config import Config
@@ -209,34 +179,16 @@ def verify(
 @contextmanager
 def stage_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Show a progress bar per stage, or one line per stage without a terminal; yield its callback."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
     console = base.stderr_console()
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    n_done_by_stage: dict[str, int] = {}
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        tasks: dict[str, object] = {}
+    with progress.build_progress(console) as bars:
+        tasks: dict[str, TaskID] = {}
 
         def on_progress(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
-                tasks[stage] = progress.add_task(stage, total=total)
+                tasks[stage] = bars.add_task(stage, total=total)
                 if not console.is_terminal:
                     console.print(stage, soft_wrap=True)
-            n_done_by_stage[stage] = done
-            progress.update(tasks[stage], completed=done, total=total)  # type: ignore[arg-type]  # a TaskID
+            bars.update(tasks[stage], completed=done, total=total)
 
         yield on_progress
 
@@ -251,45 +203,34 @@ def print_time_estimate(seconds: "Mapping[str, float]") -> None:
 
 
 def _format_duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 90
-        else f"{seconds / 60:.0f} min"
-        if seconds < 5400
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def print_audit_result(audit: "AuditRun") -> None:
     """Print the verdicts, annotation sources, warnings and the path of the report."""
-    console = base.stdout_console()
-    console.print(build_verdict_table(audit))
+    base.stdout_console().print(build_verdict_table(audit))
     for source in audit.summary.check.annotation_sources:
         counted = f"{', '.join(source.categories)} of {source.source}" if source.categories else source.source
         left_out = f"; not counted: {', '.join(source.excluded_categories)}" if source.excluded_categories else ""
-        description = f"{source.name}: {counted}{left_out}"
-        console.print(base.styled_text(("marked  ", "bold"), (base.display_text(description), "")), soft_wrap=True)
+        base.print_field("marked", f"{source.name}: {counted}{left_out}")
     for text in audit.summary.warnings[:5]:
         base.print_note(text)
-    console.print(
-        base.styled_text(("report  ", "bold"), (base.display_text(audit.report_path), "cyan")), soft_wrap=True
-    )
+    base.print_field("report", audit.report_path, "cyan")
 
 
 def build_verdict_table(audit: "AuditRun") -> "Table":
     """Build a table with one row per verdict, those that contradict the model first."""
-    from rich.text import Text
-
     from camscope.audit.report.verdict_labels import VERDICT_TOPICS
 
     table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "reason")
     for verdict in audit.verdicts:
         contradicts_maps = verdict.direction == "contradicts" and verdict.question in VERDICT_TOPICS["maps"].questions
         style = MAPS_CONTRADICT_STYLE if contradicts_maps else DIRECTION_STYLES[verdict.direction]
-        conclusion = Text(f"{VERDICT_SYMBOLS[verdict.conclusion]} {verdict.conclusion}", style)
         table.add_row(
-            Text(base.display_text(verdict.claim), style),
-            conclusion,
+            base.styled_text((base.display_text(verdict.claim), style)),
+            base.styled_text((f"{VERDICT_SYMBOLS[verdict.conclusion]} {verdict.conclusion}", style)),
             format_interval(verdict.effect),
             str(verdict.effect.n_values or ""),
             base.display_text(verdict.reason),
@@ -297,17 +238,12 @@ def build_verdict_table(audit: "AuditRun") -> "Table":
     return table
 
 
-def format_number(estimate: "EstimateSummary") -> str:
-    """Format the value of an estimate without its interval."""
+def _format_value(estimate: "EstimateSummary") -> str:
     return "–" if estimate.value is None else f"{estimate.value:.3f}"
 
 
 def format_interval(estimate: "EstimateSummary") -> str:
     """Format the value of an estimate with its 95 % interval, if it has one."""
-    if estimate.value is None:
-        return "–"
-    return (
-        format_number(estimate)
-        if estimate.low is None or estimate.high is None
-        else f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
-    )
+    if estimate.value is None or estimate.low is None or estimate.high is None:
+        return _format_value(estimate)
+    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"

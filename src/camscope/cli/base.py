@@ -1,21 +1,22 @@
-"""Parts shared by the commands: consoles, common options, model loading, tables, errors and exit codes."""
+"""Parts shared by the commands: consoles, tables, model loading, errors and exit codes."""
 
+import codecs
 import contextlib
 import errno
+import io
 import os
 import sys
 import traceback
+import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from camscope.cli import completion
-from camscope.cli.ascii_fallback import install_ascii_fallback
-from camscope.cli.help_panels import find_panel
+from camscope.cli.option_types import find_panel
 from camscope.errors import (
     CamscopeError,
     CamscopeWarning,
@@ -49,92 +50,13 @@ REMEDY_WORDING = {  # fixes in terms of options; the errors themselves word them
     Remedy.SET_SCAN_PREPROCESS: "define PREPROCESSING as a ScanPreprocess in the model's file",
 }
 
-ModelOption = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="MODEL",
-        help="Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, "
-        "or FILE.py:FUNCTION, which runs that file.",
-    ),
-]
-WeightsOption = Annotated[
-    str | None,
-    typer.Option("--weights", metavar="FILE", help="Checkpoint file: safetensors, or tensors saved by torch.save."),
-]
-LayersOption = Annotated[
-    str | None,
-    typer.Option(
-        "--layers",
-        "-l",
-        metavar="NAME",
-        help="Layer; to list them: camscope layers MODEL. Default: the last layer with a grid.",
-    ),
-]
-MethodsOption = Annotated[
-    str,
-    typer.Option(
-        "--methods",
-        metavar="A,B",
-        help="One or several methods, or all for every fast one; to list them: camscope methods.",
-    ),
-]
-ChoiceOption = Annotated[
-    str | None,
-    typer.Option("--choice", metavar="FILE", help="Method and layer from a file that camscope choose --save wrote."),
-]
-PreprocessOption = Annotated[
-    str | None,
-    typer.Option("--preprocess", metavar="NAME", help="Preprocessing preset, if the model defines none: imagenet."),
-]
-DeviceOption = Annotated[str, typer.Option("--device", metavar="DEVICE", help="Device: cpu, cuda, cuda:1, mps ...")]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="Setting of a method, such as n_samples=50; lists as A,B. Repeat for several.",
-    ),
-]
-ColormapOption = Annotated[
-    str,
-    typer.Option(
-        "--colormap",
-        metavar="NAME",
-        help="Color map: auto, inferno, magma, plasma, viridis, cividis, diverging, turbo or jet.",
-        autocompletion=completion.complete_colormap,
-    ),
-]
-AlphaOption = Annotated[float, typer.Option("--alpha", min=0, max=1, help="Opacity of the strongest value, 0 to 1.")]
-SharedScaleOption = Annotated[
-    bool, typer.Option("--shared-scale", help="Use one color scale for all classes of a method, to compare them.")
-]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The folder that camscope batch wrote.")]
-WhereOption = Annotated[
-    str | None,
-    typer.Option(
-        "--where",
-        metavar="SQL",
-        help="SQL condition that selects rows, such as \"label = 'nodule' and probability < 0.6\"; default: all rows.",
-    ),
-]
-SortOption = Annotated[
-    str | None,
-    typer.Option(
-        "--sort", metavar="SQL", help='SQL order of the rows, such as "probability desc, id"; default: as in the run.'
-    ),
-]
-FetchOption = Annotated[
-    bool,
-    typer.Option(
-        "--fetch", help="Download images of the run that are not on this machine: URLs, hf:NAME, torchvision:NAME."
-    ),
-]
-AllowOutsideRootOption = Annotated[
-    bool, typer.Option("--anywhere", help="Allow paths of images and masks outside the root folder.")
-]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
+ASCII_REPLACEMENTS = {
+    "…": "...", "·": "-", "•": "*", "●": "*", "○": "o", "★": "*", "✓": "+", "✗": "x", "×": "x", "–": "-", "—": "-",
+    "−": "-", "→": "->", "←": "<-", "≤": "<=", "≥": ">=", "≈": "~", "∝": "~", "±": "+-", "°": " deg", "√": "sqrt",
+    "∂": "d", "∇": "grad ", "∘": "*", "⁄": "/", "“": '"', "”": '"', "‘": "'", "’": "'", "│": "|",
+}  # fmt: skip
+ASCII_ERROR_HANDLER = "camscope-plain"
+LOSSY_ERROR_HANDLERS = ("replace", "ignore", "backslashreplace", "namereplace", "xmlcharrefreplace")  # never fail
 
 
 class Command(TyperCommand):
@@ -166,22 +88,14 @@ def _find_option(argument: str, names: set[str]) -> str:
 class CommandGroup(TyperGroup):
     """A command group that turns errors into one line on stderr and an exit code; `--debug` adds the traceback."""
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments, run the command and exit; usage errors are printed here."""
         install_ascii_fallback()
-        main_args = (args, prog_name, complete_var, False, windows_expand_args)
-        if not standalone_mode:
-            return super().main(*main_args, **extra)
+        without_exit = {**kwargs, "standalone_mode": False}
+        if not kwargs.get("standalone_mode", True):
+            return super().main(*args, **without_exit)
         try:
-            code = super().main(*main_args, **extra)
+            code = super().main(*args, **without_exit)
         except Exception as error:
             if not is_usage_error(error):
                 raise
@@ -207,7 +121,8 @@ class CommandGroup(TyperGroup):
             print_error("; ".join(["interrupted", *getattr(error, "__notes__", [])]))  # notes say what is finished
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except Exception as error:
-            if isinstance(error, typer.Exit | typer.Abort) or is_usage_error(error) or _is_closed_pipe(error):
+            is_closed_pipe = isinstance(error, OSError) and error.errno == errno.EPIPE
+            if isinstance(error, typer.Exit | typer.Abort) or is_usage_error(error) or is_closed_pipe:
                 raise
             try:
                 if ctx.params.get("debug"):
@@ -224,6 +139,31 @@ class CommandGroup(TyperGroup):
 def is_usage_error(error: Exception) -> bool:
     """Return whether the error is a usage error of click or typer; the class depends on typer's version."""
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def install_ascii_fallback() -> None:
+    """Make standard output and standard error print any text, whatever their encoding."""
+    codecs.register_error(ASCII_ERROR_HANDLER, _replace_unencodable)
+    for stream, kept_handlers in ((sys.stdout, LOSSY_ERROR_HANDLERS), (sys.stderr, ())):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors not in kept_handlers:
+            stream.reconfigure(errors=ASCII_ERROR_HANDLER)
+
+
+def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_spell_in_ascii, error.object[error.start : error.end])), error.end
+
+
+def _spell_in_ascii(character: str) -> str:
+    """Spell a character in ASCII: a letter loses its accents, a Greek letter becomes its name; `?` if nothing fits."""
+    name = unicodedata.name(character, "")
+    if character in ASCII_REPLACEMENTS or name.startswith("GREEK"):
+        return ASCII_REPLACEMENTS.get(character, name.rpartition(" ")[2].lower())
+    if name.startswith("BOX DRAWINGS"):
+        return "-" if "HORIZONTAL" in name and "VERTICAL" not in name else "+"
+    parts = unicodedata.normalize("NFKD", character)
+    return "".join(ASCII_REPLACEMENTS.get(part, part if part.isascii() else "") for part in parts) or "?"
 
 
 def stdout_console() -> "Console":
@@ -278,6 +218,12 @@ def print_note(message: str) -> None:
     stderr_console().print(f"note: {display_text(message)}", style="dim", soft_wrap=True)
 
 
+def print_field(label: str, value: object, style: str = "") -> None:
+    """Print a line such as `figure  out/figure.png` on stdout: a label in bold, then external text."""
+    line = styled_text((f"{label:<7} ", "bold"), (display_text(value), style))
+    stdout_console().print(line, soft_wrap=True)
+
+
 def failed_rows_command(folder: str) -> str:
     """Return the command that lists the failed rows of a run."""
     return f"camscope show {folder} --where \"status = 'failed'\""
@@ -295,15 +241,22 @@ def split_list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def is_debug(context: typer.Context) -> bool:
-    """Return whether `--debug` was given."""
-    return bool(context.find_root().params.get("debug"))
-
-
 def is_option_set(context: typer.Context, parameter: str) -> bool:
     """Return whether the user set the option of this parameter, even to its default value."""
     source = context.get_parameter_source(parameter)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+
+
+def option_error(option: str, message: str) -> typer.BadParameter:
+    """Create the error for a wrong value of an option such as `--layers`."""
+    return typer.BadParameter(message, param_hint=f"'{option}'")
+
+
+def check_options_unset(context: typer.Context, parameters: Iterable[str], reason: str) -> None:
+    """Raise typer.BadParameter with the reason for the first of these parameters whose option the user set."""
+    for parameter in context.command.params:
+        if parameter.name in parameters and is_option_set(context, parameter.name):
+            raise option_error(parameter.opts[0], reason)
 
 
 def print_default_model_note(context: typer.Context) -> None:
@@ -319,11 +272,11 @@ def parse_methods(names: str) -> "dict[str, type[Explainer]]":
     fast_names = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
     requested = fast_names if names == "all" else split_list(names)
     if not requested:
-        raise typer.BadParameter(f"no method is named; choose from {', '.join(METHODS)}", param_hint="'--methods'")
+        raise option_error("--methods", f"no method is named; choose from {', '.join(METHODS)}")
     try:
         explainer_classes = [METHODS.find(name) for name in requested]
     except InputError as error:
-        raise typer.BadParameter(str(error), param_hint="'--methods'") from error
+        raise option_error("--methods", str(error)) from error
     return {method.name: method for method in explainer_classes}
 
 
@@ -347,6 +300,13 @@ def format_class(index: int | None, label: str) -> str:
     return display_text(label if index is None or label == f"class {index}" else f"{index} {label}")
 
 
+def format_status(status: str) -> "Text":
+    """Format the status of an explanation: green if it is `ok`, else yellow."""
+    from camscope.explanation import STATUS_OK
+
+    return styled_text((status.replace("_", " "), "green" if status == STATUS_OK else "yellow"))
+
+
 def new_table(*columns: str) -> "Table":
     """Create an empty table; a column whose name ends in `>` is right-aligned."""
     from rich.box import SIMPLE
@@ -366,19 +326,15 @@ def load_model_on_device(spec: str, weights: str | None = None, device: str = "c
         from camscope.models import LOADER_BY_LIBRARY, load_model
 
         library, colon, _ = spec.partition(":")
-        if colon and library not in LOADER_BY_LIBRARY and not _is_missing_file(library):
+        is_missing_file = library.endswith(".py") and not Path(library).is_file()
+        if colon and library not in LOADER_BY_LIBRARY and not is_missing_file:
             print_note(f"{library} is executed as code")
         try:
             torch_device = torch.device(device)
             torch.empty(1, device=torch_device, dtype=torch.float32)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise typer.BadParameter(display_text(error), param_hint="'--device'") from error
+            raise option_error("--device", display_text(error)) from error
         return load_model(spec, weights=weights).to(torch_device)
-
-
-def _is_missing_file(library: str) -> bool:
-    """Return whether the library part of a model spec names a Python file that does not exist."""
-    return library.endswith(".py") and not Path(library).is_file()
 
 
 @contextlib.contextmanager
@@ -406,7 +362,3 @@ def collect_warnings(*, quote_messages: bool = True) -> Iterator[list[str]]:
         foreign_text = text if quote_messages else "the text is hidden because it may name a patient"
         lines.append(text if is_own_warning else f"{warning.category.__name__}: {foreign_text}")
     lines[:] = dict.fromkeys(lines)
-
-
-def _is_closed_pipe(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno == errno.EPIPE

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from camscope.cli import base, evaluation_request, options, progress, scan_options
-from camscope.cli.options import parse_settings
+from camscope.cli import base, evaluation_request, option_types, options, progress
+from camscope.cli.option_types import option
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -18,128 +18,90 @@ def run(
     context: typer.Context,
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="A folder, a pattern in quotes, a .csv or .parquet manifest, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
+        option_types.argument(
+            "SOURCE",
+            "A folder, a pattern in quotes, a .csv or .parquet manifest, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
         ),
     ],
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the run.")
-    ] = "camscope-batch",
-    model: base.ModelOption = "phantom",
-    weights: base.WeightsOption = None,
-    layer_names: base.LayersOption = None,
-    method_names: base.MethodsOption = "gradcam",
-    choice: base.ChoiceOption = None,
-    targets: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "-t",
-            metavar="CLASS",
-            help="Class for images without a target of their own; default: the top class.",
-        ),
-    ] = None,
-    classes: Annotated[
-        str | None, typer.Option("--targets", metavar="A,B", help="Several classes, computed from one forward pass.")
-    ] = None,
-    preprocess: base.PreprocessOption = None,
-    root: Annotated[
-        str | None,
-        typer.Option(
-            "--root",
-            metavar="FOLDER",
-            help="Folder in which relative paths of a manifest begin; default: that of the manifest.",
-        ),
-    ] = None,
-    allow_outside_root: base.AllowOutsideRootOption = False,
+    output: Annotated[str, option("--output -o", "FOLDER", "Folder of the run.")] = "camscope-batch",
+    model: option_types.ModelOption = "phantom",
+    weights: option_types.WeightsOption = None,
+    layer_names: option_types.LayersOption = None,
+    method_names: option_types.MethodsOption = "gradcam",
+    choice: option_types.ChoiceOption = None,
+    target: option_types.TargetOption = None,
+    targets: option_types.TargetsOption = None,
+    preprocess: option_types.PreprocessOption = None,
+    root: option_types.RootOption = None,
+    allow_outside_root: option_types.AllowOutsideRootOption = False,
     overlays: Annotated[
-        str | None,
-        typer.Option("--overlays", metavar="KIND", help="Also draw each map on its image: jpg (fast), png or webp."),
+        str | None, option("--overlays", "KIND", "Also draw each map on its image: jpg (fast), png or webp.")
     ] = None,
     overlay_height: Annotated[
-        int | None, typer.Option("--height", min=16, help="Height of an overlay in pixels; default: that of the image.")
+        int | None, option("--height", None, "Height of an overlay in pixels; default: that of the image.", min=16)
     ] = None,
     reduced_decoding: Annotated[
         bool,
-        typer.Option(
-            "--reduced",
-            help="Decode large JPEG files at a smaller size: about five times as fast, nearly the same maps.",
-        ),
+        option("--reduced", None, "Decode large JPEG files at a smaller size: about five times as fast, similar maps."),
     ] = False,
     batch_size: Annotated[
         int | None,
-        typer.Option("--batch-size", min=1, help="Images per forward pass; default: 16, up to 64 for small images."),
+        option("--batch-size", None, "Images per forward pass; default: 16, up to 64 for small images.", min=1),
     ] = None,
     num_threads: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--threads",
+            None,
+            "Threads that read images, per process; default: one per core, or one for small files.",
             min=1,
-            help="Threads that read images, per process; default: one per core, or one for small files.",
         ),
     ] = None,
     chunk_size: Annotated[
         int,
-        typer.Option(
-            "--chunk", min=1, help="Images per part file: at most this many are recomputed after an interruption."
-        ),
+        option("--chunk", None, "Images per part file: this many at most are recomputed after an interruption.", min=1),
     ] = 256,
-    shard: Annotated[
-        str, typer.Option("--shard", metavar="I/N", help="Process I of N that share the work, counted from 0.")
-    ] = "0/1",
+    shard: Annotated[str, option("--shard", "I/N", "Process I of N that share the work, counted from 0.")] = "0/1",
     max_failures: Annotated[
-        int | None, typer.Option("--max-failures", min=0, help="Stop when more images than this have failed.")
+        int | None, option("--max-failures", None, "Stop when more images than this have failed.", min=0)
     ] = None,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option("--engine", help="Run in this process (local) or on Ray.")
+        Literal["local", "ray"], option("--engine", None, "Run in this process (local) or on Ray.")
     ] = "local",
     address: Annotated[
         str | None,
-        typer.Option(
-            "--address", metavar="HOST:PORT", help="Address of a Ray cluster; default: a local Ray, started if needed."
-        ),
+        option("--address", "HOST:PORT", "Address of a Ray cluster; default: a local Ray, started if needed."),
     ] = None,
     num_workers: Annotated[
         int | None,
-        typer.Option(
-            "--workers", min=1, help="Ray workers, each with its own model; default: one per GPU, or one per CPU."
-        ),
+        option("--workers", None, "Ray workers, each with its own model; default: one per GPU, or one per CPU.", min=1),
     ] = None,
-    window: scan_options.WindowOption = None,
-    profile: scan_options.ProfileOption = None,
+    window: option_types.WindowOption = None,
+    profile: option_types.ProfileOption = None,
     keep_columns: Annotated[
         str | None,
-        typer.Option(
-            "--keep", metavar="A,B", help="Columns of the manifest to write in runs of scans, besides id and target."
-        ),
+        option("--keep", "A,B", "Columns of the manifest to write in runs of scans, besides id and target."),
     ] = None,
-    allow_burned_in_text: scan_options.AllowBurnedInTextOption = False,
+    allow_burned_in_text: option_types.AllowBurnedInTextOption = False,
     retry_failed: Annotated[
-        bool,
-        typer.Option("--retry-failed", help="Try the failed images again, for example after a disk was unavailable."),
+        bool, option("--retry-failed", None, "Try the failed images again, for example after a disk was unavailable.")
     ] = False,
-    overwrite: base.OverwriteOption = False,
-    device: base.DeviceOption = "cpu",
-    setting_pairs: base.SetOption = None,
+    overwrite: option_types.OverwriteOption = False,
+    device: option_types.DeviceOption = "cpu",
+    setting_pairs: option_types.SetOption = None,
 ) -> None:
     """Compute the raw maps of many images. The same command resumes an interrupted run."""
     from camscope.batch import BatchOptions, OverlayOptions, PrivacyOptions, build_manifest, run_batch
 
     method_choice = options.resolve_method_choice(context, choice, method_names, layer_names)
-    parsed_targets, methods = options.parse_targets(targets, classes), base.parse_methods(method_choice.methods)
-    layers = None if method_choice.layers is None else base.split_list(method_choice.layers)
-    options.check_layers_usable(methods, layers)
-    settings_by_method = parse_settings(setting_pairs or [], methods)
-    settings_by_method = {
-        name: {**progress.silent_method_settings(explainer_cls), **settings_by_method[name]}
-        for name, explainer_cls in methods.items()
-    }
+    parsed_targets, methods = options.parse_targets(target, targets), base.parse_methods(method_choice.methods)
+    layers = options.parse_layers(method_choice.layers, methods)
+    settings_by_method = options.parse_settings(setting_pairs or [], methods)
     manifest = build_manifest(source, "" if allow_outside_root else root)
     base.print_default_model_note(context)
     net = base.load_model_on_device(model, weights, device)
     method_choice.warn_if_other_model(net)
-    explainers = options.build_explainers(methods, net, layers, preprocess, settings_by_method)
+    explainers = options.build_explainers(methods, net, layers, preprocess, settings_by_method, show_method_bars=False)
     with evaluation_request.resume_hint(output), progress.outcome_progress() as on_progress:
         outcome = run_batch(
             explainers,
@@ -158,7 +120,7 @@ def run(
                 num_workers=num_workers,
             ),
             privacy=PrivacyOptions(
-                profile=scan_options.parse_profile(profile),
+                profile=profile,
                 keep_columns=base.split_list(keep_columns or ""),
                 allow_burned_in_text=allow_burned_in_text,
             ),
@@ -174,7 +136,7 @@ def run(
 def _parse_shard(text: str) -> tuple[int, int]:
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise typer.BadParameter(f"{text!r}; expected I/N, from 0/N to N-1/N", param_hint="'--shard'")
+        raise base.option_error("--shard", f"{text!r}; expected I/N, from 0/N to N-1/N")
     return int(index), int(count)
 
 
@@ -182,12 +144,10 @@ def _print_outcome(outcome: "BatchOutcome", output: str) -> None:
     """Print the number of maps and the reasons of failures; exit with code 1 if any image failed."""
     from rich.table import Table
 
-    console, done = base.stdout_console(), outcome.n_done_before + outcome.n_processed - outcome.n_failures
+    done = outcome.n_done_before + outcome.n_processed - outcome.n_failures
     images = f"{done} of {plural(outcome.n_images, 'image')}" if outcome.n_failures else plural(done, "image")
     before = f" ({outcome.n_done_before} processed before)" if outcome.n_done_before else ""
-    console.print(
-        base.styled_text(("maps    ", "bold"), (f"{images}{before}: {base.display_text(output)}", "")), soft_wrap=True
-    )
+    base.print_field("maps", f"{images}{before}: {output}")
     if outcome.n_failures:
         table = Table("images", "reason", "failure", title="failures")
         for (reason, kind), count in outcome.failure_counts_by_kind.most_common(20):
@@ -196,4 +156,4 @@ def _print_outcome(outcome: "BatchOutcome", output: str) -> None:
         base.print_note(f"to list them: {base.failed_rows_command(output)}")
         if outcome.transient_failure_counts:
             base.print_note("transient failures may succeed later: run the same command again with --retry-failed")
-        raise typer.Exit(1)
+        raise typer.Exit(base.EXIT_FAILED)

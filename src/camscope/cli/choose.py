@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, options, progress
+from camscope.cli import base, option_types, options, progress
+from camscope.cli.option_types import option
 from camscope.cli.output_paths import check_free
 from camscope.plurals import plural
 
@@ -19,68 +20,32 @@ EXAMPLE = "camscope choose camscope-demo/images --methods gradcam,layercam,eigen
 
 def run(
     context: typer.Context,
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Images, as for camscope batch: a folder, a manifest ...")
-    ],
-    model: base.ModelOption = "phantom",
-    weights: base.WeightsOption = None,
+    source: Annotated[str, option_types.argument("SOURCE", "Images, as for camscope batch: a folder, a manifest ...")],
+    model: option_types.ModelOption = "phantom",
+    weights: option_types.WeightsOption = None,
     layer_names: Annotated[
         str | None,
-        typer.Option(
-            "--layers",
-            "-l",
-            metavar="A,B",
-            help="Layers to compare; default: the last layer of each of the last three stages.",
-        ),
+        option("--layers -l", "A,B", "Layers to compare; default: the last layer of each of the last three stages."),
     ] = None,
     method_names: Annotated[
-        str | None,
-        typer.Option("--methods", metavar="A,B", help="Methods to compare; default: ten that need one forward pass."),
+        str | None, option("--methods", "A,B", "Methods to compare; default: ten that need one forward pass.")
     ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", "-t", metavar="CLASS", help="Class for images without a target of their own."),
-    ] = None,
-    masks: Annotated[
-        str | None,
-        typer.Option(
-            "--masks",
-            metavar="WHERE",
-            help="Ground truth: a COCO file, a folder of masks, or a column of the manifest.",
-        ),
-    ] = None,
-    categories: Annotated[
-        str | None,
-        typer.Option(
-            "--category",
-            metavar="A,B",
-            help="Categories of a COCO file, or labels of masks, to use; or all.",
-        ),
-    ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            "--group", metavar="COLUMN", help="Column of patients or scenes, whose images are not independent."
-        ),
-    ] = None,
-    n_images: Annotated[
-        int, typer.Option("--images", min=8, help="Largest number of images, sampled with --seed.")
-    ] = 64,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampling.")] = 0,
-    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Evaluate every candidate on every image.")] = False,
+    target: option_types.TargetOption = None,
+    masks: option_types.MasksOption = None,
+    categories: option_types.CategoryOption = None,
+    group: option_types.GroupOption = None,
+    n_images: Annotated[int, option("--images", None, "Largest number of images, sampled with --seed.", min=8)] = 64,
+    seed: Annotated[int, option("--seed", None, "Seed of the sampling.", min=0)] = 0,
+    exhaustive: Annotated[bool, option("--exhaustive", None, "Evaluate every candidate on every image.")] = False,
     save: Annotated[
         str | None,
-        typer.Option(
-            "--save", metavar="FILE", help="Write the choice to a .toml file for --choice of explain and batch."
-        ),
+        option("--save", "FILE", "Write the choice to a .toml file for --choice of explain and batch."),
     ] = None,
-    preprocess: base.PreprocessOption = None,
-    root: Annotated[
-        str | None, typer.Option("--root", metavar="FOLDER", help="Folder in which relative paths of a manifest begin.")
-    ] = None,
-    allow_outside_root: base.AllowOutsideRootOption = False,
-    overwrite: base.OverwriteOption = False,
-    device: base.DeviceOption = "cpu",
+    preprocess: option_types.PreprocessOption = None,
+    root: option_types.RootOption = None,
+    allow_outside_root: option_types.AllowOutsideRootOption = False,
+    overwrite: option_types.OverwriteOption = False,
+    device: option_types.DeviceOption = "cpu",
 ) -> None:
     """Compare methods and layers on your images, and recommend one. Clearly worse candidates are dropped early."""
     from camscope.batch import build_manifest
@@ -93,7 +58,7 @@ def run(
 
     if save is not None:
         if Path(save).suffix.lower() != ".toml":
-            raise typer.BadParameter(f"{save}; expected a .toml file", param_hint="'--save'")
+            raise base.option_error("--save", f"{save}; expected a .toml file")
         check_free(Path(save), overwrite, option="--save")
     (parsed_target,) = options.parse_targets(target, None)
     manifest = build_manifest(source, "" if allow_outside_root else root)
@@ -114,11 +79,9 @@ def run(
         for line in format_exclusions(exclusions):
             base.print_note(line)
         names = None if method_names is None else list(base.parse_methods(method_names))
-        first_input = samples[0].item.x[None].to(device)
+        layers = None if layer_names is None else base.split_list(layer_names)
         with base.spinner("searching for layers"):
-            candidates = build_candidates(
-                net, first_input, names, None if layer_names is None else base.split_list(layer_names)
-            )
+            candidates = build_candidates(net, samples[0].item.x[None].to(device), names, layers)
         with progress.progress_bar(plural(len(candidates), "candidate"), len(samples), base.stdout_console()) as bar:
             choice = select_method(
                 candidates,
@@ -131,34 +94,22 @@ def run(
             )
     base.stdout_console().print(_build_candidate_table(choice))
     if ground_truth is not None:
-        base.stdout_console().print(
-            base.styled_text(("evidence ", "bold"), (base.display_text(str(ground_truth)), "")), soft_wrap=True
-        )
-    base.stdout_console().print(
-        base.styled_text(("choice  ", "bold"), (base.display_text(choice.recommendation), "")), soft_wrap=True
-    )
+        base.print_field("evidence", ground_truth)
+    base.print_field("choice", choice.recommendation)
     if save is not None:
-        base.stdout_console().print(
-            base.styled_text(
-                ("saved   ", "bold"), (base.display_text(save_selection(choice, save, overwrite=overwrite)), "")
-            )
-        )
+        base.print_field("saved", save_selection(choice, save, overwrite=overwrite))
 
 
 def _build_candidate_table(choice: "MethodSelection") -> "Table":
-    from rich.text import Text
-
     criteria = list(choice.candidates[0].metric_values)
     table = base.new_table("candidate", *(f"{name}>" for name in criteria), "images>", "s/image>", "dropped")
     for candidate in choice.candidates:
-        cells = [str(candidate.estimate_metric(name) or "–") for name in criteria]
         style = "bold" if candidate in choice.best else "dim" if candidate.drop_reason else ""
-        title = Text(base.display_text(candidate.title), style)
         table.add_row(
-            title,
-            *cells,
+            base.styled_text((base.display_text(candidate.title), style)),
+            *(str(candidate.estimate_metric(name) or "–") for name in criteria),
             str(candidate.n_images),
             f"{candidate.seconds_per_image:.3f}" if candidate.n_images else "–",
-            Text(base.display_text(candidate.drop_reason)),
+            base.display_text(candidate.drop_reason),
         )
     return table

@@ -9,7 +9,7 @@ from camscope.cli import base, evaluation_request, metric_tables, progress
 from camscope.cli.output_paths import check_free
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.table import Table
 
@@ -25,10 +25,12 @@ LEGEND = (
 MAX_METHODS_IN_TABLE, MAX_METHODS_WITH_PRINTED_INTERVALS = 12, 5  # numbers of methods that fit a terminal
 
 
-def compare_images(request: evaluation_request.EvaluationRequest, output: str | None, figure: str | None) -> None:
+def compare_images(
+    context: typer.Context, request: evaluation_request.EvaluationRequest, output: str | None, figure: str | None
+) -> None:
     """Compute missing maps, evaluate all maps, and print and draw the comparison."""
     from camscope.batch.run_store import RunStore
-    from camscope.evaluation.comparison import compare_methods
+    from camscope.evaluation.method_comparison import compare_methods
     from camscope.evaluation.metric_plots import import_matplotlib_figure
 
     import_matplotlib_figure()
@@ -37,16 +39,16 @@ def compare_images(request: evaluation_request.EvaluationRequest, output: str | 
     if figure is None and RunStore(folder).run_info is None:  # a figure in a comparison's own folder may be replaced
         check_free(figure_path, request.overwrite)
     with evaluation_request.resume_hint(folder):
-        run, net, outcome = request.open_or_generate_run(str(folder))
+        run, net, outcome = request.open_or_generate_run(context, folder)
         with progress.progress_bar("comparing", 1, base.stdout_console()) as bar:
             comparison = compare_methods(
                 run,
                 folder,
                 request.masks,
-                request.metrics,
+                request.metric_names,
                 model=net,
                 preprocess=request.preprocess,
-                categories=base.split_list(request.categories or ""),
+                categories=request.category_names,
                 group_column=request.group,
                 allow_outside_root=request.allow_outside_root,
                 overwrite=request.overwrite,
@@ -64,9 +66,8 @@ def _resolve_output_folder(source: str, output: str | None) -> Path:
     if output is None:
         return build_output_path(DEFAULT_FOLDER, slug(_comparison_name(source)))
     if Path(output).is_file() or Path(output).suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf"):
-        raise typer.BadParameter(
-            f"{output}: for many images --output must be a folder; name a file with --figure", param_hint="'--output'"
-        )
+        problem = f"{output}: for many images --output must be a folder"
+        raise base.option_error("--output", f"{problem}; name a file with --figure")
     return Path(output)
 
 
@@ -77,90 +78,53 @@ def _comparison_name(source: str) -> str:
     from camscope.batch.sources import DATASET_PREFIXES
     from camscope.images.files.redaction import pseudonymize_source
 
-    if (
-        evaluation_request.is_image_source(source)
-        and not source.startswith(DATASET_PREFIXES)
-        and contains_scans(build_manifest(source))
-    ):
+    has_manifest = evaluation_request.is_image_source(source) and not source.startswith(DATASET_PREFIXES)
+    if has_manifest and contains_scans(build_manifest(source)):
         return pseudonymize_source(source)
     return Path(source.rstrip("/")).stem or "images"
 
 
 def _print_dataset_comparison(comparison: "ComparisonResult", figure: Path) -> None:
     console = base.stdout_console()
-    console.print(base.styled_text((base.display_text(comparison.title), "bold cyan")), soft_wrap=True)
+    console.print(base.display_text(comparison.title), style="bold cyan", soft_wrap=True)
     for name, lines in comparison.summaries.items():
-        console.print(metric_tables.format_metric_heading(name, lines[0]), soft_wrap=True)
+        metric_tables.print_metric_heading(name, lines[0])
         console.print(_build_metric_table(comparison, lines))
     if 1 < len(comparison.method_names) <= MAX_METHODS_IN_TABLE:
-        console.print(
-            base.styled_text(("agreement", "bold"), (": Spearman's correlation of maps, mean over images", "dim"))
-        )
+        parts = (("agreement", "bold"), (": Spearman's correlation of maps, mean over images", "dim"))
+        console.print(base.styled_text(*parts))
         console.print(_build_agreement_table(comparison))
-    console.print(base.styled_text((LEGEND, "dim")), soft_wrap=True)
+    console.print(LEGEND, style="dim", soft_wrap=True)
     if comparison.ground_truth is not None:
-        console.print(
-            base.styled_text(("evidence ", "bold"), (base.display_text(str(comparison.ground_truth)), "")),
-            soft_wrap=True,
-        )
+        base.print_field("evidence", comparison.ground_truth)
     for sentence in comparison.statements:
-        console.print(base.styled_text(("says    ", "bold"), (base.display_text(sentence), "")), soft_wrap=True)
-    console.print(
-        base.styled_text(("values  ", "bold"), (base.display_text(comparison.evaluation.folder), "")), soft_wrap=True
-    )
-    console.print(base.styled_text(("figure  ", "bold"), (base.display_text(figure), "cyan")), soft_wrap=True)
+        base.print_field("says", sentence)
+    base.print_field("values", comparison.evaluation.folder)
+    base.print_field("figure", figure, "cyan")
 
 
-def _build_metric_table(comparison: "ComparisonResult", summary_lines: "Sequence[MethodSummary]") -> "Table":
+def _build_metric_table(comparison: "ComparisonResult", summaries: "Sequence[MethodSummary]") -> "Table":
     """Build the table of one metric, with one row per method, the best first."""
-    from rich.text import Text
-
-    from camscope.evaluation.comparison_statements import has_controls
     from camscope.metrics import METRICS
 
-    ranked = METRICS[summary_lines[0].metric].higher_is_better is not None
-    leader = next(
-        (line for line in summary_lines if ranked and not line.is_control and line.estimate is not None), None
-    )
-    control_differences = [line.difference_to_control if has_controls(line) else None for line in summary_lines]
-    columns = [
-        "method",
-        "mean [95 %]>",
-        "behind>",
-        *(["over>"] if any(control_differences) else []),
-        "n>",
-        "undefined>",
-        "s>",
-    ]
-    table = base.new_table(*columns)
-    for line, control_difference in zip(summary_lines, control_differences, strict=True):
-        estimate, seconds = line.estimate, comparison.seconds_per_image.get((line.method, line.layer, line.parameters))
-        cells = [
-            "–" if estimate is None else str(estimate),
-            _format_gap_to_leader(line, leader),
-            *([_format_difference(control_difference, "+")] if any(control_differences) else []),
-            str(line.n_values),
-            str(line.n_undefined),
-            "" if seconds is None or line.is_control else f"{seconds:.2g}",
-        ]
-        style = "dim" if line.is_control or line.is_worse_than_best else ""
-        title = comparison.get_name(line) + (
-            " (control)" if line.is_control and "(control)" not in comparison.get_name(line) else ""
-        )
-        table.add_row(Text(base.display_text(title)), *cells, style=style)
-    return table
+    is_ranked = METRICS[summaries[0].metric].higher_is_better is not None
+    leader = next((line for line in summaries if is_ranked and not line.is_control and line.estimate), None)
+    columns: dict[str, Callable[[MethodSummary], str]] = {"behind>": lambda line: _format_gap_to_leader(line, leader)}
+    if any(line.advantage_over_control for line in summaries):
+        columns["over>"] = lambda line: _format_difference(line.advantage_over_control, "+")
+
+    def format_seconds(line: "MethodSummary") -> str:
+        seconds = None if line.is_control else comparison.seconds_per_image.get(line.key)
+        return "" if seconds is None else f"{seconds:.2g}"
+
+    return metric_tables.build_summary_table(summaries, comparison.get_name, columns, {"s>": format_seconds})
 
 
 def _format_gap_to_leader(summary_line: "MethodSummary", leader: "MethodSummary | None") -> str:
     """Format `first`, `same maps`, or the difference to the first method."""
     if summary_line is leader:
         return "first"
-    if (
-        leader is not None
-        and summary_line.difference_to_best is None
-        and summary_line.estimate is not None
-        and not summary_line.is_control
-    ):
+    if leader and summary_line.estimate and not (summary_line.difference_to_best or summary_line.is_control):
         return "same maps"
     return _format_difference(summary_line.difference_to_best)
 
@@ -175,20 +139,13 @@ def _format_difference(difference: "Estimate | None", sign: str = "") -> str:
 
 def _build_agreement_table(comparison: "ComparisonResult") -> "Table":
     """Build a table of the mean correlation of maps for each pair of methods."""
-    from rich.text import Text
-
     keys, methods = comparison.agreement.keys, [base.display_text(name) for name in comparison.method_names]
     table = base.new_table("", *(f"{name}>" for name in methods[:-1]))
     for i in range(1, len(keys)):
-        cells = []
-        for j in range(i):
-            correlation = comparison.agreement.get_correlation(keys[i], keys[j])
-            cells.append(
-                "–"
-                if correlation is None
-                else str(correlation)
-                if len(keys) <= MAX_METHODS_WITH_PRINTED_INTERVALS
-                else f"{correlation.mean:.2f}"
-            )
-        table.add_row(Text(methods[i]), *cells)
+        correlations = [comparison.agreement.get_correlation(keys[i], keys[j]) for j in range(i)]
+        if len(keys) <= MAX_METHODS_WITH_PRINTED_INTERVALS:
+            cells = [str(correlation or "–") for correlation in correlations]
+        else:
+            cells = [f"{correlation.mean:.2f}" if correlation else "–" for correlation in correlations]
+        table.add_row(methods[i], *cells)
     return table

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from camscope.cli import base, evaluation_request, progress
-from camscope.cli.output_paths import check_free
+from camscope.cli import base, evaluation_request, option_types, progress
+from camscope.cli.option_types import option
+from camscope.cli.output_paths import check_free, check_is_folder
+from camscope.errors import UndefinedError
 from camscope.safe_files import build_output_path
 
 if TYPE_CHECKING:
@@ -31,10 +31,13 @@ if TYPE_CHECKING:
 
 EXAMPLE = "camscope demo"
 DEMO_METHODS = "gradcam,layercam,scorecam,ablationcam,eigencam,center"  # one of each family, and a control
-ENLARGEMENT, IMAGE_HEIGHT = (
-    3,
-    288,
-)  # factor before drawing, for a thin outline; height of an image in pixels
+ENLARGEMENT, IMAGE_HEIGHT = 3, 288  # factor before drawing, for a thin outline; height of an image in pixels
+LEGEND = """\
+hit     the peak of the map lies in the finding
+energy  share of the map inside the finding
+area    share of the image inside the finding: the energy of a uniform map
+center  a control that ignores the image; --methods all shows all supported methods but the slow ones\
+"""
 
 
 @dataclass(frozen=True)
@@ -47,65 +50,42 @@ class _DemoCase:
 
 
 def run(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Output folder.")] = Path(
-        "camscope-demo"
-    ),
+    output: Annotated[Path, option("--output -o", "FOLDER", "Output folder.")] = Path("camscope-demo"),
     n_images: Annotated[
-        int, typer.Option("--count", min=4, max=64, help="Number of radiographs; every finding occurs at least once.")
+        int,
+        option("--count", None, "Number of radiographs; every finding occurs at least once.", min=4, max=64),
     ] = 4,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the synthetic radiographs.")] = 0,
-    method_names: base.MethodsOption = DEMO_METHODS,
+    seed: Annotated[int, option("--seed", None, "Seed of the synthetic radiographs.", min=0)] = 0,
+    method_names: option_types.MethodsOption = DEMO_METHODS,
     audit: Annotated[
         bool,
-        typer.Option(
-            "--audit",
-            help="Train two models instead, one of which relies on a marker, and audit both (about two minutes).",
+        option(
+            "--audit", None, "Train two models instead, one of which relies on a marker, and audit both (two minutes)."
         ),
     ] = False,
-    overwrite: base.OverwriteOption = False,
+    overwrite: option_types.OverwriteOption = False,
 ) -> None:
     """Explain synthetic radiographs with known ground truth: one figure, and how well each method localizes."""
     if audit:
         run_demo_audits(output, seed, overwrite=overwrite)
         return
-    methods = base.parse_methods(method_names)
-    names = _case_names(n_images)
+    from camscope.phantom import CATEGORIES
+
+    methods, findings = base.parse_methods(method_names), [*CATEGORIES[1:], CATEGORIES[0]]
+    names = [f"{n + 1}-{findings[n % len(findings)].replace(' ', '-')}" for n in range(n_images)]
     figure, images = output / "demo.png", [build_output_path(output, "images", f"{name}.png") for name in names]
-    if output.exists() and not output.is_dir():
-        raise typer.BadParameter(f"{output} is a file, not a folder", param_hint="'--output'")
+    check_is_folder(output)
     for path in (figure, *images):
         check_free(path, overwrite)
     net = base.load_model_on_device("phantom")
-    cases = _explain_cases(
-        [explainer_cls(net, **progress.method_bar_settings(explainer_cls)) for explainer_cls in methods.values()],
-        names,
-        seed,
-        skip_unsupported=method_names == "all",
-    )
+    explainers = [method(net, **progress.method_bar_settings(method)) for method in methods.values()]
+    cases = _explain_cases(explainers, names, seed, skip_unsupported=method_names == "all")
     _save_images(cases, figure, images, overwrite)
     console = base.stdout_console()
     console.print(_build_demo_table(cases))
-    console.print(base.styled_text((LEGEND, "dim")))
-    console.print(base.styled_text(("figure  ", "bold"), (base.display_text(figure), "cyan")), soft_wrap=True)
-    console.print(
-        base.styled_text(("try     ", "bold"), (f"camscope explain {base.display_text(images[0])}", "")), soft_wrap=True
-    )
-
-
-LEGEND = """\
-hit     the peak of the map lies in the finding
-energy  share of the map inside the finding
-area    share of the image inside the finding: the energy of a uniform map
-center  a control that ignores the image; --methods all shows all supported methods but the slow ones\
-"""
-
-
-def _case_names(n_images: int) -> list[str]:
-    """Return names such as `1-nodule` that cycle through the findings; the class without evidence comes last."""
-    from camscope.phantom import CATEGORIES
-
-    categories = [*CATEGORIES[1:], CATEGORIES[0]]
-    return [f"{n + 1}-{categories[n % len(categories)].replace(' ', '-')}" for n in range(n_images)]
+    console.print(LEGEND, style="dim")
+    base.print_field("figure", figure, "cyan")
+    base.print_field("try", f"camscope explain {images[0]}")
 
 
 def _explain_cases(
@@ -148,13 +128,15 @@ def _build_demo_figure(cases: Sequence[_DemoCase]) -> "RGBImage":
 
     images, captions = [], []
     for case in cases:
-        images += [_outline_lesion(_gray_to_rgb(case.phantom.image), case)]
-        captions += [_format_case_title(case)]
-        images += [_outline_lesion(explanation.overlay(), case) for explanation in case.explanations]
-        captions += [
-            f"{explanation.method_title}{_format_hit_and_energy(explanation, case)}"
-            for explanation in case.explanations
-        ]
+        first, truth = case.explanations[0], case.phantom
+        title = truth.name if first.target == truth.label else f"{truth.name}, predicted as {first.label}"
+        images += [_outline_lesion(_gray_to_rgb(truth.image), case)]
+        captions += [f"{title} (p={first.probability or 0:.2f})"]
+        for explanation in case.explanations:
+            images += [_outline_lesion(explanation.overlay(), case)]
+            is_hit, energy = score_map(explanation.heatmap(scale=None), truth.mask)
+            scores = f" · {'hit' if is_hit else 'miss'} · energy {_format_share(energy)}" if truth.mask.any() else ""
+            captions += [f"{explanation.method_title}{scores}"]
     return draw_image_grid(images, captions, columns=1 + len(cases[0].explanations), height=IMAGE_HEIGHT)
 
 
@@ -168,33 +150,18 @@ def _outline_lesion(image: "RGBImage", case: _DemoCase) -> "RGBImage":
     return draw_contours(large, mask.astype(np.float64), 0.3, colormap="turbo")  # a light blue that no map here uses
 
 
-def _format_case_title(case: _DemoCase) -> str:
-    first, truth = case.explanations[0], case.phantom
-    title = truth.name if first.target == truth.label else f"{truth.name}, predicted as {first.label}"
-    return f"{title} (p={first.probability or 0:.2f})"
+def score_map(attribution: "FloatArray", mask: "NDArray[np.bool_]") -> tuple[bool, float | None]:
+    """Return whether the peak of a (H,W) map lies in the (H,W) mask, and the share of the map's values inside.
 
-
-def _format_hit_and_energy(explanation: "Explanation", case: _DemoCase) -> str:
-    if not case.phantom.mask.any():
-        return ""
-    attribution = explanation.heatmap(scale=None)
-    inside = compute_energy_inside(attribution, case.phantom.mask)
-    return f" · {'hit' if is_pointing_hit(attribution, case.phantom.mask) else 'miss'} · energy {_format_share(inside)}"
-
-
-def is_pointing_hit(attribution: "FloatArray", mask: "NDArray[np.bool_]") -> bool:
-    """Return whether the peak of a (H,W) map lies in the (H,W) mask; False if no value is positive.
-
-    The first of several equal peaks counts.
+    A map without positive values has no hit and no share.
     """
-    return bool(attribution.max() > 0 and mask.reshape(-1)[attribution.argmax()])
+    from camscope.metrics import energy_inside, pointing_game
 
-
-def compute_energy_inside(attribution: "FloatArray", mask: "NDArray[np.bool_]") -> float | None:
-    """Return the share of a (H,W) map's positive values inside the (H,W) mask; None if no value is positive."""
-    positive = attribution.clip(min=0)
-    total = float(positive.sum(dtype="float64"))
-    return float(positive[mask].sum(dtype="float64")) / total if total > 0 else None
+    try:
+        energy = energy_inside(attribution, mask)
+    except UndefinedError:
+        return False, None
+    return pointing_game(attribution, mask) >= 0.5, energy
 
 
 def _format_share(value: float | None) -> str:
@@ -202,58 +169,34 @@ def _format_share(value: float | None) -> str:
 
 
 def _build_demo_table(cases: Sequence[_DemoCase]) -> "Table":
+    """Build a table with a row for each radiograph and method, and means over the radiographs with a finding."""
     table = base.new_table("image", "prediction", "method", "score>", "hit", "energy>", "area>")
+    scores: dict[str, list[tuple[bool, float]]] = {
+        explanation.method_title: [] for explanation in cases[0].explanations
+    }
     for case in cases:
+        first, mask = case.explanations[0], case.phantom.mask
+        is_correct = first.target == case.phantom.label
+        prediction = f"{first.label} {first.probability or 0:.2f} {'✓' if is_correct else '✗'}"
+        title = base.display_text(case.file_stem), base.styled_text((prediction, "green" if is_correct else "red"))
         for i, explanation in enumerate(case.explanations):
-            name = (base.display_text(case.file_stem), _format_prediction(case)) if i == 0 else ("", "")
-            table.add_row(*name, *_format_row(explanation, case), end_section=i == len(case.explanations) - 1)
-    for column, first in enumerate(cases[0].explanations):
+            cells: list[str | Text] = ["–", "–", "–"]
+            if mask.any():
+                is_hit, energy = score_map(explanation.heatmap(scale=None), mask)
+                scores[explanation.method_title].append((is_hit, energy or 0.0))
+                hit = base.styled_text(("yes", "green") if is_hit else ("no", "red"))
+                cells = [hit, _format_share(energy), _format_share(mask.mean())]
+            is_last = i == len(case.explanations) - 1
+            name = title if i == 0 else ("", "")
+            table.add_row(*name, explanation.method_title, f"{explanation.score:.2f}", *cells, end_section=is_last)
+    areas = [case.phantom.mask.mean() for case in cases if case.phantom.mask.any()]
+    for i, (method, pairs) in enumerate(scores.items()):
+        hits, energies = zip(*pairs, strict=True)
+        means = [_format_share(sum(values) / len(pairs)) for values in (energies, areas)]
         table.add_row(
-            "all findings" if column == 0 else "",
-            "",
-            first.method_title,
-            "",
-            *_format_mean(cases, column),
-            style="bold",
+            "all findings" if i == 0 else "", "", method, "", f"{sum(hits)}/{len(pairs)}", *means, style="bold"
         )
     return table
-
-
-def _format_prediction(case: _DemoCase) -> "Text":
-    """Format the predicted class, its probability, and whether it is correct."""
-    from rich.text import Text
-
-    first = case.explanations[0]
-    is_correct = first.target == case.phantom.label
-    return Text(
-        f"{first.label} {first.probability or 0:.2f} {'✓' if is_correct else '✗'}", "green" if is_correct else "red"
-    )
-
-
-def _format_row(explanation: "Explanation", case: _DemoCase) -> "tuple[str | Text, ...]":
-    from rich.text import Text
-
-    mask = case.phantom.mask
-    if not mask.any():
-        return explanation.method_title, f"{explanation.score:.2f}", "–", "–", "–"
-    attribution = explanation.heatmap(scale=None)
-    hit = Text("yes", "green") if is_pointing_hit(attribution, mask) else Text("no", "red")
-    return (
-        explanation.method_title,
-        f"{explanation.score:.2f}",
-        hit,
-        _format_share(compute_energy_inside(attribution, mask)),
-        _format_share(float(mask.mean())),
-    )
-
-
-def _format_mean(cases: Sequence[_DemoCase], column: int) -> tuple[str, ...]:
-    """Format hits, mean energy and mean area of one method over the radiographs with a finding."""
-    pairs = [(c.explanations[column].heatmap(scale=None), c.phantom.mask) for c in cases if c.phantom.mask.any()]
-    hits = sum(is_pointing_hit(attribution, mask) for attribution, mask in pairs)
-    energy = sum(compute_energy_inside(attribution, mask) or 0.0 for attribution, mask in pairs) / len(pairs)
-    area = float(sum(mask.mean() for _, mask in pairs)) / len(pairs)
-    return f"{hits}/{len(pairs)}", _format_share(energy), _format_share(area)
 
 
 def run_demo_audits(output: Path, seed: int, *, overwrite: bool) -> None:
@@ -268,20 +211,12 @@ def run_demo_audits(output: Path, seed: int, *, overwrite: bool) -> None:
             with base.spinner(f"drawing radiographs and training the {name} model"):
                 config = write_demo_study(output / name, p, seed=seed, overwrite=overwrite)
             with stage_progress() as on_progress:
-                audits.append(
-                    run_audit(
-                        config,
-                        output / name / "audit",
-                        overwrite=overwrite,
-                        on_progress=on_progress,
-                        on_estimate=print_time_estimate,
-                    )
-                )
+                folder, on_estimate = output / name / "audit", print_time_estimate
+                audit = run_audit(config, folder, overwrite=overwrite, on_progress=on_progress, on_estimate=on_estimate)
+            audits.append(audit)
     _print_differing_verdicts(*audits)
     for audit in audits:
-        base.stdout_console().print(
-            base.styled_text(("report  ", "bold"), (base.display_text(audit.report_path), "cyan")), soft_wrap=True
-        )
+        base.print_field("report", audit.report_path, "cyan")
         if sys.stdout.isatty():
             webbrowser.open(audit.report_path.resolve().as_uri())
 
@@ -294,7 +229,5 @@ def _print_differing_verdicts(clean: "AuditRun", confounded: "AuditRun") -> None
     for change in find_verdict_changes(clean.verdicts, confounded.verdicts):
         table.add_row(base.display_text(change.claim), change.first, change.second)
     areas = [run.summary.predict.performance[0].auroc.value or 0.0 for run in (clean, confounded)]
-    base.stdout_console().print(
-        base.styled_text(("AUROC   ", "bold"), (f"clean {areas[0]:.3f}, confounded {areas[1]:.3f}", ""))
-    )
+    base.print_field("AUROC", f"clean {areas[0]:.3f}, confounded {areas[1]:.3f}")
     base.stdout_console().print(table)

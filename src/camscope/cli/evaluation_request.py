@@ -2,15 +2,14 @@
 
 import contextlib
 import glob
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from camscope.cli import base, options, progress
-from camscope.cli.options import parse_settings
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -21,35 +20,45 @@ if TYPE_CHECKING:
     from camscope.explainers import Explainer
 
 RUN_FOLDER = "run"  # subfolder of the maps in the output folder
+IMAGE_PARAMETERS = ("method_names", "layer_names", "root", "n_images", "target", "targets", "setting_pairs")
 MAX_IMAGES_TRIED = 8  # when searching for a readable image
 
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """Options of a command that evaluates maps: those of a run, or of images as for `camscope batch`."""
+    """Options of a command that evaluates maps, of a run or of images as for `camscope batch`, by parameter name."""
 
     source: str
     model: str | None = None
     weights: str | None = None
-    methods: str | None = None
-    layers: str | None = None
-    targets: "Sequence[int | str | None]" = (None,)
+    method_names: str | None = None
+    layer_names: str | None = None
+    target: str | None = None
+    targets: str | None = None
     preprocess: str | None = None
     root: str | None = None
     n_images: int | None = None
-    seed: int = 0
+    seed: int | None = None
     masks: str | None = None
     categories: str | None = None
-    metrics: "Sequence[str] | None" = None
+    metrics: str | None = None
     group: str | None = None
     device: str = "cpu"
-    setting_pairs: Sequence[str] = ()
+    setting_pairs: Sequence[str] | None = None
     overwrite: bool = False
     allow_outside_root: bool = False
     fetch: bool = False
     image_source: str | None = None
 
-    def open_or_generate_run(self, output: str) -> "tuple[BatchRun, nn.Module | None, BatchOutcome | None]":
+    @classmethod
+    def from_context(cls, context: typer.Context) -> "EvaluationRequest":
+        """Return the options of the running command."""
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in context.params.items() if name in names})
+
+    def open_or_generate_run(
+        self, context: typer.Context, output: str | Path
+    ) -> "tuple[BatchRun, nn.Module | None, BatchOutcome | None]":
         """Open the run, or compute it below `output`.
 
         Returns the run, the model if a metric needs it, and the outcome of the computation, if there was one.
@@ -70,22 +79,21 @@ class EvaluationRequest:
         run = BatchRun(self.source, self.image_source, fetch=self.fetch)
         self._check_group_column(build_value_schema(run.dataset.schema).names)
         print_not_fetched_note(run)
-        options_for_images: dict[str, object] = {
-            "--methods": self.methods,
-            "--layers": self.layers,
-            "--root": self.root,
-            "--images": self.n_images,
-        }
-        options_for_images |= {"--target": self.targets[0], "--set": self.setting_pairs or None}
-        check_options_unset(
-            options_for_images,
-            f"{self.source} is a run with computed maps; to explain images, name them, such as 'images/*.png'",
-        )
-        return (
-            run,
-            None if self.model is None else base.load_model_on_device(self.model, self.weights, self.device),
-            None,
-        )
+        reason = f"{self.source} is a run with computed maps; to explain images, name them, such as 'images/*.png'"
+        base.check_options_unset(context, IMAGE_PARAMETERS, reason)
+        if self.model is None:
+            return run, None, None
+        return run, base.load_model_on_device(self.model, self.weights, self.device), None
+
+    @property
+    def metric_names(self) -> list[str] | None:
+        """Return the requested metrics; None: the default."""
+        return None if self.metrics is None else base.split_list(self.metrics)
+
+    @property
+    def category_names(self) -> list[str]:
+        """Return the requested categories of the ground truth."""
+        return base.split_list(self.categories or "")
 
     @property
     def needs_model(self) -> bool:
@@ -93,7 +101,7 @@ class EvaluationRequest:
         from camscope.evaluation.metric_evaluation import MODEL_INPUT_KINDS
         from camscope.metrics import METRICS
 
-        return any(METRICS[name].input_kind in MODEL_INPUT_KINDS for name in self.metrics or ())
+        return any(METRICS[name].input_kind in MODEL_INPUT_KINDS for name in self.metric_names or ())
 
     def _generate_run(self, folder: Path) -> "tuple[BatchOutcome, nn.Module, Manifest]":
         """Compute or resume the run in `folder`; return its outcome, the model and the manifest.
@@ -104,38 +112,31 @@ class EvaluationRequest:
         from camscope.evaluation.map_generation import check_ground_truth, generate_maps, sample_manifest
         from camscope.evaluation.metric_evaluation import select_metrics
 
-        explainer_classes = base.parse_methods(self.methods or "gradcam")
-        layers = None if self.layers is None else base.split_list(self.layers)
-        options.check_layers_usable(explainer_classes, layers)
-        parsed_settings = parse_settings(self.setting_pairs, explainer_classes)
-        settings_by_method = {
-            name: {**progress.silent_method_settings(explainer_cls), **parsed_settings[name]}
-            for name, explainer_cls in explainer_classes.items()
-        }
-        select_metrics(self.metrics, self.masks is not None, True)
-        manifest = sample_manifest(
-            build_manifest(self.source, "" if self.allow_outside_root else self.root), self.n_images, self.seed
-        )
+        explainer_classes = base.parse_methods(self.method_names or "gradcam")
+        targets = options.parse_targets(self.target, self.targets)
+        layers = options.parse_layers(self.layer_names, explainer_classes)
+        settings_by_method = options.parse_settings(self.setting_pairs or (), explainer_classes)
+        select_metrics(self.metric_names, self.masks is not None, True)
+        all_images = build_manifest(self.source, "" if self.allow_outside_root else self.root)
+        manifest = sample_manifest(all_images, self.n_images, self.seed or 0)
         self._check_group_column(manifest.table.column_names)
         if self.masks is not None:
-            check_ground_truth(
-                self.masks, manifest, base.split_list(self.categories or ""), allow_outside_root=self.allow_outside_root
-            )
+            check_ground_truth(self.masks, manifest, self.category_names, allow_outside_root=self.allow_outside_root)
         net = base.load_model_on_device(self.model or "phantom", self.weights, self.device)
-        explainers = options.build_explainers(explainer_classes, net, layers, self.preprocess, settings_by_method)
-        if self.methods == "all":
+        explainers = options.build_explainers(
+            explainer_classes, net, layers, self.preprocess, settings_by_method, show_method_bars=False
+        )
+        if self.method_names == "all":
             explainers = _select_answering_explainers(explainers, manifest)
         with base.collect_warnings(), progress.outcome_progress("maps") as on_progress:
             outcome = generate_maps(
-                explainers, manifest, folder, self.targets, overwrite=self.overwrite, on_progress=on_progress
+                explainers, manifest, folder, targets, overwrite=self.overwrite, on_progress=on_progress
             )
         return outcome, net, manifest
 
     def _check_group_column(self, columns: "Sequence[str]") -> None:
         if self.group is not None and self.group not in columns:
-            raise typer.BadParameter(
-                f"no column {self.group!r}; choose from {', '.join(columns)}", param_hint="'--group'"
-            )
+            raise base.option_error("--group", f"no column {self.group!r}; choose from {', '.join(columns)}")
 
 
 def _select_answering_explainers(explainers: "list[Explainer]", manifest: "Manifest") -> "list[Explainer]":
@@ -183,17 +184,8 @@ def has_images(source: str) -> bool:
 def print_not_fetched_note(run: "BatchRun") -> None:
     """Print a note if images of a run are missing on this machine and `--fetch` was not given."""
     if count := run.n_unfetched_images:
-        base.print_note(
-            f"{plural(count, 'image of the run is', 'images of the run are')} not on this machine, not fetched; "
-            "to fetch them pass --fetch"
-        )
-
-
-def check_options_unset(options: Mapping[str, object], reason: str) -> None:
-    """Raise typer.BadParameter with the reason for the first option that is set."""
-    for option, value in options.items():
-        if value not in (None, False):
-            raise typer.BadParameter(reason, param_hint=f"'{option}'")
+        images = plural(count, "image of the run is", "images of the run are")
+        base.print_note(f"{images} not on this machine, not fetched; to fetch them pass --fetch")
 
 
 @contextlib.contextmanager

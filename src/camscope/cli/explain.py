@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from camscope.cli import base, options, progress, scan_options
+from camscope.cli import base, option_types, options, progress, scan_options
 from camscope.cli.explain_output import ImageExplanationWriter
-from camscope.cli.options import parse_settings
+from camscope.cli.option_types import option
 from camscope.cli.output_paths import MAP_FILE_FORMATS, Destination, OutputExistsError, check_image_exists, list_images
 from camscope.errors import (
     ImageError,
@@ -29,101 +29,73 @@ TARGET_AND_MODEL_ERRORS = (TargetError, LayerError, ModelError, PreprocessError,
 
 def run(
     context: typer.Context,
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Image files, folders, or patterns in quotes.")],
-    model: base.ModelOption = "phantom",
-    weights: base.WeightsOption = None,
-    layer_names: base.LayersOption = None,
-    method_names: base.MethodsOption = "gradcam",
-    choice: base.ChoiceOption = None,
-    targets: Annotated[
-        str | None,
-        typer.Option(
-            "--target", "-t", metavar="CLASS", help="Class by index or name; default: the top class of each image."
-        ),
-    ] = None,
-    classes: Annotated[
-        str | None, typer.Option("--targets", metavar="A,B", help="Several classes, computed from one forward pass.")
-    ] = None,
-    preprocess: base.PreprocessOption = None,
+    images: Annotated[list[str], option_types.argument("IMAGE", "Image files, folders, or patterns in quotes.")],
+    model: option_types.ModelOption = "phantom",
+    weights: option_types.WeightsOption = None,
+    layer_names: option_types.LayersOption = None,
+    method_names: option_types.MethodsOption = "gradcam",
+    choice: option_types.ChoiceOption = None,
+    target: option_types.TargetOption = None,
+    targets: option_types.TargetsOption = None,
+    preprocess: option_types.PreprocessOption = None,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="PATH", help="Folder, or one file: .png, .jpg, .npz, .json ...")
+        str, option("--output -o", "PATH", "Folder, or one file: .png, .jpg, .npz, .json ...")
     ] = "camscope-explain",
     formats: Annotated[
         str | None,
-        typer.Option(
-            "--format",
-            metavar="A,B",
-            help="Output formats: png (default), jpg, webp (figures), gif (through a volume), npz, json (maps).",
-        ),
+        option("--format", "A,B", "png (default), jpg, webp (figures), gif (through a volume), npz, json (maps)."),
     ] = None,
-    overwrite: base.OverwriteOption = False,
-    colormap: base.ColormapOption = "auto",
-    alpha: base.AlphaOption = 0.85,
-    shared_scale: base.SharedScaleOption = False,
+    overwrite: option_types.OverwriteOption = False,
+    colormap: option_types.ColormapOption = "auto",
+    alpha: option_types.AlphaOption = 0.85,
+    shared_scale: option_types.SharedScaleOption = False,
     contour: Annotated[
-        str | None,
-        typer.Option("--contour", metavar="A,B", help="Draw outlines at these levels (0 to 1) instead of colors."),
+        str | None, option("--contour", "A,B", "Draw outlines at these levels (0 to 1) instead of colors.")
     ] = None,
     boxes: Annotated[
         float | None,
-        typer.Option("--boxes", min=0, max=1, help="Draw boxes around values that reach this level instead of colors."),
+        option("--boxes", None, "Draw boxes around values that reach this level instead of colors.", min=0, max=1),
     ] = None,
-    series: Annotated[bool, typer.Option("--series", help="Read a folder as one DICOM series: a volume.")] = False,
-    window: scan_options.WindowOption = None,
+    series: Annotated[bool, option("--series", None, "Read a folder as one DICOM series: a volume.")] = False,
+    window: option_types.WindowOption = None,
     slice_axis: Annotated[
         int | None,
-        typer.Option(
-            "--slices",
-            min=0,
-            max=2,
-            metavar="AXIS",
-            help="Explain a volume slice by slice along this axis, for a model of images.",
-        ),
+        option("--slices", "AXIS", "Explain a volume slice by slice along this axis, by a 2-D model.", min=0, max=2),
     ] = None,
     masks: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--mask",
-            metavar="NAME=FILE[:LABEL]",
-            help="Draw the outline of a mask over the map; repeat for several. "
-            "LABEL: one label of the mask, such as 2; or all.",
+            "NAME=FILE[:LABEL]",
+            "Draw the outline of a mask over the map; repeat for several. LABEL: one label, such as 2; or all.",
         ),
     ] = None,
     export_formats: Annotated[
         str | None,
-        typer.Option(
-            "--export",
-            metavar="A,B",
-            help="Also export for viewers of scans: nifti, pmap (DICOM parametric map), sc (DICOM secondary capture).",
-        ),
+        option("--export", "A,B", "For viewers of scans: nifti, pmap (DICOM parametric map), sc (secondary capture)."),
     ] = None,
-    profile: scan_options.ProfileOption = None,
-    allow_burned_in_text: scan_options.AllowBurnedInTextOption = False,
-    device: base.DeviceOption = "cpu",
-    setting_pairs: base.SetOption = None,
-    n_top_classes: Annotated[int, typer.Option("--limit-top", min=1, max=5, help="Number of top classes to list.")] = 5,
+    profile: option_types.ProfileOption = None,
+    allow_burned_in_text: option_types.AllowBurnedInTextOption = False,
+    device: option_types.DeviceOption = "cpu",
+    setting_pairs: option_types.SetOption = None,
+    n_top_classes: Annotated[int, option("--limit-top", None, "Number of top classes to list.", min=1, max=5)] = 5,
 ) -> None:
     """Explain images: write a figure and print the numbers of each."""
     method_choice = options.resolve_method_choice(context, choice, method_names, layer_names)
-    parsed_targets, methods = options.parse_targets(targets, classes), base.parse_methods(method_choice.methods)
-    layers = None if method_choice.layers is None else base.split_list(method_choice.layers)
-    options.check_layers_usable(methods, layers)
+    parsed_targets, methods = options.parse_targets(target, targets), base.parse_methods(method_choice.methods)
+    layers = options.parse_layers(method_choice.layers, methods)
     options.check_single_layer(methods, layers)
-    settings_by_method, render_options = (
-        parse_settings(setting_pairs or [], methods),
-        options.parse_render_options(colormap, alpha, contour, boxes),
-    )
+    settings_by_method = options.parse_settings(setting_pairs or [], methods)
+    overlay_options = options.parse_overlay_options(colormap, alpha, contour, boxes)
     scan_settings = scan_options.ScanOptions(
         series, window, allow_burned_in_text, base.split_list(export_formats or ""), profile or "research", slice_axis
     )
-    destination, paths = (
-        Destination.from_options(output, formats, overwrite),
-        list_images(images, folders_are_series=series),
-    )
+    destination = Destination.from_options(output, formats, overwrite)
+    paths = list_images(images, folders_are_series=series)
     _check_single_file_output(destination, len(paths), len(methods) * len(parsed_targets))
     scan_settings.require_export_packages()
     scan_settings = scan_settings.for_images(paths, all_private=profile == "research" or series)
-    outcome = _ExplainOutcome(base.is_debug(context), scan_settings)
+    outcome = _ExplainOutcome(bool(context.find_root().params.get("debug")), scan_settings)
     existing_paths = _list_existing(paths, outcome)
     if existing_paths:
         base.print_default_model_note(context)
@@ -135,7 +107,7 @@ def run(
             explainers,
             parsed_targets,
             destination,
-            render_options,
+            overlay_options,
             n_top_classes,
             shared_scale=shared_scale,
             skip_unsupported=method_names == "all",
@@ -186,15 +158,15 @@ class _ExplainOutcome:
 
 
 def _list_existing(paths: Sequence[Path], outcome: _ExplainOutcome) -> list[tuple[int, Path]]:
-    """Return row numbers and paths of existing images; record an error for each of the others."""
+    """List row numbers and paths of the existing images; record an error for each of the others."""
     present = []
     for row, path in enumerate(paths, start=1):
         try:
             check_image_exists(path, outcome.scan_settings.display_name(path))
         except ImageError as error:
             outcome.record_error(path, error)
-        else:
-            present.append((row, path))
+            continue
+        present.append((row, path))
     return present
 
 
@@ -220,15 +192,9 @@ def _explain_images(
 
 
 def _check_single_file_output(destination: Destination, n_images: int, n_maps: int) -> None:
-    file = destination.file
-    if file is None:
-        return
-    if n_images > 1:
-        raise typer.BadParameter(
-            f"{file} is one file for {plural(n_images, 'image')}; name a folder", param_hint="'--output'"
-        )
-    if destination.formats[0] in MAP_FILE_FORMATS and n_maps > 1:
-        raise typer.BadParameter(
-            f"{file} holds one map, but {n_maps} are requested; name a folder, and --format {destination.formats[0]}",
-            param_hint="'--output'",
-        )
+    file, file_format = destination.file, destination.formats[0]
+    if file is not None and n_images > 1:
+        raise base.option_error("--output", f"{file} is one file for {plural(n_images, 'image')}; name a folder")
+    if file is not None and file_format in MAP_FILE_FORMATS and n_maps > 1:
+        fix = f"name a folder, and --format {file_format}"
+        raise base.option_error("--output", f"{file} holds one map, but {n_maps} are requested; {fix}")

@@ -1,13 +1,13 @@
 """Output of `camscope explain` for one image: explanations, files and printed lines."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camscope.cli import base
-from camscope.cli.options import RenderOptions
-from camscope.cli.output_paths import Destination, OutputFiles, check_free
+from camscope.cli.output_paths import Destination, check_free
 from camscope.cli.scan_options import ScanOptions, read_named_masks
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ImageExplanationWriter:
     explainers: "Sequence[Explainer]"
     targets: Sequence[int | str | None]
     destination: Destination
-    render_options: RenderOptions
+    overlay_options: dict[str, Any]  # of `Explanation.overlay`
     n_top_classes: int
     shared_scale: bool = False
     skip_unsupported: bool = False
@@ -45,128 +45,98 @@ class ImageExplanationWriter:
 
         `progress_bar` is the bar of the command; it pauses while methods show their own.
         """
-        pseudonym = self.scan_settings.pseudonym(path)
-        files = self.destination.output_files(row, path, self._map_names(), pseudonym)
-        export_paths = self._list_export_paths(row, path, pseudonym)
-        with base.collect_warnings(quote_messages=pseudonym is None) as warnings:
-            methods, explanations_by_method = self._explain(
-                self.scan_settings.read_image(path), progress_bar.pause_for_methods
-            )
-        explanations = [
-            self.scan_settings.redact_explanation(explanation, path)
-            for method_explanations in explanations_by_method
-            for explanation in method_explanations
-        ]
-        map_indices = [
-            self.explainers.index(method) * len(self.targets) + q for method in methods for q in self._target_indices
-        ]
-        files = OutputFiles(files.figures, tuple(files.map_files[n] for n in map_indices))
-        masks = self._read_masks(explanations)
-        self._save_files(explanations, files, masks, progress_bar)
-        for n, explanation in zip(map_indices, explanations, strict=True):
-            exported_files = self.scan_settings.export_map(
-                explanation, export_paths[n], path, overwrite=self.destination.overwrite
-            )
-            files = OutputFiles((*files.figures, *exported_files), files.map_files)
-        notes = dict.fromkeys([*warnings, *(text for explanation in explanations for text in explanation.notes)])
-        return self._format_lines(pseudonym or base.display_text(path), explanations, files, list(notes))
-
-    def _list_export_paths(self, row: int, path: Path, pseudonym: str | None) -> list[tuple[Path, ...]]:
-        """List the export files of each map, and check that none of them exists."""
-        names = self._map_names()
+        settings, overwrite = self.scan_settings, self.destination.overwrite
+        pseudonym, names = settings.pseudonym(path), self._map_names()
+        figures, map_files = self.destination.output_files(row, path, names, pseudonym)
         suffixes = [""] if len(names) == 1 else [f"-{name}" for name in names]
-        paths_by_map = self.scan_settings.list_export_paths(
-            self.destination.output_stem(row, path, pseudonym), suffixes
-        )
-        for name in (each for map_paths in paths_by_map for each in map_paths):
-            check_free(name, self.destination.overwrite, path)
-        return paths_by_map
-
-    def _read_masks(self, explanations: "Sequence[Explanation]") -> "dict[str, Any] | None":
-        """Read the masks whose outlines are drawn over every map."""
-        placement = explanations[0].placement
-        return (
-            read_named_masks(self.mask_options, placement.image_size)
-            if self.mask_options and placement is not None
-            else None
-        )
-
-    @property
-    def _target_indices(self) -> range:
-        return range(len(self.targets))
+        export_paths = settings.list_export_paths(self.destination.output_stem(row, path, pseudonym), suffixes)
+        for file in itertools.chain.from_iterable(export_paths):
+            check_free(file, overwrite, path)
+        with base.collect_warnings(quote_messages=pseudonym is None) as warnings:
+            methods, by_method = self._explain(settings.read_image(path), progress_bar.pause_for_methods)
+        explanations = [settings.redact_explanation(each, path) for each in itertools.chain.from_iterable(by_method)]
+        n_targets, placement = len(self.targets), explanations[0].placement
+        map_indices = [self.explainers.index(method) * n_targets + q for method in methods for q in range(n_targets)]
+        masks = None
+        if self.mask_options and placement is not None:
+            masks = read_named_masks(self.mask_options, placement.image_size)
+        map_files = [map_files[n] for n in map_indices]
+        self._save_files(explanations, figures, map_files, masks, progress_bar)
+        written = list(figures)
+        for n, explanation in zip(map_indices, explanations, strict=True):
+            written += settings.export_map(explanation, export_paths[n], path, overwrite=overwrite)
+        written += itertools.chain.from_iterable(map_files)
+        notes = dict.fromkeys([*warnings, *(text for explanation in explanations for text in explanation.notes)])
+        return self._format_lines(pseudonym or base.display_text(path), explanations, written, notes)
 
     def _explain(self, source: Any, on_pass: "OnPass") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
         """Return the supported explainers and their explanations by [method][class], computed from shared passes."""
         from camscope.explainers.comparison.best_effort import explain_supported
         from camscope.explainers.core.runner import explain_grid
 
-        if self.scan_settings.slice_axis is not None:
+        if (axis := self.scan_settings.slice_axis) is not None:
+            from camscope.medical import explain_slices
+
+            show = base.stderr_console().is_terminal
             return self.explainers, [
-                [self._explain_slices(explainer, source, target) for target in self.targets]
+                [explain_slices(explainer, source, target, axis=axis, progress=show).volume for target in self.targets]
                 for explainer in self.explainers
             ]
         if self.skip_unsupported:
             return explain_supported(self.explainers, source, self.targets, on_pass=on_pass)
         return self.explainers, explain_grid(self.explainers, source, self.targets, on_pass=on_pass)
 
-    def _explain_slices(self, explainer: "Explainer", source: Any, target: int | str | None) -> "Explanation":
-        from camscope.medical import explain_slices
-
-        return explain_slices(
-            explainer,
-            source,
-            target,
-            axis=self.scan_settings.slice_axis or 0,
-            progress=base.stderr_console().is_terminal,
-        ).volume
-
     def _map_names(self) -> list[str]:
         """Return a part of the file name for each map, in the order of the maps."""
         methods = [explainer.name for explainer in self.explainers]
-        numbers = [f"q{n + 1}" for n in self._target_indices]
+        numbers = [f"q{n + 1}" for n in range(len(self.targets))]
         return ["-".join([m] * (len(methods) > 1) + [q] * (len(numbers) > 1)) for m in methods for q in numbers]
 
     def _save_files(
         self,
         explanations: "Sequence[Explanation]",
-        files: OutputFiles,
+        figures: Sequence[Path],
+        map_files: Sequence[Sequence[Path]],
         masks: "dict[str, Any] | None",
         progress_bar: "ProgressBar",
     ) -> None:
         from camscope.render import encode_image
         from camscope.safe_files import write_bytes
 
-        if files.figures:
+        overwrite = self.destination.overwrite
+        if figures:
             figure = self._build_figure(explanations, masks)
-            for path in files.figures:
-                write_bytes(path, encode_image(figure, path.suffix), overwrite=self.destination.overwrite)
-        for explanation, paths in zip(explanations, files.map_files, strict=True):
+            for path in figures:
+                write_bytes(path, encode_image(figure, path.suffix), overwrite=overwrite)
+        for explanation, paths in zip(explanations, map_files, strict=True):
             for path in paths:
                 if path.suffix.lower() == ".gif" and explanation.attribution.ndim == 3:
                     with progress_bar.nested_bar("drawing slices") as on_progress:
-                        explanation.animate(
-                            path, mask=masks, on_progress=on_progress, overwrite=self.destination.overwrite
-                        )
+                        explanation.animate(path, mask=masks, on_progress=on_progress, overwrite=overwrite)
                 else:
-                    explanation.save(path, overwrite=self.destination.overwrite)
+                    explanation.save(path, overwrite=overwrite)
 
     def _build_figure(self, explanations: "Sequence[Explanation]", masks: "dict[str, Any] | None" = None) -> "RGBImage":
         """Draw the image and its maps; several methods and classes give one row per class."""
         from camscope.explanation import shared_scales
         from camscope.render import draw_image_grid
 
-        image, rows, columns = explanations[0].image, len(self.targets), None
-        image = image if explanations[0].attribution.ndim == 2 else None  # the maps of a volume show the volume
-        min_height = (
-            MAX_FIGURE_HEIGHT if explanations[0].attribution.ndim == 3 else MIN_FIGURE_HEIGHT
-        )  # three planes in one image
-        height = min_height if image is None else min(MAX_FIGURE_HEIGHT, max(MIN_FIGURE_HEIGHT, image.shape[0]))
+        is_volume, image, height = explanations[0].attribution.ndim == 3, explanations[0].image, MIN_FIGURE_HEIGHT
+        if is_volume:  # its maps show the volume, in three planes of one image
+            image, height = None, MAX_FIGURE_HEIGHT
+        elif image is not None:
+            height = min(MAX_FIGURE_HEIGHT, max(MIN_FIGURE_HEIGHT, image.shape[0]))
+        rows, columns = len(self.targets), None
         first = [] if image is None else [(image, base.display_text(explanations[0].name), None)]
         auto_scales: list[ScaleOption] = ["auto"] * len(explanations)
-        scales = shared_scales(explanations, self.render_options.colormap) if self.shared_scale else auto_scales
+        scales = shared_scales(explanations, self.overlay_options["colormap"]) if self.shared_scale else auto_scales
         cells = [
-            (self.render_options.draw(explanation, height, scale, masks), explanation.caption, explanation.warning_text)
-            for explanation, scale in zip(explanations, scales, strict=True)
+            (
+                each.overlay(scale=scale, mask=masks, height=height, **self.overlay_options),
+                each.caption,
+                each.warning_text,
+            )
+            for each, scale in zip(explanations, scales, strict=True)
         ]
         if rows > 1 and len(explanations) > rows:
             columns = len(first) + len(explanations) // rows
@@ -177,29 +147,21 @@ class ImageExplanationWriter:
         return draw_image_grid(images, captions, flags=flags, height=height, columns=columns)
 
     def _format_lines(
-        self, display_name: str, explanations: "Sequence[Explanation]", files: OutputFiles, notes: list[str]
+        self, display_name: str, explanations: "Sequence[Explanation]", files: Sequence[Path], notes: Iterable[str]
     ) -> "list[TerminalLine]":
         from rich.padding import Padding
 
-        title = base.styled_text((display_name, "bold cyan"))
-        top = base.styled_text(
-            ("  top  ", "dim"),
-            (" · ".join(map(_format_class_score, explanations[0].top_classes[: self.n_top_classes])), ""),
-        )
-        note_lines = [base.styled_text((f"  note: {base.display_text(text)}", "dim")) for text in notes]
+        def line(label: str, text: object, style: str = "") -> "Text":
+            return base.styled_text((f"  {label}", "dim"), (base.display_text(text), style))
+
         steps = "; ".join(explanations[0].scan_steps)
-        note_lines = (
-            [base.styled_text(("  read ", "dim"), (base.display_text(steps), "dim")), *note_lines]
-            if steps
-            else note_lines
-        )
-        path_lines = [base.styled_text(("  to   ", "dim"), (base.display_text(path), "")) for path in files.all_files]
         return [
-            title,
-            top,
+            base.styled_text((display_name, "bold cyan")),
+            line("top  ", " · ".join(map(_format_class_score, explanations[0].top_classes[: self.n_top_classes]))),
             Padding(_build_explanation_table(explanations), (0, 0, 0, 2), expand=False),
-            *note_lines,
-            *path_lines,
+            *([line("read ", steps, "dim")] if steps else []),
+            *(line("note: ", text, "dim") for text in notes),
+            *(line("to   ", path) for path in files),
             base.styled_text(("", "")),
         ]
 
@@ -210,19 +172,15 @@ def _format_class_score(class_score: "ClassScore") -> str:
 
 
 def _build_explanation_table(explanations: "Sequence[Explanation]") -> "Table":
-    from rich.text import Text
-
-    from camscope.explanation import STATUS_OK
-
     table = base.new_table("method", "class", "score>", "probability>", "layer", "grid>", "status")
     for explanation in explanations:
         table.add_row(
             explanation.method_title,
-            Text(base.format_class(explanation.target, explanation.label)),
+            base.format_class(explanation.target, explanation.label),
             f"{explanation.score:.4g}",
             "–" if explanation.probability is None else f"{explanation.probability:.3f}",
-            Text(base.display_text(explanation.layer or "–")),
+            base.display_text(explanation.layer or "–"),
             "×".join(map(str, explanation.grid)),
-            Text(explanation.status.replace("_", " "), "green" if explanation.status == STATUS_OK else "yellow"),
+            base.format_status(explanation.status),
         )
     return table

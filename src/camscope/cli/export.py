@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, progress, scan_options
+from camscope.cli import base, option_types, progress
+from camscope.cli.option_types import option
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -17,30 +18,26 @@ SINGLE_FILE_SUFFIXES = {"csv": ".csv", "coco": ".json"}  # formats with one file
 
 
 def run(
-    folder: base.RunArgument,
+    folder: option_types.RunArgument,
     formats: Annotated[
         str,
-        typer.Option(
+        option(
             "--format",
-            metavar="A,B",
-            help="Formats: png, jpg, webp (overlays), npz, json (raw maps), csv (a table), coco (boxes and outlines).",
+            "A,B",
+            "Formats: png, jpg, webp (overlays), npz, json (raw maps), csv (a table), coco (boxes and outlines).",
         ),
     ] = "png",
-    where: base.WhereOption = None,
-    sort: base.SortOption = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Largest number of rows.")] = None,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="PATH", help="Folder; a file for csv or coco alone.")
-    ] = "camscope-export",
+    where: option_types.WhereOption = None,
+    sort: option_types.SortOption = None,
+    limit: Annotated[int | None, option("--limit", None, "Largest number of rows.", min=1)] = None,
+    output: Annotated[str, option("--output -o", "PATH", "Folder; a file for csv or coco alone.")] = "camscope-export",
     threshold: Annotated[
         float,
-        typer.Option(
-            "--threshold", min=0.01, max=1, help="coco: pixels from this share of a map's maximum lie in a box."
-        ),
+        option("--threshold", None, "coco: pixels from this share of a map's maximum lie in a box.", min=0.01, max=1),
     ] = 0.5,
-    image_source: scan_options.ImageSourceOption = None,
-    fetch: base.FetchOption = False,
-    overwrite: base.OverwriteOption = False,
+    image_source: option_types.ImageSourceOption = None,
+    fetch: option_types.FetchOption = False,
+    overwrite: option_types.OverwriteOption = False,
 ) -> None:
     """Write rows of a run as images, arrays, a table for spreadsheets, or COCO annotations."""
     from camscope.batch import BatchRun, Query
@@ -49,7 +46,7 @@ def run(
     format_names = list(dict.fromkeys(base.split_list(formats.lower())))
     if not format_names or (unknown := [name for name in format_names if name not in FORMATS]):
         received = ", ".join(unknown) if format_names else "nothing"
-        raise typer.BadParameter(f"{received}; expected some of {', '.join(FORMATS)}", param_hint="'--format'")
+        raise base.option_error("--format", f"{received}; expected some of {', '.join(FORMATS)}")
     batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
     file = _resolve_table_file(output, format_names)
     exporter = Exporter(batch_run, Path(output), format_names, threshold, overwrite, file)
@@ -71,28 +68,20 @@ def _resolve_table_file(output: str, formats: list[str]) -> Path | None:
     if len(formats) == 1 and SINGLE_FILE_SUFFIXES.get(formats[0]) == suffix:
         return path
     if suffix in (".csv", ".json", ".npz", ".png", ".jpg", ".webp"):
-        raise typer.BadParameter(
-            f"{output} is one file for --format {','.join(formats)}; name a folder", param_hint="'--output'"
-        )
+        raise base.option_error("--output", f"{output} is one file for --format {','.join(formats)}; name a folder")
     if path.exists():
-        raise typer.BadParameter(f"{output} is a file, not a folder", param_hint="'--output'")
+        raise base.option_error("--output", f"{output} is a file, not a folder")
     return None
 
 
 def _print_export_result(result: "ExportResult", folder: str, output: str) -> None:
     """Print what was written and why rows have no file; exit with code 1 if a row failed."""
-    files = plural(result.n_files, "file")
-    rows = plural(result.n_rows, "row")
-    base.stdout_console().print(
-        base.styled_text(("export  ", "bold"), (f"{files} of {rows}: {base.display_text(output)}", "")), soft_wrap=True
-    )
+    base.print_field("export", f"{plural(result.n_files, 'file')} of {plural(result.n_rows, 'row')}: {output}")
     if result.n_rows_without_map:
         base.print_note(f"{result.n_rows_without_map} of them have no map; see: {base.failed_rows_command(folder)}")
     if result.n_escaped_cells:
-        base.print_note(
-            f"{plural(result.n_escaped_cells, 'cell of the table was', 'cells of the table were')} given an "
-            "apostrophe so that spreadsheets do not read them as formulas"
-        )
+        cells = plural(result.n_escaped_cells, "cell of the table was", "cells of the table were")
+        base.print_note(f"{cells} given an apostrophe so that spreadsheets do not read them as formulas")
     if result.failure_counts:
         table = base.new_table("rows>", "reason", "example")
         for reason, count in result.failure_counts.most_common(20):

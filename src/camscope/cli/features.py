@@ -1,4 +1,4 @@
-"""`camscope features`: draw the activations of a layer's channels on an image."""
+"""`camscope features`: draw the channels of a layer, for one image, as a grid of images."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base
+from camscope.cli import base, option_types
+from camscope.cli.option_types import option
 from camscope.cli.output_paths import check_image_exists, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
 from camscope.plurals import plural
@@ -20,19 +21,15 @@ EXAMPLE = "camscope features camscope-demo/images/1-nodule.png --layer layer2"
 
 def run(
     context: typer.Context,
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Image file.")],
-    layer: Annotated[
-        str, typer.Option("--layer", "-l", metavar="NAME", help="Layer; to list them: camscope layers MODEL.")
-    ],
-    model: base.ModelOption = "phantom",
-    weights: base.WeightsOption = None,
-    preprocess: base.PreprocessOption = None,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="Output file; default: in camscope-features.")
-    ] = None,
-    max_channels: Annotated[int, typer.Option("--limit", min=1, help="Number of channels to draw.")] = 64,
-    device: base.DeviceOption = "cpu",
-    overwrite: base.OverwriteOption = False,
+    image: Annotated[str, option_types.argument("IMAGE", "Image file.")],
+    layer: Annotated[str, option("--layer -l", "NAME", "Layer; to list them: camscope layers MODEL.")],
+    model: option_types.ModelOption = "phantom",
+    weights: option_types.WeightsOption = None,
+    preprocess: option_types.PreprocessOption = None,
+    output: Annotated[str | None, option("--output -o", "FILE", "Output file; default: in camscope-features.")] = None,
+    max_channels: Annotated[int, option("--limit", None, "Number of channels to draw.", min=1)] = 64,
+    device: option_types.DeviceOption = "cpu",
+    overwrite: option_types.OverwriteOption = False,
 ) -> None:
     """Draw the channels of a layer as a grid of images."""
     from camscope.render import draw_channel_grid, encode_image
@@ -47,14 +44,10 @@ def run(
     channel_grid = draw_channel_grid(maps.float().cpu().numpy(), max_channels=max_channels)
     write_bytes(file, encode_image(channel_grid, file.suffix), overwrite=overwrite)
     shape = "×".join(map(str, maps.shape))
-    console = base.stdout_console()
-    console.print(
-        base.styled_text((pseudonym or base.display_text(path), "bold cyan"), (f"  {layer}  {shape}", "")),
-        soft_wrap=True,
-    )
-    console.print(
-        f"  {min(max_channels, len(maps))} of {plural(len(maps), 'channel')}: {base.display_text(file)}", soft_wrap=True
-    )
+    console, drawn = base.stdout_console(), f"{min(max_channels, len(maps))} of {plural(len(maps), 'channel')}"
+    heading = base.styled_text((pseudonym or base.display_text(path), "bold cyan"), (f"  {layer}  {shape}", ""))
+    console.print(heading, soft_wrap=True)
+    console.print(f"  {drawn}: {base.display_text(file)}", soft_wrap=True)
 
 
 def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":

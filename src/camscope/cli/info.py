@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from camscope.cli import base
+from camscope.cli import base, option_types
 
 EXAMPLE = "camscope info --json"
 PACKAGES = ("torch", "torchvision", "numpy", "opencv-python-headless", "pillow", "pyarrow", "duckdb", "typer")
@@ -16,7 +16,7 @@ DEVELOPMENT_EXTRAS = ("dev", "test", "docs", "bench", "gallery")
 
 
 def run(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
+    as_json: Annotated[bool, option_types.option("--json", None, "Print the facts as JSON.")] = False,
 ) -> None:
     """Show versions, installed extras and devices for a bug report."""
     facts = collect_facts()

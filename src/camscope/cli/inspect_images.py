@@ -1,11 +1,13 @@
 """`camscope inspect-images`: check a dataset of images before using it with a model."""
 
+import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, progress
+from camscope.cli import base, option_types, progress
+from camscope.cli.option_types import option
 from camscope.cli.output_paths import check_free
 from camscope.plurals import plural
 
@@ -26,78 +28,46 @@ GROUP_SEPARATORS = {"duplicates": " = ", "duplicates-with-different-targets": " 
 def run(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="MANIFEST",
-            help="A .csv or .parquet manifest, a folder, a pattern in quotes, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
+        option_types.argument(
+            "MANIFEST",
+            "A .csv or .parquet manifest, a folder, a pattern in quotes, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
         ),
     ],
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the findings to a .json file.")
-    ] = None,
+    output: Annotated[str | None, option("--output -o", "FILE", "Write the findings to a .json file.")] = None,
     table: Annotated[
-        str | None,
-        typer.Option("--table", metavar="FILE", help="Write one row per image: .parquet, or .csv for spreadsheets."),
+        str | None, option("--table", "FILE", "Write one row per image: .parquet, or .csv for spreadsheets.")
     ] = None,
     group_by: Annotated[
         str | None,
-        typer.Option(
-            "--by", metavar="A,B", help="Count targets by these columns, or by modality, format, photometric ..."
-        ),
+        option("--by", "A,B", "Count targets by these columns, or by modality, format, photometric ..."),
     ] = None,
     patient_column: Annotated[
-        str | None,
-        typer.Option("--patient", metavar="COLUMN", help="Column of patients; default: patient or patient_id."),
+        str | None, option("--patient", "COLUMN", "Column of patients; default: patient or patient_id.")
     ] = None,
-    split_column: Annotated[
-        str | None, typer.Option("--split", metavar="COLUMN", help="Column of splits; default: split.")
-    ] = None,
-    target_column: Annotated[
-        str | None, typer.Option("--target", metavar="COLUMN", help="Column of targets; default: target.")
-    ] = None,
+    split_column: Annotated[str | None, option("--split", "COLUMN", "Column of splits; default: split.")] = None,
+    target_column: Annotated[str | None, option("--target", "COLUMN", "Column of targets; default: target.")] = None,
     mask_column: Annotated[
-        str | None, typer.Option("--mask", metavar="COLUMN", help="Column of masks; default: mask or mask_path.")
+        str | None, option("--mask", "COLUMN", "Column of masks; default: mask or mask_path.")
     ] = None,
-    class_names: Annotated[
-        str | None, typer.Option("--class-names", metavar="A,B", help="All targets that may occur.")
-    ] = None,
-    root: Annotated[
-        str | None,
-        typer.Option(
-            "--root",
-            metavar="FOLDER",
-            help="Folder in which relative paths of a manifest begin; default: that of the manifest.",
-        ),
-    ] = None,
-    allow_outside_root: base.AllowOutsideRootOption = False,
-    profile: Annotated[
-        Literal["research", "clinical"] | None,
-        typer.Option(
-            "--profile",
-            help="research (default for medical images): shows no file names, and only the columns you ask for.",
-        ),
-    ] = None,
+    class_names: Annotated[str | None, option("--class-names", "A,B", "All targets that may occur.")] = None,
+    root: option_types.RootOption = None,
+    allow_outside_root: option_types.AllowOutsideRootOption = False,
+    profile: option_types.ProfileOption = None,
     keep_columns: Annotated[
-        str | None,
-        typer.Option("--keep", metavar="A,B", help="More columns for the table under the research profile."),
+        str | None, option("--keep", "A,B", "More columns for the table under the research profile.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Return exit code 1 for warnings too.")] = False,
-    num_threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Threads that read images; default: one per core.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the findings as JSON, as --output writes them.")
-    ] = False,
-    overwrite: base.OverwriteOption = False,
+    strict: Annotated[bool, option("--strict", None, "Return exit code 1 for warnings too.")] = False,
+    num_threads: option_types.ThreadsOption = None,
+    as_json: Annotated[bool, option("--json", None, "Print the findings as JSON, as --output writes them.")] = False,
+    overwrite: option_types.OverwriteOption = False,
 ) -> None:
     """Check a dataset of images before using it with a model. The exit code is 1 if images cannot be used."""
     files = [(Path(file), suffixes) for file, suffixes in ((output, (".json",)), (table, (".parquet", ".csv"))) if file]
     for file, suffixes in files:
-        option = "--table" if ".csv" in suffixes else "--output"
+        name = "--table" if ".csv" in suffixes else "--output"
         if file.suffix.lower() not in suffixes:
-            raise typer.BadParameter(
-                f"{file}; expected a file ending in {' or '.join(suffixes)}", param_hint=f"'{option}'"
-            )
-        check_free(file, overwrite, option=option)
+            raise base.option_error(name, f"{file}; expected a file ending in {' or '.join(suffixes)}")
+        check_free(file, overwrite, option=name)
     from camscope.batch import inspect_images
 
     with progress.progress_bar("reading", 1, base.stderr_console()) as bar:
@@ -122,8 +92,7 @@ def run(
     else:
         _print_inspection(inspection)
         for file, _ in files:
-            line = base.styled_text(("written ", "bold"), (base.display_text(file), ""))
-            base.stdout_console().print(line, soft_wrap=True)
+            base.print_field("written", file)
     if inspection.severity_counts["error"] or (strict and inspection.severity_counts["warning"]):
         raise typer.Exit(base.EXIT_FAILED)
 
@@ -133,7 +102,7 @@ def _print_inspection(inspection: "DatasetInspection") -> None:
     privacy_text = "; file names are hidden (profile research)" if inspection.profile == "research" else ""
     n_readable = "all" if inspection.n_readable == len(inspection) else f"{inspection.n_readable:,}"
     description = f"{len(inspection):,}, {n_readable} readable{privacy_text}"
-    console.print(base.styled_text(("images  ", "bold"), (description, "")), soft_wrap=True)
+    base.print_field("images", description)
     console.print(_build_value_count_table(inspection))
     for prevalence in inspection.prevalences:
         console.print(_build_prevalence_table(prevalence))
@@ -145,7 +114,7 @@ def _print_inspection(inspection: "DatasetInspection") -> None:
     counts = ", ".join(
         f"{count} {severity}{'s' * (count != 1)}" for severity, count in inspection.severity_counts.items() if count
     )
-    console.print(base.styled_text(("found   ", "bold"), (counts or "no issues", "")), soft_wrap=True)
+    base.print_field("found", counts or "no issues")
 
 
 def _build_value_count_table(inspection: "DatasetInspection") -> "Table":
@@ -166,33 +135,25 @@ def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
     """Build a table of target counts per group, with their shares of the group."""
     has_no_targets = prevalence.association is None and prevalence.targets == ("images",)
     targets = () if has_no_targets else prevalence.targets[:MAX_TARGETS]
-    n_other_targets = 0 if has_no_targets else len(prevalence.targets) - len(targets)
-    names = [f"{base.display_text(name)}>" for name in targets] + [f"{plural(n_other_targets, 'other')}>"] * bool(
-        n_other_targets
-    )
-    table = base.new_table(base.display_text(prevalence.column), "images>", *names)
-    association = (
-        ""
-        if prevalence.association is None
-        else f": Cramér's V {prevalence.association:.2f} (1: the group determines the target)"
-    )
-    counted = "images" if has_no_targets else "targets"
+    n_others = 0 if has_no_targets else len(prevalence.targets) - len(targets)
+    names = [base.display_text(name) for name in targets] + ([plural(n_others, "other")] if n_others else [])
+    column = base.display_text(prevalence.column)
+    table = base.new_table(column, "images>", *(f"{name}>" for name in names))
     table.title, table.title_justify, table.title_style = (
-        f"{counted} by {base.display_text(prevalence.column)}{association}",
+        f"{'images' if has_no_targets else 'targets'} by {column}",
         "left",
         "",
     )
-    for group, counts, shares in list(
-        zip(prevalence.groups, prevalence.counts.tolist(), prevalence.shares.tolist(), strict=True)
-    )[:MAX_GROUPS]:
-        cells = [f"{count:,} ({share:.0%})" for count, share in zip(counts, shares, strict=True)]
-        other_cells = [f"{sum(counts[MAX_TARGETS:]):,}"] * bool(n_other_targets)
-        table.add_row(base.display_text(group), f"{sum(counts):,}", *cells[: len(targets)], *other_cells)
+    if prevalence.association is not None:
+        table.title += f": Cramér's V {prevalence.association:.2f} (1: the group determines the target)"
+    rows = zip(prevalence.groups, prevalence.counts.tolist(), prevalence.shares.tolist(), strict=True)
+    for group, counts, shares in itertools.islice(rows, MAX_GROUPS):
+        cells = [f"{count:,} ({share:.0%})" for count, share in zip(counts, shares, strict=True)][: len(targets)]
+        cells += [f"{sum(counts[MAX_TARGETS:]):,}"] if n_others else []
+        table.add_row(base.display_text(group), f"{sum(counts):,}", *cells)
     if len(prevalence.groups) > MAX_GROUPS:
-        table.caption, table.caption_justify = (
-            f"and {plural(len(prevalence.groups) - MAX_GROUPS, 'more group')}",
-            "left",
-        )
+        table.caption = f"and {plural(len(prevalence.groups) - MAX_GROUPS, 'more group')}"
+        table.caption_justify = "left"
     return table
 
 
@@ -223,18 +184,14 @@ def _format_issue(inspection: "DatasetInspection", issue: "DatasetIssue") -> "Te
 
 
 def _format_issue_rows(inspection: "DatasetInspection", issue: "DatasetIssue") -> str:
-    if issue.row_groups:
-        separator = GROUP_SEPARATORS.get(issue.code, " + ")
-        groups = [
-            separator.join(map(base.display_text, _abbreviate_ids(inspection.row_ids(group[:MAX_ROW_IDS]), len(group))))
-            for group in issue.row_groups[:2]
-        ]
-        more = sum(map(len, issue.row_groups[:2])) < issue.n_rows
-        return "; ".join(groups) + ("; …" if more else "")
-    return ", ".join(
-        map(base.display_text, _abbreviate_ids(inspection.row_ids(issue.rows[:MAX_ROW_IDS]), issue.n_rows))
-    )
+    if not issue.row_groups:
+        return ", ".join(_abbreviate_ids(inspection.row_ids(issue.rows[:MAX_ROW_IDS]), issue.n_rows))
+    separator = GROUP_SEPARATORS.get(issue.code, " + ")
+    groups = issue.row_groups[:2]
+    texts = [separator.join(_abbreviate_ids(inspection.row_ids(group[:MAX_ROW_IDS]), len(group))) for group in groups]
+    return "; ".join([*texts, "…"] if sum(map(len, groups)) < issue.n_rows else texts)
 
 
 def _abbreviate_ids(ids: list[str], count: int) -> list[str]:
-    return ids if count <= len(ids) else [*ids[: MAX_ROW_IDS - 1], f"… {count - MAX_ROW_IDS + 1:,} more"]
+    texts = list(map(base.display_text, ids))
+    return texts if count <= len(ids) else [*texts[: MAX_ROW_IDS - 1], f"… {count - MAX_ROW_IDS + 1:,} more"]

@@ -1,13 +1,15 @@
 """`camscope layers`: list the layers of a model, and mark those that can be explained."""
 
+import dataclasses
 import json
 import re
 from math import prod
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base
+from camscope.cli import base, option_types
+from camscope.cli.option_types import option
 from camscope.errors import CamscopeError
 from camscope.plurals import plural
 
@@ -24,16 +26,14 @@ DEFAULT_SIZE_BY_RANK = {1: 1024, 2: 224, 3: 64}
 
 
 def run(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model, as in explain --model.")] = "phantom",
-    weights: base.WeightsOption = None,
+    model: Annotated[str, option_types.argument("MODEL", "Model, as in explain --model.")] = "phantom",
+    weights: option_types.WeightsOption = None,
     size: Annotated[
         str | None,
-        typer.Option(
-            "--size", metavar="N|HxW", help="Input size; default: the size of the model's preprocessing, or 224."
-        ),
+        option("--size", "N|HxW", "Input size; default: the size of the model's preprocessing, or 224."),
     ] = None,
-    list_all: Annotated[bool, typer.Option("--all", help="List nested layers too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every layer as JSON.")] = False,
+    list_all: Annotated[bool, option("--all", None, "List nested layers too.")] = False,
+    as_json: Annotated[bool, option("--json", None, "Print every layer as JSON.")] = False,
 ) -> None:
     """List the layers of a model, and mark those with a spatial grid, which can be explained."""
     from camscope.hooks import inspect_layers
@@ -44,7 +44,11 @@ def run(
         layer_table = inspect_layers(net, x)
         candidates, default = _find_spatial_layers(net, x)
     if as_json:
-        typer.echo(json.dumps(_describe_layers(layer_table, candidates, default), indent=2))
+        facts = [
+            {**dataclasses.asdict(row), "has_grid": row.name in candidates, "is_default": row.name == default}
+            for row in layer_table
+        ]
+        typer.echo(json.dumps(facts, indent=2))
         return
     listed_names = {
         row.name for row in layer_table if list_all or row.name.count(".") < MAX_LISTED_DEPTH or row.name == default
@@ -53,57 +57,39 @@ def run(
     console.print(_build_layer_table(layer_table, listed_names, candidates, default))
     console.print(base.styled_text(("●", "green"), (" has a grid   ", "dim"), ("★", "bold green"), (" default", "dim")))
     if len(listed_names) < len(layer_table):
-        console.print(
-            f"{plural(len(layer_table) - len(listed_names), 'more layer')} inside these; to list them: --all",
-            style="dim",
-        )
+        n_more = len(layer_table) - len(listed_names)
+        console.print(f"{plural(n_more, 'more layer')} inside these; to list them: --all", style="dim")
     for text in warnings:
         base.print_note(text)
-
-
-def _describe_layers(inspection: "LayerTable", candidates: set[str], default: str | None) -> list[dict[str, Any]]:
-    """Return the facts of each layer as values for JSON."""
-    return [
-        {
-            "name": row.name,
-            "type": row.type,
-            "output_shape": None if row.output_shape is None else list(row.output_shape),
-            "stride": None if row.stride is None else list(row.stride),
-            "n_parameters": row.n_parameters,
-            "n_calls": row.n_calls,
-            "has_grid": row.name in candidates,
-            "is_default": row.name == default,
-        }
-        for row in inspection
-    ]
 
 
 def _example_input(model: "nn.Module", size: str | None) -> "Tensor":
     """Return noise (1,C,*S) of the given size, or of the size that the model expects."""
     import torch
+    from torch.nn.modules.conv import _ConvNd
 
     from camscope.explainers.core.evaluation_context import device_and_dtype, inspect_model
     from camscope.explainers.core.inputs import infer_spatial_rank
 
     inner = inspect_model(model).model
     rank = infer_spatial_rank(inner)
-    shape = _card_input_shape(model) or (_count_input_channels(inner, rank), *[DEFAULT_SIZE_BY_RANK[rank]] * rank)
+    convolutions = (m for m in inner.modules() if isinstance(m, _ConvNd) and len(m.kernel_size) == rank)
+    n_channels = next((convolution.in_channels for convolution in convolutions), 3)
+    shape = _card_input_shape(model) or (n_channels, *[DEFAULT_SIZE_BY_RANK[rank]] * rank)
     if size is not None:
         shape = (shape[0], *_parse_size(size, len(shape) - 1))
-    device, dtype = device_and_dtype(inner)
-    noise = torch.randn(
-        (1, *shape), generator=torch.Generator(device="cpu").manual_seed(0), dtype=torch.float32, device="cpu"
-    )
-    return noise.to(device, dtype)
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    noise = torch.randn((1, *shape), generator=generator, dtype=torch.float32, device="cpu")
+    return noise.to(*device_and_dtype(inner))
 
 
 def _parse_size(text: str, rank: int) -> list[int]:
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text) or len(text.split("x")) not in (1, rank):
-        raise typer.BadParameter(f"{text!r}; expected N or {'x'.join('DHW'[-rank:])}", param_hint="'--size'")
+        raise base.option_error("--size", f"{text!r}; expected N or {'x'.join('DHW'[-rank:])}")
     sides = [int(part[:20]) for part in text.split("x")]
     sides = sides * rank if len(sides) == 1 else sides
     if prod(sides) > MAX_INPUT_VALUES:
-        raise typer.BadParameter(f"{text[:60]}; expected {MAX_INPUT_VALUES:,} numbers at most", param_hint="'--size'")
+        raise base.option_error("--size", f"{text[:60]}; expected {MAX_INPUT_VALUES:,} numbers at most")
     return sides
 
 
@@ -117,14 +103,6 @@ def _card_input_shape(model: "nn.Module") -> tuple[int, ...] | None:
     if card is None or card.preprocess is None:
         return None
     return tuple(card.preprocess(np.full((256, 256, 3), 128, np.uint8))[0].shape)
-
-
-def _count_input_channels(model: "nn.Module", rank: int) -> int:
-    """Return the input channels of the first convolution of this spatial rank; 3 without one."""
-    from torch.nn.modules.conv import _ConvNd
-
-    convolutions = (module for module in model.modules() if isinstance(module, _ConvNd))
-    return next((convolution.in_channels for convolution in convolutions if len(convolution.kernel_size) == rank), 3)
 
 
 def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> tuple[set[str], str | None]:
@@ -153,10 +131,11 @@ def _build_layer_table(
     from rich.text import Text
 
     table = base.new_table("", "layer", "type", "output>", "stride>", "parameters>", "calls>")
-    shape = "×".join(map(str, inspection.input_shape))
-    table.title = Text(
-        f"{base.display_text(inspection.model)} · input {shape} · {plural(inspection.n_parameters, 'parameter', spec=',')}"
+    shape, parameters = (
+        "×".join(map(str, inspection.input_shape)),
+        plural(inspection.n_parameters, "parameter", spec=","),
     )
+    table.title = Text(f"{base.display_text(inspection.model)} · input {shape} · {parameters}")
     table.title_justify = "left"
     for row in inspection:
         if row.name in listed_names:
@@ -164,5 +143,5 @@ def _build_layer_table(
             style = "bold green" if row.name == default else "green" if mark else "dim"
             indent = "  " * row.name.count(".")
             name, *other_cells = row.format_cells()
-            table.add_row(Text(mark), Text(indent + base.display_text(name)), *map(Text, other_cells), style=style)
+            table.add_row(mark, indent + base.display_text(name), *other_cells, style=style)
     return table

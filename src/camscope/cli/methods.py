@@ -3,12 +3,12 @@
 import inspect
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camscope.cli import base, completion
+from camscope.cli import base, option_types
 from camscope.cli.options import list_settings
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ COST_LEGEND = "K: channels of the layer; L: attention blocks; a partial forward:
 def run(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[METHOD]",
-            help="Show the page of one method: Grad-CAM, gradcam++ ...",
-            autocompletion=completion.complete_method,
+        option_types.argument(
+            "[METHOD]",
+            "Show the page of one method: Grad-CAM, gradcam++ ...",
+            autocompletion=option_types.complete_method,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
+    as_json: Annotated[bool, option_types.option("--json", None, "Print the facts as JSON.")] = False,
 ) -> None:
     """List the methods, or show the page of one: what it computes, its paper, settings and cost."""
     from camscope.explainers import METHODS
@@ -110,7 +110,7 @@ def _print_method_table() -> None:
     layered = [m for m in ours if (issubclass(m, LayerExplainer) or accepts_several_layers(m)) and m not in controls]
     attention = [m for m in ours if issubclass(m, TokenAttentionExplainer)]
     by_folder = {
-        title: [m for m in ours if _family_folder(m) == folder and m not in layered]
+        title: [m for m in ours if m.__module__.split(".")[-2:-1] == [folder] and m not in layered]
         for folder, title in FAMILY_TITLES.items()
     }
     in_folders = [m for methods in by_folder.values() for m in methods]
@@ -120,13 +120,16 @@ def _print_method_table() -> None:
     for column, max_width in zip(table.columns, MAX_COLUMN_WIDTHS, strict=True):
         column.max_width = max_width
     table.columns[1].min_width = MIN_DESCRIPTION_WIDTH
-    _add_family(table, "class activation maps: of one layer, or several", layered, shared)
-    _add_family(table, "attention of transformers", attention, shared)
-    _add_family(table, "whole network", whole_network, shared)
-    for title, methods in by_folder.items():
+    families: Mapping[str, Sequence[type[Explainer]]] = {
+        "class activation maps: of one layer, or several": layered,
+        "attention of transformers": attention,
+        "whole network": whole_network,
+        **by_folder,
+        "controls: maps without the model, which every method must beat": controls,
+        "registered by your own code": foreign,
+    }
+    for title, methods in families.items():
         _add_family(table, title, methods, shared)
-    _add_family(table, "controls: maps without the model, which every method must beat", controls, shared)
-    _add_family(table, "registered by your own code", foreign, shared)
     console = base.stdout_console()
     console.print(table)
     console.print(COST_LEGEND, style="dim")
@@ -140,18 +143,11 @@ def _add_family(table: "Table", title: str, methods: "Iterable[type[Explainer]]"
     if rows:
         table.add_row("", base.styled_text((title, "bold")))
     for method in rows:
-        settings = [setting for setting in list_settings(method) if setting not in shared_settings]
+        settings = ", ".join(setting for setting in list_settings(method) if setting not in shared_settings)
         description = base.styled_text((f"{_first_sentence(method)} ", ""), (method.paper, "dim"))
-        table.add_row(
-            method.name, description, method.forward_passes, method.backward_passes, ", ".join(settings) or "–"
-        )
+        table.add_row(method.name, description, method.forward_passes, method.backward_passes, settings or "–")
     if rows:
         table.add_section()
-
-
-def _family_folder(method: type) -> str:
-    """Return the name of the folder that contains the module of a method."""
-    return "".join(method.__module__.split(".")[-2:-1])
 
 
 def _first_sentence(method: type) -> str:

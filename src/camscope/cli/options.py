@@ -14,76 +14,40 @@ if TYPE_CHECKING:
     from torch import nn
 
     from camscope.explainers import Explainer
-    from camscope.explanation import Explanation, ScaleOption
-    from camscope.render import RGBImage
 
 
-@dataclass(frozen=True)
-class RenderOptions:
-    """Options of drawing a map."""
-
-    colormap: str
-    alpha: float
-    contour: tuple[float, ...] | None = None
-    boxes: float | None = None
-
-    def draw(
-        self,
-        explanation: "Explanation",
-        height: int,
-        scale: "ScaleOption" = "auto",
-        masks: "dict[str, Any] | None" = None,
-    ) -> "RGBImage":
-        """Draw the map over its image, (height,w,3), with a color bar unless boxes are drawn."""
-        return explanation.overlay(
-            scale=scale,
-            colormap=self.colormap,
-            alpha=self.alpha,
-            contour=self.contour,
-            box_threshold=self.boxes,
-            colorbar=self.boxes is None,
-            mask=masks,
-            height=height,
-        )
-
-
-def parse_render_options(
+def parse_overlay_options(
     colormap: str, alpha: float, contour: str | None = None, boxes: float | None = None
-) -> RenderOptions:
-    """Parse options of appearance; raise typer.BadParameter for an unknown color map or invalid levels."""
+) -> dict[str, Any]:
+    """Parse options of appearance as settings of `Explanation.overlay`; raise typer.BadParameter for a wrong value."""
     from camscope.render import COLORMAPS
 
     if colormap not in ("auto", *COLORMAPS):
-        raise typer.BadParameter(f"{colormap!r}; choose from auto, {', '.join(COLORMAPS)}", param_hint="'--colormap'")
+        raise base.option_error("--colormap", f"{colormap!r}; choose from auto, {', '.join(COLORMAPS)}")
     try:
         levels = None if contour is None else tuple(map(float, base.split_list(contour)))
     except ValueError:
         levels = ()
     if levels is not None and not (levels and all(0 < level <= 1 for level in levels)):
-        raise typer.BadParameter(
-            f"{contour!r}; expected levels in 0..1, such as 0.5 or 0.3,0.6", param_hint="'--contour'"
-        )
-    return RenderOptions(colormap, alpha, levels, boxes)
+        raise base.option_error("--contour", f"{contour!r}; expected levels in 0..1, such as 0.5 or 0.3,0.6")
+    settings = {"colormap": colormap, "alpha": alpha, "contour": levels, "box_threshold": boxes}
+    return {**settings, "colorbar": boxes is None}
 
 
-def parse_targets(targets: str | None, classes: str | None) -> list[int | str | None]:
+def parse_targets(target: str | None, targets: str | None) -> list[int | str | None]:
     """Parse the target classes as unique indices and names; None means the top class of each image."""
-    if targets is not None and classes is not None:
-        raise typer.BadParameter(
-            "pass one class with --target or several with --targets, not both", param_hint="'--targets'"
-        )
-    class_names = base.split_list(classes) if classes is not None else [targets]
+    if target is not None and targets is not None:
+        raise base.option_error("--targets", "pass one class with --target or several with --targets, not both")
+    class_names = base.split_list(targets) if targets is not None else [target]
     if not class_names:
-        raise typer.BadParameter("no class is named", param_hint="'--targets'")
-    return [_parse_class(class_name) for class_name in dict.fromkeys(class_names)]
-
-
-def _parse_class(text: str | None) -> int | str | None:
-    """Return an index if the text is an integer, else the name."""
-    try:
-        return int(text) if text is not None else None
-    except ValueError:
-        return text
+        raise base.option_error("--targets", "no class is named")
+    parsed: list[int | str | None] = []
+    for name in dict.fromkeys(class_names):
+        try:
+            parsed.append(None if name is None else int(name))
+        except ValueError:
+            parsed.append(name)
+    return parsed
 
 
 @dataclass(frozen=True)
@@ -108,42 +72,37 @@ def resolve_method_choice(context: typer.Context, choice: str | None, methods: s
     if choice is None:
         return MethodChoice(methods, layers)
     if any(base.is_option_set(context, name) for name in ("method_names", "layer_names")):
-        raise typer.BadParameter(
-            "the file names method and layer already; omit --methods and --layers", param_hint="'--choice'"
-        )
+        raise base.option_error("--choice", "the file names method and layer already; omit --methods and --layers")
     from camscope.evaluation.selection.select import read_selection
 
     selection = read_selection(choice)
     return MethodChoice(selection.method, selection.layer, selection.model_digest)
 
 
-def check_layers_usable(explainer_classes: "dict[str, type[Explainer]]", layers: "Sequence[str] | None") -> None:
-    """Raise typer.BadParameter if `--layers` is empty, or if no method takes a layer."""
+def parse_layers(names: str | None, explainer_classes: "dict[str, type[Explainer]]") -> list[str] | None:
+    """Parse `--layers`; raise typer.BadParameter if it names no layer, or if no method takes a layer."""
     from camscope.explainers.comparison.grid_layout import accepts_layer_choice
 
-    if layers is None:
-        return
-    if not layers:
-        raise typer.BadParameter("no layer is named", param_hint="'--layers'")
+    if names is None:
+        return None
+    if not (layers := base.split_list(names)):
+        raise base.option_error("--layers", "no layer is named")
     if not any(map(accepts_layer_choice, explainer_classes.values())):
         subject = f"{' and '.join(explainer_classes)} {'has' if len(explainer_classes) == 1 else 'have'}"
-        raise typer.BadParameter(f"{subject} no layer setting", param_hint="'--layers'")
+        raise base.option_error("--layers", f"{subject} no layer setting")
+    return layers
 
 
 def check_single_layer(explainer_classes: "dict[str, type[Explainer]]", layers: "Sequence[str] | None") -> None:
     """Raise typer.BadParameter if several layers are named and a method takes only one."""
     from camscope.explainers.comparison.grid_layout import accepts_layer_choice, accepts_several_layers
 
-    single_layer_methods = [
-        name
-        for name, explainer_cls in explainer_classes.items()
-        if accepts_layer_choice(explainer_cls) and not accepts_several_layers(explainer_cls)
-    ]
-    if layers is not None and len(layers) > 1 and single_layer_methods:
-        raise typer.BadParameter(
-            f"{single_layer_methods[0]} takes one layer, but {len(layers)} are named; to compare layers use camscope compare",
-            param_hint="'--layers'",
-        )
+    if layers is None or len(layers) == 1:
+        return
+    for name, explainer_cls in explainer_classes.items():
+        if accepts_layer_choice(explainer_cls) and not accepts_several_layers(explainer_cls):
+            problem = f"{name} takes one layer, but {len(layers)} are named"
+            raise base.option_error("--layers", f"{problem}; to compare layers use camscope compare")
 
 
 def build_explainers(
@@ -152,6 +111,8 @@ def build_explainers(
     layers: "Sequence[str] | None",
     preprocess: str | None,
     settings_by_method: dict[str, dict[str, Any]],
+    *,
+    show_method_bars: bool = True,
 ) -> "list[Explainer]":
     """Create an explainer per method and layer; only one if the method takes no layer or several."""
     from camscope.explainers.comparison.grid_layout import create_at_layers
@@ -164,21 +125,18 @@ def build_explainers(
             explainer_cls,
             model,
             unique_layers,
-            {"preprocess": preprocess, **progress.method_bar_settings(explainer_cls), **settings_by_method[name]},
+            {
+                "preprocess": preprocess,
+                **progress.method_bar_settings(explainer_cls, show=show_method_bars),
+                **settings_by_method[name],
+            },
         )
     ]
 
 
-EXCLUDED_PARAMETERS = (
-    "self",
-    "model",
-    "layer",
-    "preprocess",
-    "class_names",
-)  # set by other options, or not expressible as text
 PARAMETERS_WITH_OPTION = ("model", "layer", "preprocess")
+EXCLUDED_PARAMETERS = ("self", "class_names", *PARAMETERS_WITH_OPTION)  # have an option, or no text form
 BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-OPTION_HINT = "'--set'"
 
 
 class NotExpressible:
@@ -196,12 +154,8 @@ def list_settings(explainer_cls: type) -> dict[str, tuple[Any, ...]]:
     """Map each setting of a constructor to its value types, if some of them can be written as text."""
     hints = get_type_hints(explainer_cls.__init__)  # type: ignore[misc]  # only the signature is read
     names = [name for name in inspect.signature(explainer_cls).parameters if name not in EXCLUDED_PARAMETERS]
-    value_types_by_name = {name: tuple(_iter_value_types(hints.get(name))) for name in names}
-    return {
-        name: value_types
-        for name, value_types in value_types_by_name.items()
-        if set(value_types) - {NoneType, NotExpressible}
-    }
+    value_types = {name: tuple(_iter_value_types(hints.get(name))) for name in names}
+    return {name: types for name, types in value_types.items() if set(types) - {NoneType, NotExpressible}}
 
 
 def parse_settings(pairs: Sequence[str], explainer_classes: dict[str, type]) -> dict[str, dict[str, Any]]:
@@ -212,9 +166,8 @@ def parse_settings(pairs: Sequence[str], explainer_classes: dict[str, type]) -> 
         key, equals, value = pair.partition("=")
         accepting_methods = [name for name, settings in settings_by_method.items() if key in settings]
         if not equals or not accepting_methods:
-            raise typer.BadParameter(
-                _explain_rejected_setting(pair, explainer_classes, settings_by_method), param_hint=OPTION_HINT
-            )
+            reason = _explain_rejected_setting(pair, explainer_classes, settings_by_method)
+            raise base.option_error("--set", reason)
         for name in accepting_methods:
             parsed[name][key] = _parse_value(key, value, settings_by_method[name][key])
     return parsed
@@ -225,14 +178,11 @@ def _explain_rejected_setting(
 ) -> str:
     """Describe why no method accepts a `name=value` pair."""
     key, equals, _ = pair.partition("=")
-    if equals and key not in ("self", *PARAMETERS_WITH_OPTION):
-        methods_with_parameter = [
-            name for name, method in explainer_classes.items() if key in inspect.signature(method).parameters
-        ]
-        if methods_with_parameter:
-            return f"{key!r} of {', '.join(methods_with_parameter)} has no text form; set it in Python"
     if equals and key in PARAMETERS_WITH_OPTION:
         return f"{key!r} has its own option: --{'layers' if key == 'layer' else key}"
+    has_parameter = [name for name, method in explainer_classes.items() if key in inspect.signature(method).parameters]
+    if equals and has_parameter:
+        return f"{key!r} of {', '.join(has_parameter)} has no text form; set it in Python"
     listing = ", ".join(dict.fromkeys(name for settings in settings_by_method.values() for name in settings)) or "none"
     problem = f"no setting {key!r} of {', '.join(explainer_classes)}" if equals else f"{pair!r} is not name=value"
     return f"{problem}; known: {listing}"
@@ -259,9 +209,9 @@ def _parse_value(name: str, value: str, value_types: tuple[Any, ...]) -> Any:
         return None
     if bool in value_types and value.lower() in BOOLEAN_WORDS:
         return BOOLEAN_WORDS[value.lower()]
-    if value in [value_type for value_type in value_types if isinstance(value_type, str)]:
+    if value in value_types:  # a literal
         return value
-    list_type = next((value_type for value_type in value_types if isinstance(value_type, ListOf)), None)
+    list_type = next((each for each in value_types if isinstance(each, ListOf)), None)
     if list_type and ("," in value or not {int, float, str} & set(value_types)):
         return [_parse_value(name, part.strip(), list_type.item_types) for part in value.split(",")]
     for value_type in (int, float, str):
@@ -270,18 +220,17 @@ def _parse_value(name: str, value: str, value_types: tuple[Any, ...]) -> Any:
                 return value_type(value)
             except ValueError:
                 continue
-    expected = " or ".join(
-        dict.fromkeys(
-            map(_describe_value_type, sorted(value_types, key=lambda value_type: value_type is NotExpressible))
-        )
-    )
-    raise typer.BadParameter(f"{name}={value!r}: expected {expected}", param_hint=OPTION_HINT)
+    ordered = sorted(value_types, key=lambda value_type: value_type is NotExpressible)
+    raise base.option_error("--set", f"{name}={value!r}: expected {_describe_value_types(ordered)}")
 
 
-def _describe_value_type(value_type: Any) -> str:
-    if isinstance(value_type, ListOf):
-        items = " or ".join(dict.fromkeys(map(_describe_value_type, value_type.item_types)))
-        return f"a comma-separated list of {items}"
-    if value_type is NotExpressible:
-        return "a Python object"
-    return "none" if value_type is NoneType else getattr(value_type, "__name__", repr(value_type))
+def _describe_value_types(value_types: Iterable[Any]) -> str:
+    names = []
+    for value_type in value_types:
+        if isinstance(value_type, ListOf):
+            names.append(f"a comma-separated list of {_describe_value_types(value_type.item_types)}")
+        elif value_type is NotExpressible:
+            names.append("a Python object")
+        else:
+            names.append("none" if value_type is NoneType else getattr(value_type, "__name__", repr(value_type)))
+    return " or ".join(dict.fromkeys(names))

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import typer
-
+from camscope.cli import base
 from camscope.errors import ImageError, OutputError
 from camscope.images.files import source_files
 from camscope.images.files.source_files import split_selector
@@ -30,20 +29,19 @@ def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> 
             continue
         matches = sorted(map(Path, source_files.list_image_paths(source, recursive=False)))
         if not matches:
-            raise typer.BadParameter(_format_no_image(source), param_hint="'IMAGE'")
+            raise base.option_error("IMAGE", _describe_no_image(source))
         paths.update(dict.fromkeys(matches))
     return list(paths)
 
 
-def _format_no_image(source: str) -> str:
+def _describe_no_image(source: str) -> str:
     """Describe why a source has no image; a folder of scans is named by pseudonym, as its name may identify a patient."""
     from camscope.images.files.redaction import pseudonymize_source
     from camscope.images.scans.scan_reader import is_scan
 
     if Path(source).is_dir() and is_scan(source):
-        return (
-            f"{pseudonymize_source(source)} is a folder of DICOM files without a suffix; to read a volume pass --series"
-        )
+        folder = pseudonymize_source(source)
+        return f"{folder} is a folder of DICOM files without a suffix; to read a volume pass --series"
     return f"no image {'in the folder' if Path(source).is_dir() else 'for the pattern'} {source}"
 
 
@@ -54,25 +52,11 @@ def build_file_stem(row: int, image: Path, pseudonym: str | None = None) -> str:
     """
     if pseudonym is not None:
         return f"{row:04d}-{slug(pseudonym)}"
+    digest = hashlib.sha256(os.fsencode(image)).hexdigest()
     if image.is_file():
         with image.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-    else:
-        digest = hashlib.sha256(os.fsencode(image)).hexdigest()
     return f"{row:04d}-{digest[:8]}-{slug(image.stem)}"
-
-
-@dataclass(frozen=True)
-class OutputFiles:
-    """Output files of one image: figures with all maps, and a tuple of raw files per map."""
-
-    figures: tuple[Path, ...]
-    map_files: tuple[tuple[Path, ...], ...]
-
-    @property
-    def all_files(self) -> tuple[Path, ...]:
-        """Return the figures and all map files."""
-        return sum(self.map_files, self.figures)
 
 
 @dataclass(frozen=True)
@@ -90,49 +74,44 @@ class Destination:
         path = Path(output)
         if path.suffix.lower()[1:] in OUTPUT_FORMATS and not path.is_dir() and not output.endswith(("/", os.sep)):
             if formats is not None:
-                raise typer.BadParameter(f"-o {output} sets the format already", param_hint="'--format'")
+                raise base.option_error("--format", f"-o {output} sets the format already")
             check_is_folder(path.parent)
             return cls(path.parent, (path.suffix.lower()[1:],), overwrite, path)
         if formats is None and re.fullmatch(r"\.[A-Za-z]\w{1,4}", path.suffix) and not path.exists():
             expected = f"expected a folder, or a file ending in {', '.join(OUTPUT_FORMATS)}"
-            raise typer.BadParameter(f"cannot write {path.suffix}: {expected}", param_hint="'--output'")
+            raise base.option_error("--output", f"cannot write {path.suffix}: {expected}")
         check_is_folder(path)
         chosen = tuple(dict.fromkeys((formats or "png").replace(",", " ").lower().split()))
         if not chosen or (unknown := [name for name in chosen if name not in OUTPUT_FORMATS]):
             received = ", ".join(unknown) if chosen else "nothing"
-            raise typer.BadParameter(
-                f"{received}; expected some of {', '.join(OUTPUT_FORMATS)}", param_hint="'--format'"
-            )
+            raise base.option_error("--format", f"{received}; expected some of {', '.join(OUTPUT_FORMATS)}")
         return cls(path, chosen, overwrite)
 
     def output_stem(self, row: int, image: Path, pseudonym: str | None = None) -> Path:
         """Return the common path prefix of an image's files; `pseudonym` replaces the name of the image."""
-        return (
-            self.file.with_suffix("")
-            if self.file
-            else build_output_path(self.folder, build_file_stem(row, image, pseudonym))
-        )
+        if self.file:
+            return self.file.with_suffix("")
+        return build_output_path(self.folder, build_file_stem(row, image, pseudonym))
 
     def output_files(
         self, row: int, image: Path, map_names: Sequence[str], pseudonym: str | None = None
-    ) -> OutputFiles:
-        """Return the output files of one image, checked not to exist; `map_names` holds one name per map."""
-        stem = self.output_stem(row, image, pseudonym)
-        file_suffix = self.file.suffix if self.file else None
-        figures = tuple(
-            _append_suffix(stem, file_suffix or f".{kind}") for kind in self.formats if kind in RASTER_FORMATS
-        )
-        suffixes = [""] if len(map_names) == 1 else [f"-{file_suffix}" for file_suffix in map_names]
-        map_files = tuple(
-            tuple(
-                _append_suffix(stem, suffix + (file_suffix or f".{k}")) for k in self.formats if k in MAP_FILE_FORMATS
-            )
-            for suffix in suffixes
-        )
-        files = OutputFiles(figures, map_files)
-        for path in files.all_files:
+    ) -> tuple[list[Path], list[list[Path]]]:
+        """Return the figures with all maps of one image, and the raw files of each map, checked not to exist.
+
+        `map_names` holds one name per map.
+        """
+        stem, extension = self.output_stem(row, image, pseudonym), self.file.suffix if self.file else None
+
+        def list_files(suffix: str, kinds: Sequence[str]) -> list[Path]:
+            names = [f"{stem.name}{suffix}{extension or f'.{kind}'}" for kind in self.formats if kind in kinds]
+            return list(map(stem.with_name, names))
+
+        suffixes = [""] if len(map_names) == 1 else [f"-{name}" for name in map_names]
+        figures = list_files("", RASTER_FORMATS)
+        map_files = [list_files(suffix, MAP_FILE_FORMATS) for suffix in suffixes]
+        for path in sum(map_files, figures):
             check_free(path, self.overwrite, image)
-        return files
+        return figures, map_files
 
 
 class OutputExistsError(OutputError):
@@ -167,15 +146,10 @@ def resolve_figure_path(
 
     `pseudonym` replaces the name of the image.
     """
-    file = (
-        build_output_path(folder, f"{build_file_stem(1, image, pseudonym)}{suffix}.png")
-        if output is None
-        else Path(output)
-    )
+    stem = build_file_stem(1, image, pseudonym)
+    file = build_output_path(folder, f"{stem}{suffix}.png") if output is None else Path(output)
     if file.suffix.lower()[1:] not in RASTER_FORMATS:
-        raise typer.BadParameter(
-            f"{file}; expected a file ending in {', '.join(RASTER_FORMATS)}", param_hint="'--output'"
-        )
+        raise base.option_error("--output", f"{file}; expected a file ending in {', '.join(RASTER_FORMATS)}")
     check_is_folder(file.parent)
     check_free(file, overwrite, image)
     return file
@@ -185,8 +159,4 @@ def check_is_folder(path: Path, option: str = "--output") -> None:
     """Raise typer.BadParameter if the path or one of its parents is a file."""
     for parent in (path, *path.parents):
         if parent.exists() and not parent.is_dir():
-            raise typer.BadParameter(f"{parent} is a file, not a folder", param_hint=f"'{option}'")
-
-
-def _append_suffix(stem: Path, suffix: str) -> Path:
-    return stem.with_name(stem.name + suffix)
+            raise base.option_error(option, f"{parent} is a file, not a folder")

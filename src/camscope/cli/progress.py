@@ -68,7 +68,7 @@ def outcome_progress(label: str = "") -> "Iterator[Callable[[BatchOutcome], None
     """
     console, started = base.stderr_console(), time.monotonic()
     last_line_at = started
-    with _build_progress(console) as progress:
+    with build_progress(console) as progress:
         task = progress.add_task("", total=None)
 
         def on_progress(so_far: "BatchOutcome") -> None:
@@ -86,37 +86,28 @@ def outcome_progress(label: str = "") -> "Iterator[Callable[[BatchOutcome], None
 
 @contextlib.contextmanager
 def progress_bar(label: str, total: int, console: "Console") -> Iterator[ProgressBar]:
-    """Show a bar of `total` steps; bars of methods are redirected to stderr inside the block."""
-    with _redirect_method_bars_to_stderr(), _build_progress(console) as progress:
-        yield ProgressBar(progress, progress.add_task(base.display_text(label), total=total))
+    """Show a bar of `total` steps; bars of methods, on rich's global console, are redirected to stderr inside the block."""
+    import rich
+
+    global_console = rich.get_console()
+    original_state = global_console.__dict__
+    rich.reconfigure(stderr=True)
+    try:
+        with build_progress(console) as progress:
+            yield ProgressBar(progress, progress.add_task(base.display_text(label), total=total))
+    finally:
+        global_console.__dict__ = original_state
 
 
-def _build_progress(console: "Console") -> "Progress":
+def build_progress(console: "Console") -> "Progress":
+    """Create bars that disappear when they are done, and that are hidden if the console is not a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def method_bar_settings(explainer_cls: "type[Explainer]") -> dict[str, Any]:
-    """Return the setting that shows a method's own bar; empty if it has none or stderr is not a terminal."""
-    return {"progress": True} if "progress" in signature(explainer_cls).parameters and sys.stderr.isatty() else {}
-
-
-def silent_method_settings(explainer_cls: "type[Explainer]") -> dict[str, Any]:
-    """Return the setting that hides a method's own bar; empty if it has none."""
-    return {"progress": False} if "progress" in signature(explainer_cls).parameters else {}
-
-
-@contextlib.contextmanager
-def _redirect_method_bars_to_stderr() -> Iterator[None]:
-    """Redirect rich's global console, on which methods draw bars, from stdout to stderr."""
-    import rich
-
-    console = rich.get_console()
-    original_state = console.__dict__
-    rich.reconfigure(stderr=True)
-    try:
-        yield
-    finally:
-        console.__dict__ = original_state
+def method_bar_settings(explainer_cls: "type[Explainer]", *, show: bool = True) -> dict[str, Any]:
+    """Return the setting that shows or hides a method's own bar; empty if it has none, or needs no change."""
+    show = show and sys.stderr.isatty()
+    return {"progress": show} if "progress" in signature(explainer_cls).parameters else {}

@@ -4,9 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from camscope.cli import base
 from camscope.errors import CamscopeError, CategoryError, ImageError
@@ -19,34 +17,6 @@ if TYPE_CHECKING:
 
 EXPORT_SUFFIXES = {"nifti": "-map.nii.gz", "pmap": "-pmap.dcm", "sc": "-sc.dcm"}
 DEFAULT_MASK_NAME = "mask"
-
-WindowOption = Annotated[
-    str | None,
-    typer.Option(
-        "--window",
-        metavar="CENTRE,WIDTH",
-        help="Scans: center and width of the display window, such as 40,400 (soft tissue).",
-    ),
-]
-AllowBurnedInTextOption = Annotated[
-    bool, typer.Option("--allow-pixels", help="Draw on scans although text in the image may identify a patient.")
-]
-ProfileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--profile",
-        metavar="NAME",
-        help="research (default for scans): output holds no file or patient names; clinical: it may.",
-    ),
-]
-ImageSourceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--scans",
-        metavar="SOURCE",
-        help="Source of the images of a run of scans: the files or manifest it was made from.",
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -63,20 +33,17 @@ class ScanOptions:
     window: str | None = None
     allow_burned_in_text: bool = False
     export_formats: Sequence[str] = ()
-    profile: str = "research"
+    profile: "PrivacyProfile" = "research"
     slice_axis: int | None = None
     all_private: bool = False
     preprocess_opens_files: bool = False
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.export_formats if name not in EXPORT_SUFFIXES]:
-            raise typer.BadParameter(f"{unknown[0]!r}; expected {', '.join(EXPORT_SUFFIXES)}", param_hint="'--export'")
-        parse_profile(self.profile)
+            raise base.option_error("--export", f"{unknown[0]!r}; expected {', '.join(EXPORT_SUFFIXES)}")
         if self.profile != "clinical" and {"pmap", "sc"} & set(self.export_formats):
-            raise typer.BadParameter(
-                "DICOM objects hold the patient's name and study, as an archive needs them; pass --profile clinical",
-                param_hint="'--export'",
-            )
+            problem = "DICOM objects hold the patient's name and study, as an archive needs them"
+            raise base.option_error("--export", f"{problem}; pass --profile clinical")
 
     def require_export_packages(self) -> None:
         """Raise MissingExtraError if a package for an export format is missing."""
@@ -95,12 +62,10 @@ class ScanOptions:
     def read_image(self, path: Path) -> Any:
         """Read a scan with the display window; return the path of any other image."""
         if not self.is_read_as_scan(path):
-            for value, requirement in (
-                (self.window, "--window applies only to DICOM, NIfTI and other scans"),
-                (self.slice_axis, "--slices applies only to volumes"),
-            ):
-                if value is not None:
-                    raise ImageError(f"{path} is not a scan: {requirement}")
+            if self.window is not None:
+                raise ImageError(f"{path} is not a scan: --window applies only to DICOM, NIfTI and other scans")
+            if self.slice_axis is not None:
+                raise ImageError(f"{path} is not a scan: --slices applies only to volumes")
             return path
         if self.preprocess_opens_files:
             if self.window is not None:
@@ -135,23 +100,17 @@ class ScanOptions:
         from camscope.images.scans.monai import MonaiPreprocess
 
         preprocesses = [explainer.preprocess for explainer in explainers]
+        all_private = self.all_private or any(map(accepts_scans, preprocesses))
         opens_files = any(isinstance(preprocess, MonaiPreprocess) for preprocess in preprocesses)
-        return replace(
-            self,
-            all_private=self.all_private or any(map(accepts_scans, preprocesses)),
-            preprocess_opens_files=opens_files,
-        )
+        return replace(self, all_private=all_private, preprocess_opens_files=opens_files)
 
     def redact_explanation(self, explanation: "Explanation", path: Path) -> "Explanation":
         """Return the explanation with file names replaced by the pseudonym."""
         from camscope.explainers.core.base_method import redact_parameters
 
-        pseudonym = self.pseudonym(path)
-        return (
-            explanation
-            if pseudonym is None
-            else replace(explanation, name=pseudonym, parameters=redact_parameters(explanation.parameters))
-        )
+        if (pseudonym := self.pseudonym(path)) is None:
+            return explanation
+        return replace(explanation, name=pseudonym, parameters=redact_parameters(explanation.parameters))
 
     def redact_error(self, error: Exception, path: Path) -> None:
         """Replace the message of an error with its redacted form, in place."""
@@ -167,14 +126,11 @@ class ScanOptions:
 
         if isinstance(error, OSError) and error.strerror:
             return f"{type(error).__name__}: {error.strerror}"
-        type_prefix = "" if isinstance(error, CamscopeError) else f"{type(error).__name__}: "
-        message = re.sub(
-            rf"(?<!\w){re.escape(path.name)}(?!\w)",
-            pseudonym,
-            redact_error_message(error).replace(str(path), pseudonym),
-        )
-        message = base.word_remedy(error, message) if isinstance(error, CamscopeError) else message
-        return type_prefix + base.display_text(message)[: base.MAX_ERROR_LENGTH]
+        message = redact_error_message(error).replace(str(path), pseudonym)
+        message = re.sub(rf"(?<!\w){re.escape(path.name)}(?!\w)", pseudonym, message)
+        if isinstance(error, CamscopeError):
+            return base.display_text(base.word_remedy(error, message))[: base.MAX_ERROR_LENGTH]
+        return f"{type(error).__name__}: {base.display_text(message)[: base.MAX_ERROR_LENGTH]}"
 
     def list_export_paths(self, stem: Path, suffixes: Sequence[str]) -> list[tuple[Path, ...]]:
         """List the export files of each map."""
@@ -200,14 +156,6 @@ class ScanOptions:
         return written
 
 
-def parse_profile(profile: str | None) -> "PrivacyProfile | None":
-    """Check the name of a privacy profile; raise typer.BadParameter for an unknown one."""
-    match profile:
-        case None | "research" | "clinical":
-            return profile
-    raise typer.BadParameter(f"{profile!r}; expected research or clinical", param_hint="'--profile'")
-
-
 def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "dict[str, Any]":
     """Read masks by name from options `lungs=FILE`, `FILE`, or `lesion=FILE:2` for label 2.
 
@@ -221,7 +169,10 @@ def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "di
     masks = {}
     for option in mask_options:
         name, equals, file_and_labels = option.rpartition("=")
-        file, categories = _split_mask_labels(file_and_labels)
+        file, colon, label_text = file_and_labels.rpartition(":")
+        if not colon or len(file) < 2 or Path(file_and_labels).exists() or "/" in label_text or "\\" in label_text:
+            file, label_text = file_and_labels, ""  # an existing path, or a drive letter, holds no labels
+        categories = tuple(base.split_list(label_text))
         path, display_name = Path(file), f"mask {name}" if name else DEFAULT_MASK_NAME
         try:
             labels = read_label_image(path, is_volume=len(shape) == 3)
@@ -234,15 +185,7 @@ def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "di
             )
         mask = LabelChoice(categories).select_mask(labels)
         if mask.shape != shape:
-            sizes = (" x ".join(map(str, size)) for size in (mask.shape, shape))
-            raise ImageError("the {} is {} and the image is {}; expected the same size".format(display_name, *sizes))
+            mask_size, image_size = (" x ".join(map(str, size)) for size in (mask.shape, shape))
+            raise ImageError(f"the {display_name} is {mask_size} and the image is {image_size}; expected the same size")
         masks[name if equals else DEFAULT_MASK_NAME] = mask
     return masks
-
-
-def _split_mask_labels(text: str) -> tuple[str, tuple[str, ...]]:
-    """Split `FILE:1,2` into the file and its labels; existing paths and drive letters hold no labels."""
-    file, colon, labels = text.rpartition(":")
-    if not colon or len(file) < 2 or Path(text).exists() or "/" in labels or "\\" in labels:
-        return text, ()
-    return file, tuple(base.split_list(labels))

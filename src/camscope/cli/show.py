@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from camscope.cli import base, evaluation_request, progress, scan_options
+from camscope.cli import base, evaluation_request, option_types, progress
+from camscope.cli.option_types import option
 from camscope.cli.output_paths import check_free
 from camscope.plurals import plural
 
@@ -14,20 +15,20 @@ EXAMPLE = """camscope show heatmaps --where "probability < 0.6" --sort probabili
 
 
 def run(
-    folder: base.RunArgument,
-    where: base.WhereOption = None,
-    sort: base.SortOption = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of rows.")] = 60,
-    image_height: Annotated[int, typer.Option("--size", min=32, max=2048, help="Height of an image in pixels.")] = 224,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")] = "page.html",
-    image_source: scan_options.ImageSourceOption = None,
-    fetch: base.FetchOption = False,
-    overwrite: base.OverwriteOption = False,
+    folder: option_types.RunArgument,
+    where: option_types.WhereOption = None,
+    sort: option_types.SortOption = None,
+    limit: Annotated[int, option("--limit", None, "Largest number of rows.", min=1)] = 60,
+    image_height: Annotated[int, option("--size", None, "Height of an image in pixels.", min=32, max=2048)] = 224,
+    output: Annotated[str, option("--output -o", "FILE", "HTML file to write.")] = "page.html",
+    image_source: option_types.ImageSourceOption = None,
+    fetch: option_types.FetchOption = False,
+    overwrite: option_types.OverwriteOption = False,
 ) -> None:
     """Write a contact sheet of a run: one self-contained HTML page with a map and the columns of each row."""
     file = Path(output)
     if file.suffix.lower() not in (".html", ".htm"):
-        raise typer.BadParameter(f"{file}; expected a .html file", param_hint="'--output'")
+        raise base.option_error("--output", f"{file}; expected a .html file")
     check_free(file, overwrite)
     from camscope.batch import BatchRun, Query
     from camscope.batch.contact_sheet import build_contact_sheet
@@ -43,9 +44,6 @@ def run(
         contact_sheet = build_contact_sheet(batch_run, query, image_height, os.cpu_count() or 1, bar.advance)
     write_bytes(file, contact_sheet.html.encode(), overwrite=overwrite)
     row_counts = contact_sheet.row_counts
-    rows_text = f"{plural(row_counts.n_displayed, 'row')} of {row_counts.n_matching}" + (
-        "" if row_counts.n_matching == row_counts.n_rows else f" that match, of {row_counts.n_rows}"
-    )
-    base.stdout_console().print(
-        base.styled_text(("page    ", "bold"), (f"{rows_text}: {base.display_text(file)}", "")), soft_wrap=True
-    )
+    rows_text = f"{plural(row_counts.n_displayed, 'row')} of {row_counts.n_matching}"
+    rows_text += "" if row_counts.n_matching == row_counts.n_rows else f" that match, of {row_counts.n_rows}"
+    base.print_field("page", f"{rows_text}: {file}")

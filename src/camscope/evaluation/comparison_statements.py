@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from camscope.evaluation.map_agreement import MapAgreement, MethodKey
-from camscope.evaluation.summary import SIGNIFICANCE_LEVEL, MethodSummary
+from camscope.evaluation.summary import SIGNIFICANCE_LEVEL, MethodSummary, has_controls
 from camscope.metrics import METRICS
 from camscope.metrics.statistics import MIN_GROUPS_FOR_INTERVAL, compute_min_p_value
 from camscope.plurals import plural
@@ -43,27 +43,17 @@ def iter_statements(
     yield from _iter_control_statements(summaries, names)
 
 
-def has_controls(summary: MethodSummary) -> bool:
-    """Return whether the methods of a summary are compared with control maps.
-
-    Control maps score well for how spread out or how stable a map is, so metrics of the map alone and of explainers have none.
-    """
-    return METRICS[summary.metric].input_kind not in ("map", "explainer")
-
-
 def describe_dominance(summaries: Sequence[MethodSummary]) -> str:
     """Return the reason for missing intervals if one group has most of the images, else ""."""
-    candidates = [
+    all_estimates = [
         estimate
         for line in summaries
         for estimate in (line.estimate, line.difference_to_best, line.difference_to_control)
     ]
-    estimates = [estimate for estimate in candidates if estimate is not None and estimate.is_dominated_by_few_groups]
-    return (
-        min(estimates, key=lambda estimate: estimate.n_effective_groups or 0.0).describe_dominance()
-        if estimates
-        else ""
-    )
+    estimates = [estimate for estimate in all_estimates if estimate is not None and estimate.is_dominated_by_few_groups]
+    if not estimates:
+        return ""
+    return min(estimates, key=lambda estimate: estimate.n_effective_groups or 0.0).describe_dominance()
 
 
 def join_names(names: Sequence[str]) -> str:
@@ -77,49 +67,24 @@ class _MetricRanking:
     """The best method by one metric, the methods that do not differ from it, and the worse methods."""
 
     def __init__(self, summaries: Sequence[MethodSummary], names: MethodNames) -> None:
-        ranked = METRICS[summaries[0].metric].higher_is_better is not None
-        self.methods = (
-            [line for line in summaries if not line.is_control and line.estimate is not None] if ranked else []
-        )
+        is_ranked = METRICS[summaries[0].metric].higher_is_better is not None
+        self.methods = [line for line in summaries if is_ranked and not line.is_control and line.estimate is not None]
         self.worse_methods = [line for line in self.methods[1:] if line.is_worse_than_best]
-        self._names = names
-
-    @property
-    def n_groups(self) -> int:
-        """The number of images, or groups of images, behind the differences."""
-        return max(
-            (line.difference_to_best.n_groups for line in self.methods if line.difference_to_best is not None),
-            default=0,
-        )
-
-    @property
-    def group_count_text(self) -> str:
-        """The number of groups as text."""
-        estimates = [line.difference_to_best for line in self.methods if line.difference_to_best is not None]
-        word = "image" if all(estimate.n_values <= estimate.n_groups for estimate in estimates) else "group"
-        return plural(self.n_groups, word)
-
-    @property
-    def n_groups_needed(self) -> int | None:
-        """The number of groups needed to tell any two methods apart after correction; None if there are enough."""
-        gaps = [line for line in self.methods if line.difference_to_best is not None]
-        if not gaps:
-            return None
-        pairs = max(line.n_comparisons for line in gaps)
-        needed = next(
-            n for n in range(MIN_GROUPS_FOR_INTERVAL, 1000) if pairs * compute_min_p_value(n) < SIGNIFICANCE_LEVEL
-        )
-        return needed if self.n_groups < needed else None
-
-    @property
-    def text(self) -> str:
-        """The best method and the methods that do not differ from it, as text."""
-        first, *others = [
-            _get_method_name(line, self._names) for line in self.methods if line not in self.worse_methods
-        ]
-        if not others:
-            return f"{first} is first, and better than {'all others' if len(self.methods) > 2 else 'the other'}"
-        return f"{first} is first; no significant difference from {join_names(others)}"
+        gaps = [line.difference_to_best for line in self.methods if line.difference_to_best is not None]
+        self.n_groups = max((gap.n_groups for gap in gaps), default=0)
+        is_by_image = all(gap.n_values <= gap.n_groups for gap in gaps)
+        self.group_count_text = plural(self.n_groups, "image" if is_by_image else "group")
+        self.n_groups_needed = None  # to tell any two methods apart after correction; None if there are enough
+        if gaps:
+            pairs = max(line.n_comparisons for line in self.methods)
+            counts = range(MIN_GROUPS_FOR_INTERVAL, 1000)
+            needed = next(n for n in counts if pairs * compute_min_p_value(n) < SIGNIFICANCE_LEVEL)
+            self.n_groups_needed = needed if self.n_groups < needed else None
+        best = [names[line.key, line.is_control] for line in self.methods if line not in self.worse_methods]
+        self.text = f"{best[0]} is first; no significant difference from {join_names(best[1:])}" if best[1:] else ""
+        if len(best) == 1:
+            others = "all others" if len(self.methods) > 2 else "the other"
+            self.text = f"{best[0]} is first, and better than {others}"
 
 
 def _iter_control_statements(summaries: Mapping[str, Sequence[MethodSummary]], names: MethodNames) -> Iterator[str]:
@@ -131,9 +96,9 @@ def _iter_control_statements(summaries: Mapping[str, Sequence[MethodSummary]], n
         controls = [
             METHODS.display_name(line.method) for line in group if line.is_control and line.estimate is not None
         ]
-        if not methods or not controls or not has_controls(group[0]):
+        if not methods or not controls or not has_controls(group[0].metric):
             continue
-        better = [_get_method_name(line, names) for line in methods if line.beats_control]
+        better = [names[line.key, line.is_control] for line in methods if line.beats_control]
         if not better:
             metrics_by_control.setdefault(controls[0], []).append(metric)
         elif len(better) < len(methods):
@@ -144,7 +109,3 @@ def _iter_control_statements(summaries: Mapping[str, Sequence[MethodSummary]], n
     for control, metrics in metrics_by_control.items():
         yield f"no method is better than the control {control} in {join_names(metrics)}"
     yield from partial_statements
-
-
-def _get_method_name(summary: MethodSummary, names: MethodNames) -> str:
-    return names[summary.key, summary.is_control]

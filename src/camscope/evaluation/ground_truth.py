@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypeGuard, TypeVar
 
@@ -61,8 +62,8 @@ class FilenameIndex(Generic[IndexedValue]):
 
 def _count_common_folders(first: PathParts, second: PathParts) -> int:
     """Return the number of equal parts at the end of two paths."""
-    different = (n for n, (a, b) in enumerate(zip(reversed(first), reversed(second), strict=False)) if a != b)
-    return next(different, min(len(first), len(second)))
+    pairs = zip(reversed(first), reversed(second), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 MAX_OUTLINE_PX = 2**20  # largest coordinate of an outline
@@ -78,14 +79,19 @@ class GroundTruth(ABC):
 
     Attributes:
         source: A description without file names.
-        categories: The categories that count; empty without categories.
+        label_choice: The labels of masks that count.
         excluded_categories: The categories that do not count.
 
     """
 
     source: str = "masks"
-    categories: tuple[str, ...] = ()
+    label_choice = LabelChoice()
     excluded_categories: tuple[str, ...] = ()
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """The categories that count; empty without categories."""
+        return self.label_choice.categories
 
     def __str__(self) -> str:
         counted = f"{', '.join(self.categories)} of {self.source}" if self.categories else self.source
@@ -111,11 +117,6 @@ class MaskFolder(GroundTruth):
     label_choice: LabelChoice = field(default_factory=LabelChoice)
 
     source = "a folder of masks"
-
-    @property
-    def categories(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The chosen labels."""
-        return self.label_choice.categories
 
     @property
     def digest(self) -> str:
@@ -150,11 +151,6 @@ class AnnotationColumn(GroundTruth):
         return f"the column {self.name!r}"
 
     @property
-    def categories(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The chosen labels."""
-        return self.label_choice.categories
-
-    @property
     def digest(self) -> str:
         """A digest of the chosen labels."""
         return hash_parameters({"categories": self.categories}) if self.categories else ""
@@ -185,9 +181,10 @@ class AnnotationColumn(GroundTruth):
             raise CategoryError(
                 f"the category {self.label_choice.categories[0]!r} of {self.source}, which holds boxes or points: these have none"
             )
-        with read_errors_converted(
+        message = (
             f"row {row['row']}: {str(value)[:MAX_ERROR_CHARACTERS]!r} in {self.name} is not a list of boxes or points"
-        ):
+        )
+        with read_errors_converted(message):
             coordinates = np.asarray(json.loads(value) if isinstance(value, str) else value, np.float64)
         if coordinates.ndim == 1:
             coordinates = coordinates[None]
@@ -221,18 +218,7 @@ class CocoAnnotations(GroundTruth):
     def read(
         cls, path: Path, categories: Iterable[str] = (), *, allow_outside_root: bool = False, fetch: bool = True
     ) -> "CocoAnnotations":
-        """Read a COCO file.
-
-        Args:
-            path: The file.
-            categories: Names of the categories that count; needed if there are annotations of several.
-            allow_outside_root: Whether its masks may lie outside its folder.
-            fetch: Whether its masks may be fetched from other machines.
-
-        Returns:
-            The annotations.
-
-        """
+        """Read a COCO file; `fetch`: masks may be fetched from other machines. For the rest see `load_ground_truth`."""
         message = f"{path}: this is not a COCO file of annotations"
         with read_errors_converted(message):
             coco = read_json(path, message)
@@ -240,7 +226,10 @@ class CocoAnnotations(GroundTruth):
             by_image: dict[Any, list[Mapping[str, Any]]] = {image["id"]: [] for image in coco["images"]}
             for annotation in coco["annotations"]:
                 by_image[annotation["image_id"]].append(annotation)
-            names = {id(annotation): _get_category_name(annotation, labels) for annotation in coco["annotations"]}
+            names = {}
+            for annotation in coco["annotations"]:
+                number = annotation.get("category_id")
+                names[id(annotation)] = labels.get(number, "without a category" if number is None else str(number))
             used = set(names.values())
             ordered = [*(name for name in labels.values() if name in used), *sorted(used - set(labels.values()))]
             counted = choose_categories(ordered, parse_categories(categories), str(path), tuple(labels.values()))
@@ -331,12 +320,6 @@ def load_ground_truth(
     )
 
 
-def _get_category_name(annotation: Mapping[str, Any], labels: Mapping[Any, str]) -> str:
-    """Return the name of an annotation's category, or its number if the file has no name for it."""
-    number = annotation.get("category_id")
-    return labels.get(number, "without a category" if number is None else str(number))
-
-
 def read_mask(source: str | bytes, size: ImageSize, label_choice: LabelChoice | None = None, name: str = "") -> Mask:
     """Read the pixels of a mask file that count, (H,W) or (D,H,W), in the image's size.
 
@@ -379,9 +362,9 @@ def mask_from_boxes(boxes: npt.NDArray[np.float64], size: ImageSize) -> Mask:
 def mask_from_points(points: npt.NDArray[np.float64], size: ImageSize) -> Mask:
     """Return the mask (H,W) of the pixels that contain a point, from points (M,2) x, y in pixels."""
     mask = np.zeros(size, np.bool_)
-    inside = [(int(y), int(x)) for x, y in points if 0 <= x < size[1] and 0 <= y < size[0]]
-    for row, column in inside:
-        mask[row, column] = True
+    for x, y in points:
+        if 0 <= x < size[1] and 0 <= y < size[0]:
+            mask[int(y), int(x)] = True
     return mask
 
 

@@ -5,11 +5,11 @@ their two grids: differences that are not visible have no rank. It also records 
 to 1e-4 of the maximum.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +17,11 @@ import numpy as np
 from camscope.batch import BatchRun
 from camscope.batch.image_loading import map_in_order, require_valid_num_threads
 from camscope.batch.manifest import import_arrow
-from camscope.batch.query import Query, iter_rows_by_image, open_map_parts, open_parts, read_rows
-from camscope.batch.result_rows import FAILED, rows_to_table
+from camscope.batch.query import read_rows
+from camscope.batch.result_rows import FAILED
 from camscope.batch.run_store import RunStore
 from camscope.errors import UndefinedError
+from camscope.evaluation.value_parts import RowsByImage, open_value_parts, write_missing_parts
 from camscope.explainers.comparison.equivalence import MAX_HEATMAP_DIFFERENCE
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
@@ -82,82 +83,37 @@ def compute_agreement(
     `group_by_row` gives the group of each row for the intervals. Default: the image.
     """
     require_valid_num_threads(num_threads)
-    store, parts = RunStore(output), RunStore(run.folder)
+    store, pa = RunStore(output), import_arrow()
+    schema = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in AGREEMENT_COLUMNS.items()])
     facts = {
         "run_config": {"run": run.run_info["run_config"], "agreement": "spearman"},
         "versions": run.run_info["versions"],
     }
+
+    def iter_values(images: RowsByImage) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        n_threads = num_threads or os.cpu_count() or 1
+        pairs_by_image = map_in_order(lambda image: list(iter_map_pairs(run, image)), images, n_threads)
+        return ((1, pairs) for pairs in pairs_by_image)
+
     with store.open_run(facts, overwrite=overwrite):
-        _write_agreement_parts(run, store, parts, num_threads, on_progress)
-    return summarize_agreement(read_agreement_table(output), list_method_keys(run), group_by_row)
-
-
-def _write_agreement_parts(
-    run: BatchRun,
-    store: RunStore,
-    run_store: RunStore,
-    num_threads: int | None,
-    on_progress: Callable[[int, int], None] | None,
-) -> None:
-    """Write the missing parts."""
-    pa, chunks, n_done = import_arrow(), sorted(run_store.finished_chunks()), 0
-    columns = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in AGREEMENT_COLUMNS.items()])
-    rows = {chunk: open_map_parts([str(run_store.part_path(chunk))]) for chunk in chunks}
-    sources = {chunk: run_store.part_digest(chunk) for chunk in chunks}  # failed images may have been retried since
-    finished = {
-        chunk for chunk in store.finished_chunks() if store.read_source_digest(chunk) in (None, sources.get(chunk))
-    }
-    sizes = {chunk: len(read_rows(rows[chunk], ["row"])["row"].unique()) for chunk in chunks}
-    for chunk in chunks:
-        pair_rows: list[Row] = []
-        work = (
-            iter_rows_by_image(rows[chunk], Query().find_positions(rows[chunk])) if chunk not in finished else iter(())
-        )
-        for image_rows in map_in_order(
-            lambda image: list(iter_map_pairs(run, image)), work, num_threads or os.cpu_count() or 1
-        ):
-            pair_rows += image_rows
-            n_done += 1
-            if on_progress is not None:
-                on_progress(n_done, sum(sizes.values()))
-        if chunk not in finished:
-            store.write_part(chunk, rows_to_table(pair_rows, columns), sources[chunk])
-        elif on_progress is not None:
-            on_progress(n_done := n_done + sizes[chunk], sum(sizes.values()))
-
-
-def read_agreement_table(folder: str | os.PathLike[str]) -> "pa.Table":
-    """Read one row for each image, target and pair of methods.
-
-    The columns are row, id, target, the keys of both methods, `spearman` or the reason why there is none, and `same`.
-    """
-    store = RunStore(folder)
-    return read_rows(open_parts([str(store.part_path(chunk)) for chunk in sorted(store.finished_chunks())]))
-
-
-def list_method_keys(run: BatchRun) -> list[MethodKey]:
-    """Return every method of a run that has a map, in order of appearance."""
+        write_missing_parts(run, store, schema, iter_values, on_progress=on_progress)
     rows = run.table(columns=list(METHOD_KEY_COLUMNS), filter=import_arrow("dataset").field("status") != FAILED)
-    keys = zip(*(rows[name].to_pylist() for name in METHOD_KEY_COLUMNS), strict=True)
-    return list(dict.fromkeys(keys))
+    keys = dict.fromkeys(zip(*(rows[name].to_pylist() for name in METHOD_KEY_COLUMNS), strict=True))
+    return summarize_agreement(read_rows(open_value_parts(output)), list(keys), group_by_row)
 
 
-def iter_map_pairs(run: BatchRun, rows: Sequence[Row]) -> Iterator[Row]:
+def iter_map_pairs(run: BatchRun, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """Yield the agreement of each pair of maps of an image, target by target."""
     maps = [row for row in rows if row["attribution"] is not None]
     for _, group in groupby(maps, lambda row: row["target"]):
         target_rows = list(group)
         image_maps = _ImageMaps([run.explanation(row) for row in target_rows])
         for i, j in combinations(range(len(target_rows)), 2):
-            common = {name: target_rows[i][name] for name in ("row", "id", "target")}
-            names = zip(
-                (*METHOD_KEY_COLUMNS, *OTHER_METHOD_KEY_COLUMNS),
-                (target_rows[n][name] for n in (i, j) for name in METHOD_KEY_COLUMNS),
-                strict=True,
-            )
+            first, second = target_rows[i], target_rows[j]
+            pair = {name: first[name] for name in ("row", "id", "target", *METHOD_KEY_COLUMNS)}
+            pair |= {f"other_{name}": second[name] for name in METHOD_KEY_COLUMNS}
             correlation, reason = image_maps.correlate(i, j)
-            is_same = image_maps.is_same_display(i, j)
-            yield common | dict(names) | {"spearman": correlation, "reason": reason, "same": is_same}
+            yield pair | {"spearman": correlation, "reason": reason, "same": image_maps.is_same_display(i, j)}
 
 
 def summarize_agreement(
@@ -167,36 +123,22 @@ def summarize_agreement(
     indices = {key: n for n, key in enumerate(keys)}
     correlations: dict[tuple[int, int], list[tuple[int, float]]] = {}
     same_displays: dict[tuple[int, int], list[bool]] = {}
-    names = zip(
-        *(pair_table[name].to_pylist() for name in (*METHOD_KEY_COLUMNS, *OTHER_METHOD_KEY_COLUMNS)), strict=True
-    )
-    values = (pair_table[name].to_pylist() for name in ("row", "spearman", "same"))
-    for name, row, value, is_same in zip(names, *values, strict=True):
-        i, j = sorted((indices[name[:3]], indices[name[3:]]))
+    columns = (*METHOD_KEY_COLUMNS, *OTHER_METHOD_KEY_COLUMNS, "row", "spearman", "same")
+    for *names, row, value, is_same in zip(*(pair_table[name].to_pylist() for name in columns), strict=True):
+        i, j = sorted((indices[tuple(names[:3])], indices[tuple(names[3:])]))
         correlations.setdefault((i, j), []).append((row, np.nan if value is None else value))
         same_displays.setdefault((i, j), []).extend([] if is_same is None else [is_same])
-    estimates = {
-        pair: estimate
-        for pair, row_values in correlations.items()
-        if (estimate := _estimate_correlation(row_values, group_by_row)) is not None
-    }
+    estimates = {}
+    for pair, row_values in correlations.items():
+        rows, numbers = zip(*row_values, strict=True)
+        row_groups = rows if group_by_row is None else [group_by_row[row] for row in rows]
+        with contextlib.suppress(UndefinedError):
+            estimates[pair] = estimate_mean(numbers, row_groups, bounds=(-1.0, 1.0))
     groups: list[list[int]] = []
     for n in range(len(keys)):
         group = next((g for g in groups if (flags := same_displays.get((g[0], n))) and all(flags)), None)
         groups.append([n]) if group is None else group.append(n)
     return MapAgreement(keys, estimates, [[keys[n] for n in group] for group in groups if len(group) > 1])
-
-
-def _estimate_correlation(
-    row_values: Sequence[tuple[int, float]], group_by_row: Mapping[int, Hashable] | None
-) -> Estimate | None:
-    rows, values = zip(*row_values, strict=True)
-    try:
-        return estimate_mean(
-            values, [row if group_by_row is None else group_by_row[row] for row in rows], bounds=(-1.0, 1.0)
-        )
-    except UndefinedError:
-        return None
 
 
 class _ImageMaps:
@@ -235,8 +177,3 @@ class _ImageMaps:
                 ranks = None if np.isnan(row).any() else row
             self._ranks_by_grid[index, grid] = ranks
         return self._ranks_by_grid[index, grid]
-
-
-def get_agreement_folder(output: str | os.PathLike[str]) -> Path:
-    """Return the folder of the agreement values inside the folder of an evaluation."""
-    return Path(output) / "agreement"

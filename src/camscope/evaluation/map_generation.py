@@ -125,18 +125,11 @@ def check_ground_truth(
                 return
             except UndefinedError as error:
                 reasons[str(error)] += 1
-            except CategoryError:
-                raise
-            except InputError:  # there is an annotation for another size: compare it with the image
-                try:
-                    if _matches_image(ground_truth, row, manifest):
-                        return
-                except CategoryError:
+            except InputError as error:  # there is an annotation for another size: compare it with the image
+                if isinstance(error, CategoryError):
                     raise
-                except InputError:
-                    if not contains_scans(manifest):
-                        raise
-                    raise InputError(f"row {row['row']}: {UNFIT_MASK_REASON}") from None
+                if _matches_image(ground_truth, row, manifest):
+                    return
                 reasons["the image cannot be read"] += 1
     raise InputError(format_no_ground_truth(reasons))
 
@@ -149,5 +142,10 @@ def _matches_image(ground_truth: GroundTruth, row: dict[str, Any], manifest: Man
         size = read_scan(source).shape if scan else read_photo(source).pixels.shape[:2]
     except Exception:  # a store, a network or a dataset may raise anything; the run reports it for each image
         return False
-    ground_truth.load_mask(row, size)
+    try:
+        ground_truth.load_mask(row, size)
+    except InputError as error:
+        if isinstance(error, CategoryError) or not contains_scans(manifest):
+            raise
+        raise InputError(f"row {row['row']}: {UNFIT_MASK_REASON}") from None
     return True

@@ -58,13 +58,10 @@ def make_control_maps(x: Tensor, explanation: Explanation) -> Mapping[str, Float
     seed = int.from_bytes(explanation.name.encode()[-8:], "little")
     noise = np.random.default_rng(seed).random(explanation.grid)
     size = tuple(image.shape[2:])
-    maps = (
-        np.ones(size),
-        compute_center_gaussian(image)[0].numpy(),
-        compute_edge_map(image)[0].numpy(),
-        Placement.identity(size).project(noise)[0],
+    center, edges = compute_center_gaussian(image)[0].numpy(), compute_edge_map(image)[0].numpy()
+    return dict(
+        zip(CONTROL_NAMES, (np.ones(size), center, edges, Placement.identity(size).project(noise)[0]), strict=True)
     )
-    return dict(zip(CONTROL_NAMES, maps, strict=True))
 
 
 def get_default_region_size(x: Tensor) -> int:
@@ -91,13 +88,8 @@ def build_value_schema(run_schema: "pa.Schema") -> "pa.Schema":
     """Return the schema of the long form: our columns, then the manifest's columns, such as groups."""
     pa = import_arrow()
     value_fields = [pa.field(name, getattr(pa, kind)()) for name, kind in VALUE_COLUMNS.items()]
-    return pa.schema(
-        [
-            *map(run_schema.field, RUN_COLUMNS),
-            *value_fields,
-            *(field for field in run_schema if field.name not in (*RESERVED_COLUMNS, *VALUE_COLUMNS)),
-        ]
-    )
+    manifest_fields = [field for field in run_schema if field.name not in (*RESERVED_COLUMNS, *VALUE_COLUMNS)]
+    return pa.schema([*map(run_schema.field, RUN_COLUMNS), *value_fields, *manifest_fields])
 
 
 def build_value_row(
@@ -135,17 +127,10 @@ class MapMetricEvaluator:
         """Return the values, or reasons, of all maps of an image and of the control maps."""
         maps = [row for row in rows if row["attribution"] is not None]
         if not maps:
-            return [
-                build_value_row(row, metric.name, None, f"no map: {row['error']}")
-                for row in rows
-                for metric in self.metrics
-            ]
+            reasons = [(row, f"no map: {row['error']}") for row in rows]
+            return [build_value_row(row, m.name, None, reason) for row, reason in reasons for m in self.metrics]
         mask, no_mask_reason = self._load_mask(maps[0])
-        values = [
-            value_row
-            for row in maps
-            for value_row in self._evaluate_map(row, self.run.explanation(row), mask, no_mask_reason)
-        ]
+        values = [value_row for row in maps for value_row in self._evaluate_map(row, mask, no_mask_reason)]
         return values + self._evaluate_controls(maps[0], mask, no_mask_reason)
 
     def _load_mask(self, row: Row) -> tuple[Mask | None, str]:
@@ -162,9 +147,9 @@ class MapMetricEvaluator:
                 )
         except UndefinedError as error:
             return None, str(error)
-        except CategoryError:
-            raise  # concerns the choice of a category, not this image
         except InputError as error:
+            if isinstance(error, CategoryError):  # concerns the choice of a category, not this image
+                raise
             if not self.strict:
                 return None, UNFIT_MASK_REASON if self.run.is_pseudonymized else str(error)
             if not self.run.is_pseudonymized:
@@ -172,16 +157,14 @@ class MapMetricEvaluator:
             raise InputError(f"{row['path']}: {UNFIT_MASK_REASON}") from None
         return mask, ""
 
-    def _evaluate_map(
-        self, row: Row, explanation: Explanation, mask: Mask | None, no_mask_reason: str
-    ) -> Iterator[Row]:
+    def _evaluate_map(self, row: Row, mask: Mask | None, no_mask_reason: str) -> Iterator[Row]:
         try:
-            attribution, inside, _ = crop_to_model_input(explanation, mask)
+            attribution, inside, _ = crop_to_model_input(self.run.explanation(row), mask)
         except UndefinedError as error:
             yield from (build_value_row(row, metric.name, None, str(error)) for metric in self.metrics)
             return
         for metric in self.metrics:
-            value = compute_metric_value(metric, attribution, None if mask is None else inside, no_mask_reason)
+            value = _compute_metric_value(metric, attribution, None if mask is None else inside, no_mask_reason)
             yield build_value_row(row, metric.name, *value)
 
     def _evaluate_controls(self, row: Row, mask: Mask | None, no_mask_reason: str) -> list[Row]:
@@ -197,20 +180,16 @@ class MapMetricEvaluator:
             return []
         if list(x.shape[1:]) != list(row["image_size"]):
             return []
-        inside = None if mask is None else cropped_mask
-        return [
-            build_value_row(
-                build_control_row(row, name),
-                metric.name,
-                *compute_metric_value(metric, attribution, inside, no_mask_reason),
-                is_control=True,
-            )
-            for name, attribution in make_control_maps(x[(slice(None), *window)], explanation).items()
-            for metric in self.metrics
-        ]
+        inside, values = None if mask is None else cropped_mask, []
+        for name, attribution in make_control_maps(x[(slice(None), *window)], explanation).items():
+            control_row = build_control_row(row, name)
+            for metric in self.metrics:
+                value = _compute_metric_value(metric, attribution, inside, no_mask_reason)
+                values.append(build_value_row(control_row, metric.name, *value, is_control=True))
+        return values
 
 
-def compute_metric_value(
+def _compute_metric_value(
     metric: Metric, attribution: Any, mask: Mask | None, no_mask_reason: str
 ) -> tuple[float | None, str | None]:
     """Return a metric's value, or the reason why there is none."""

@@ -5,19 +5,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch import nn
 
 from camscope.batch import BatchRun
 from camscope.batch.image_loading import map_in_order, require_valid_num_threads
-from camscope.batch.query import Query, RowReader, group_rows_by_image, open_map_parts, open_parts, read_rows
-from camscope.batch.result_rows import rows_to_table
+from camscope.batch.query import Query, RowReader, read_rows
 from camscope.batch.run_store import RunStore
 from camscope.errors import InputError
 from camscope.evaluation.ground_truth import AnnotationColumn, GroundTruth, load_ground_truth
 from camscope.evaluation.map_metrics import MapMetricEvaluator, Row, build_value_schema
 from camscope.evaluation.model_based_metrics import ModelMetricEvaluator
 from camscope.evaluation.run_replay import RunReplay
+from camscope.evaluation.value_parts import RowsByImage, open_value_parts, write_missing_parts
 from camscope.explainers import Explainer
 from camscope.explainers.core.call_arguments import reject_foreign_keywords
 from camscope.explainers.core.evaluation_context import check_positive_integer
@@ -33,7 +32,6 @@ DEFAULT_MODEL_METRICS = (
     "deletion", "insertion", "lerf-morf-gap", "aopc", "necessity", "sufficiency", "average-drop", "average-increase",
     "average-gain",
 )  # fmt: skip
-RowsByImage = Sequence[list[dict[str, Any]]]  # the rows of each image
 DEFAULT_N_STEPS = 10  # the first six metrics then take 19 forward passes for each imputation
 
 
@@ -92,17 +90,14 @@ def evaluate(
     """
     batch_run = run if isinstance(run, BatchRun) else BatchRun(run)
     selected = select_metrics(metrics, masks is not None, model is not None)
-    map_evaluator = MapMetricEvaluator(
-        batch_run,
-        [metric for metric in selected if metric.input_kind not in MODEL_INPUT_KINDS],
-        resolve_ground_truth(masks, batch_run, categories, allow_outside_root=allow_outside_root),
-        strict,
-    )
+    map_metrics = [metric for metric in selected if metric.input_kind not in MODEL_INPUT_KINDS]
+    model_metrics = [metric for metric in selected if metric.input_kind in MODEL_INPUT_KINDS]
+    ground_truth = resolve_ground_truth(masks, batch_run, categories, allow_outside_root=allow_outside_root)
+    map_evaluator = MapMetricEvaluator(batch_run, map_metrics, ground_truth, strict)
     model_evaluator = None
     if model is None and (explainers or preprocess is not None):
         raise InputError("explainers and preprocess need the model: pass it as well (model=, or --model)")
     if model is not None:
-        model_metrics = [metric for metric in selected if metric.input_kind in MODEL_INPUT_KINDS]
         replay = RunReplay.from_run(batch_run, model, preprocess)
         if model_metrics:
             model_evaluator = _build_model_evaluator(
@@ -110,8 +105,16 @@ def evaluate(
             )
     require_valid_num_threads(num_threads)
     store = RunStore(output)
+    n_threads = num_threads or os.cpu_count() or 1
     with store.open_run(_describe_evaluation(map_evaluator, selected, model_evaluator, masks), overwrite=overwrite):
-        _write_metric_parts(map_evaluator, model_evaluator, store, num_threads or os.cpu_count() or 1, on_progress)
+        write_missing_parts(
+            batch_run,
+            store,
+            build_value_schema(batch_run.dataset.schema),
+            lambda images: _iter_metric_values(map_evaluator, model_evaluator, images, n_threads),
+            max_images=None if model_evaluator is None else model_evaluator.batch_size,
+            on_progress=on_progress,
+        )
     return EvaluationResult(output)
 
 
@@ -142,11 +145,8 @@ class EvaluationResult:
         self.folder = Path(folder)
         facts = RunStore(folder).run_info
         settings = {} if facts is None else facts["run_config"]
-        if (
-            facts is None
-            or not isinstance(settings, Mapping)
-            or not isinstance(settings.get("metrics"), list | Mapping)
-        ):
+        metrics = settings.get("metrics") if isinstance(settings, Mapping) else None
+        if facts is None or not isinstance(metrics, list | Mapping):
             raise InputError(f"{folder}: expected a folder that evaluate wrote, with metrics of a run")
         self.facts: dict[str, Any] = facts
 
@@ -159,8 +159,8 @@ class EvaluationResult:
     def table(self, where: str | None = None) -> "pa.Table":
         """Return the values as a table with one row for each map and metric.
 
-        The columns are row, id, method, layer, parameters, target, label, control, metric, fill, value and reason, then those
-        columns of the manifest that have none of these names.
+        The columns are row, id, method, layer, parameters_digest, target, label, control, metric, imputation, value and
+        reason, then those columns of the manifest that have none of these names.
 
         Args:
             where: A condition in DuckDB's SQL, as in `BatchRun.query`.
@@ -169,59 +169,8 @@ class EvaluationResult:
             A pyarrow table.
 
         """
-        store = RunStore(self.folder)
-        parts = [str(store.part_path(chunk)) for chunk in sorted(store.finished_chunks())]
-        rows = open_parts(parts)
+        rows = open_value_parts(self.folder)
         return read_rows(rows) if where is None else RowReader(rows).take(Query(where).find_positions(rows))
-
-
-def _write_metric_parts(
-    map_evaluator: MapMetricEvaluator,
-    model_evaluator: ModelMetricEvaluator | None,
-    store: RunStore,
-    num_threads: int,
-    on_progress: Callable[[int, int], None] | None,
-) -> None:
-    """Write the missing parts."""
-    run_store, schema = RunStore(map_evaluator.run.folder), build_value_schema(map_evaluator.run.dataset.schema)
-    chunks, finished, n_done = sorted(run_store.finished_chunks()), store.finished_chunks(), 0
-    total = sum(_count_images(map_evaluator.run, chunk) for chunk in chunks)
-    for chunk in chunks:
-        rows = open_map_parts([str(run_store.part_path(chunk))])
-        max_images = None if model_evaluator is None else model_evaluator.batch_size
-        parts = list(_split_chunk(map_evaluator.run, chunk, rows, max_images))
-        source = run_store.part_digest(chunk)  # failed images may have been retried since
-        valid = {n for n, _, _ in parts if n in finished and store.read_source_digest(n) in (None, source)}
-        chunk_table = read_rows(rows) if len(valid) < len(parts) else None
-        for number, positions, n_images in parts:
-            if number not in valid and chunk_table is not None:
-                value_rows: list[Row] = []
-                images = list(group_rows_by_image(chunk_table.slice(positions.start, len(positions))))
-                for count, values in _iter_metric_values(map_evaluator, model_evaluator, images, num_threads):
-                    value_rows += values
-                    n_done += count
-                    if on_progress is not None and count:
-                        on_progress(n_done, total)
-                value_rows.sort(key=lambda row: row["row"])  # the rows of one image together
-                store.write_part(number, rows_to_table(value_rows, schema), source)
-            elif on_progress is not None:
-                on_progress(n_done := n_done + n_images, total)
-
-
-def _split_chunk(run: BatchRun, chunk: int, rows: Any, max_images: int | None) -> Iterator[tuple[int, range, int]]:
-    """Yield the parts of a chunk of the run: the number, the positions of the rows, and the number of images.
-
-    `max_images` is the number of images of a part for slow metrics that need the model; None: the whole chunk.
-    """
-    n_images, chunk_size = _count_images(run, chunk), int(run.run_info["run_config"]["chunk_size"])
-    images = np.asarray(read_rows(rows, ["row"])["row"])
-    ends = [
-        *np.flatnonzero(np.diff(images, prepend=-1)).tolist(),
-        len(images),
-    ]  # where the rows of each image begin and end
-    for n, first in enumerate(range(0, n_images, max_images or n_images)):
-        last = min(first + (max_images or n_images), len(ends) - 1)
-        yield chunk * -(-chunk_size // (max_images or chunk_size)) + n, range(ends[first], ends[last]), last - first
 
 
 def _iter_metric_values(
@@ -236,11 +185,6 @@ def _iter_metric_values(
             yield int(model_evaluator is None), values
     if model_evaluator is not None:
         yield from model_evaluator.iter_values(images, num_threads)
-
-
-def _count_images(run: BatchRun, chunk: int) -> int:
-    manifest, size = run.run_info["run_config"]["manifest"], run.run_info["run_config"]["chunk_size"]
-    return int(min(size, manifest["rows"] - chunk * size))
 
 
 def resolve_ground_truth(
@@ -292,21 +236,21 @@ def _describe_evaluation(
     model_evaluator: ModelMetricEvaluator | None,
     masks: Any,
 ) -> Mapping[str, Any]:
-    has_name = isinstance(masks, str | os.PathLike) and not map_evaluator.run.is_pseudonymized
-    source = str(masks) if has_name else type(map_evaluator.ground_truth).__name__
+    run, ground_truth = map_evaluator.run, map_evaluator.ground_truth
+    has_name = isinstance(masks, str | os.PathLike) and not run.is_pseudonymized
+    source = str(masks) if has_name else type(ground_truth).__name__
     settings = {
-        "run": map_evaluator.run.run_info["run_config"],
+        "run": run.run_info["run_config"],
         "metrics": [metric.name for metric in metrics],
-        "masks": None if map_evaluator.ground_truth is None else f"{source} {map_evaluator.ground_truth.digest}",
-        "categories": [] if map_evaluator.ground_truth is None else list(map_evaluator.ground_truth.categories),
+        "masks": None if ground_truth is None else f"{source} {ground_truth.digest}",
+        "categories": [] if ground_truth is None else list(ground_truth.categories),
     }
     if model_evaluator is not None:
         settings |= {
-            "fills": model_evaluator.imputations,
-            "steps": model_evaluator.n_steps,
-            "region": model_evaluator.region_size,
-            "batch": model_evaluator.batch_size,
+            "imputations": model_evaluator.imputations,
+            "n_steps": model_evaluator.n_steps,
+            "region_size": model_evaluator.region_size,
+            "batch_size": model_evaluator.batch_size,
         }
-        settings["parts"] = "by batch"  # older versions numbered parts as the run does
-    annotations = {} if map_evaluator.ground_truth is None else {"evidence": str(map_evaluator.ground_truth)}
-    return {"run_config": settings, "versions": map_evaluator.run.run_info["versions"], **annotations}
+    annotations = {} if ground_truth is None else {"evidence": str(ground_truth)}
+    return {"run_config": settings, "versions": run.run_info["versions"], **annotations}

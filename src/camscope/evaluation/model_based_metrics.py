@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from functools import partial
+from itertools import chain, groupby, islice
 from typing import Any
 
 import numpy as np
@@ -115,27 +116,22 @@ def iter_run_maps(
         maps = [no_map if row is None else replay.run.explanation(row).heatmap("input", scale=None) for row in rows]
         explainer = explainers.get(slot[0])
         compute_maps = None if explainer is None else _build_map_function(explainer, x, targets)
-        yield MapBatch(torch.from_numpy(np.stack(maps)), rows, list_image_numbers(cases), compute_maps)
+        image_numbers = [case.first_row["row"] for case in cases]
+        yield MapBatch(torch.from_numpy(np.stack(maps)), rows, image_numbers, compute_maps)
 
 
 def iter_control_maps(replay: RunReplay, cases: Sequence[EvaluationCase], x: Tensor) -> Iterator[MapBatch]:
     """Yield control maps of x (N,C,*S)."""
     explanations = [replay.run.explanation(case.first_row) for case in cases]
 
-    def build_map_function(name: str) -> MapFunction:
-        return lambda images: torch.from_numpy(
-            np.stack([make_control_maps(image, e)[name] for image, e in zip(images, explanations, strict=True)])
-        )
+    def compute_control_maps(name: str, images: Tensor) -> Tensor:
+        pairs = zip(images, explanations, strict=True)
+        return torch.from_numpy(np.stack([make_control_maps(image, explanation)[name] for image, explanation in pairs]))
 
     for name in CONTROL_NAMES:
         rows = [build_control_row(case.first_row, name) for case in cases]
-        compute_maps = build_map_function(name)
-        yield MapBatch(compute_maps(x), rows, list_image_numbers(cases), compute_maps, is_control=True)
-
-
-def list_image_numbers(cases: Sequence[EvaluationCase]) -> list[int]:
-    """Return the numbers of the images of cases in the run."""
-    return [case.first_row["row"] for case in cases]
+        compute_maps = partial(compute_control_maps, name)
+        yield MapBatch(compute_maps(x), rows, [row["row"] for row in rows], compute_maps, is_control=True)
 
 
 def _build_map_function(explainer: Explainer, x: Tensor, targets: Any) -> MapFunction:
@@ -185,11 +181,11 @@ class ModelMetricEvaluator:
     def _evaluate_cases(self, cases: Sequence[EvaluationCase]) -> list[Row]:
         """Evaluate a batch, in halves if memory runs out."""
         if cases[0].x is None:
-            names = [(m.name, imputation) for m in self.metrics for imputation in self._select_imputations(m)]
             return [
-                build_value_row(case.first_row, name, None, case.reason, imputation=imputation)
+                build_value_row(case.first_row, metric.name, None, case.reason, imputation=imputation)
                 for case in cases
-                for name, imputation in names
+                for metric in self.metrics
+                for imputation in self._select_imputations(metric)
             ]
         try:
             return list(self._evaluate_batch(cases))
@@ -209,9 +205,8 @@ class ModelMetricEvaluator:
             with scoring_scope(
                 model, x, targets, class_names=class_names, mode=cases[0].mode, forward_options=cases[0].forward_options
             ) as scorer:
-                for map_batch in iter_run_maps(self.replay, cases, x, targets, self.explainers):
-                    yield from self._evaluate_maps(map_metrics, scorer, map_batch)
-                for map_batch in iter_control_maps(self.replay, cases, x):
+                run_maps = iter_run_maps(self.replay, cases, x, targets, self.explainers)
+                for map_batch in chain(run_maps, iter_control_maps(self.replay, cases, x)):
                     yield from self._evaluate_maps(map_metrics, scorer, map_batch)
         for case, sample in zip(cases, x, strict=True):
             yield from self._evaluate_explainers(case, sample[None])
@@ -231,16 +226,10 @@ class ModelMetricEvaluator:
                 test = tests[imputation or self.imputations[0]]
                 arguments = () if metric.input_kind == "perturbation_test" else (map_batch.compute_maps,)
                 values = metric(test, *arguments)
+                kind: dict[str, Any] = {"is_control": map_batch.is_control, "imputation": imputation}
                 for row, number, reason in zip(map_batch.rows, values.numbers, values.reasons, strict=True):
                     if row is not None:
-                        yield build_value_row(
-                            row,
-                            metric.name,
-                            number,
-                            reason or None,
-                            is_control=map_batch.is_control,
-                            imputation=imputation,
-                        )
+                        yield build_value_row(row, metric.name, number, reason or None, **kind)
 
     def _select_imputations(self, metric: Metric) -> Sequence[str | None]:
         """Return the imputations under which a metric has a value each."""
@@ -252,11 +241,9 @@ class ModelMetricEvaluator:
         if not metrics:
             return
         explained = [(row, self.explainers[key], False) for (key, _), row in case.rows.items()]
-        controls = [
-            (name, METHODS[name](self.replay.model, mode=case.mode, **case.forward_options))
-            for name in CONTROL_EXPLAINERS
-        ]
-        explained += [(build_control_row(case.first_row, name), explainer, True) for name, explainer in controls]
+        for name in CONTROL_EXPLAINERS:
+            explainer = METHODS[name](self.replay.model, mode=case.mode, **case.call_settings)
+            explained.append((build_control_row(case.first_row, name), explainer, True))
         for row, explainer, is_control in explained:
             for metric in metrics:
                 try:

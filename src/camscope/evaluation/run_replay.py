@@ -45,7 +45,7 @@ class RunReplay:
                 f"{digest} ({card.source if card else type(inner).__name__}): pass the same model with the same weights"
             )
         for text in settings["targets"]:
-            if text is not None and not _is_class_target(text, run.run_info["class_names"]):
+            if text not in (None, *run.run_info["class_names"]) and not isinstance(parse_target(text), int):
                 raise InputError(
                     f"the target {text!r} of the run is not a class and cannot be restored: "
                     "use camscope.metrics.PerturbationTest in Python"
@@ -71,12 +71,9 @@ class RunReplay:
         settings = self.run.run_info["run_config"]
         options = InputOptions(reduced_decoding=settings["reduced_decoding"], window=settings.get("window"))
         item = prepare_input(source, self.input_explainer, options)
-        size, placement = tuple(item.x.shape[1:]), item.placement
-        recorded = None if row["placement"] is None else np.reshape(row["placement"], (len(size), -1))
-        is_same = (recorded is None) == (placement is None) and (
-            recorded is None or placement is None or np.allclose(recorded, placement.matrix)
-        )
-        if list(size) != row["input_size"] or not is_same:
+        size, matrix = tuple(item.x.shape[1:]), None if item.placement is None else item.placement.matrix
+        is_same = (row["placement"] is None) == (matrix is None) and list(size) == row["input_size"]
+        if not is_same or not (matrix is None or np.allclose(np.reshape(row["placement"], (len(size), -1)), matrix)):
             raise PreprocessError(
                 f"{row['path']} enters the model as {size} and was explained as {tuple(row['input_size'])}, or its placement "
                 f"on the image differs: pass the preprocess that the run was made with"
@@ -104,27 +101,22 @@ class RunReplay:
 
         InputError if an explainer cannot be rebuilt.
         """
-        given = {
-            f"{explainer.full_name} {hash_parameters(explainer.parameters)}": explainer for explainer in explainers
-        }
+        given = {}
         for explainer in explainers:
             if unwrap(explainer.model) is not unwrap(self.model):
                 raise InputError(f"{explainer!r} has another model than the one passed as model")
-        return {
-            key: given.get(key) or self._rebuild_explainer(key) for key in self.run.run_info["run_config"]["methods"]
-        }
+            given[f"{explainer.full_name} {hash_parameters(explainer.parameters)}"] = explainer
+        keys = self.run.run_info["run_config"]["methods"]
+        return {key: given.get(key) or self._rebuild_explainer(key) for key in keys}
 
     def _rebuild_explainer(self, method_key: str) -> Explainer:
         """Rebuild an explainer and check that its settings have the digest in the run."""
         title, _, digest = method_key.rpartition(" ")
         settings = {name: _parse_setting(text) for name, text in self._get_method_settings(method_key).items()}
+        reader = self.input_explainer
+        settings |= {"preprocess": reader.preprocess, "class_names": reader.class_names}
         try:
-            explainer = METHODS[title](
-                self.model,
-                preprocess=self.input_explainer.preprocess,
-                class_names=self.input_explainer.class_names,
-                **settings,
-            )
+            explainer = METHODS[title](self.model, **settings)
         except Exception as error:  # a setting may be text that the method rejects
             raise InputError(f"{title} cannot be rebuilt from the settings in the run; {EXPLAINERS_HINT}") from error
         if hash_parameters(explainer.parameters) != digest:
@@ -139,10 +131,6 @@ class RunReplay:
 def format_method_key(row: Row) -> str:
     """Return a row's method and the digest of its settings, as the run's settings name them."""
     return f"{row['method']} {row['parameters_digest']}"
-
-
-def _is_class_target(text: str, class_names: Sequence[str]) -> bool:
-    return isinstance(parse_target(text), int) or text in class_names
 
 
 def _parse_setting(text: Any) -> Any:

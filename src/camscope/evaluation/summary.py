@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import comb, isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SIGNIFICANCE_LEVEL = 0.05
+SUMMARIZED_COLUMNS = ["row", "method", "layer", "parameters_digest", "target", "control", "value"]
 ValuesByTarget = Mapping[tuple[int, Any], float]  # by row and target; NaN if undefined
 
 
@@ -40,7 +41,7 @@ class MethodSummary:
         n_rows: The number of rows with and without a value.
         n_comparisons: The number of comparisons that `difference_to_best` is corrected for.
 
-    Differences are signed so that more is better.
+    Differences are signed so that higher is better.
 
     """
 
@@ -79,23 +80,28 @@ class MethodSummary:
     @property
     def beats_control(self) -> bool:
         """Whether the method is significantly better than the best control, at 5 %."""
-        return (
-            is_significant(self.difference_to_control)
-            and self.difference_to_control is not None
-            and self.difference_to_control.mean > 0
-        )
+        return is_significant(self.difference_to_control) and self.difference_to_control.mean > 0
+
+    @property
+    def advantage_over_control(self) -> Estimate | None:
+        """The difference to the best control; None by metrics in which a map that does not depend on the model scores well."""
+        return self.difference_to_control if has_controls(self.metric) else None
 
     @property
     def is_worse_than_best(self) -> bool:
         """Whether the method is significantly worse than the best method, at 5 %."""
-        return (
-            is_significant(self.difference_to_best)
-            and self.difference_to_best is not None
-            and self.difference_to_best.mean < 0
-        )
+        return is_significant(self.difference_to_best) and self.difference_to_best.mean < 0
 
 
-def is_significant(difference: Estimate | None) -> bool:
+def has_controls(metric: str) -> bool:
+    """Return whether methods are compared with control maps by this metric.
+
+    Control maps score well for how spread out or how stable a map is, so metrics of the map alone and of explainers have none.
+    """
+    return METRICS[metric].input_kind not in ("map", "explainer")
+
+
+def is_significant(difference: Estimate | None) -> TypeGuard[Estimate]:
     """Return whether a difference is significant at 5 %."""
     return difference is not None and difference.p_value is not None and difference.p_value < SIGNIFICANCE_LEVEL
 
@@ -106,20 +112,19 @@ def summarize_values(
     *,
     metrics: Sequence[str] | None = None,
     equivalent_groups: Sequence[Sequence[MethodKey]] = (),
-    correct_multiple_comparisons: bool = True,
     seed: int = 0,
     n_resamples: int = N_RESAMPLES,
 ) -> dict[str, list[MethodSummary]]:
     """Summarize a table of values by metric.
+
+    Intervals and p-values of differences are corrected over all methods and metrics (Bonferroni): over all pairs of methods,
+    since the same values select the best one, and over all comparisons with the best control.
 
     Args:
         table: Values in long form, as `EvaluationResult.table` returns them.
         group_column: A column of patients or scenes. Default: each image is a group, with all its targets.
         metrics: Only these metrics. Differences are corrected for the number of them.
         equivalent_groups: Methods with the same maps. They count as one method and are not compared with each other.
-        correct_multiple_comparisons: Whether intervals and p-values of differences are corrected over all methods and metrics
-            (Bonferroni): over all pairs of methods, since the same values select the best one, and over all comparisons
-            with the best control. False: no correction.
         seed: Seed of the bootstrap of means.
         n_resamples: Bootstrap resamples of means.
 
@@ -134,23 +139,20 @@ def summarize_values(
     if "imputation" not in table.column_names:  # written before metrics that need the model existed
         table = table.append_column("imputation", import_arrow().nulls(table.num_rows, import_arrow().string()))
     groups = dict(zip(table["row"].to_pylist(), table[group_column or "row"].to_pylist(), strict=True))
-    value_table = table.select(["row", "method", "layer", "parameters_digest", "target", "control", "value"])
+    field = import_arrow("compute").field
     summaries: dict[str, list[MethodSummary]] = {}
-    for pair in (
-        table.select(["metric", "imputation"])
-        .group_by(["metric", "imputation"], use_threads=False)
-        .aggregate([])
-        .to_pylist()
-    ):
-        name, fill = pair["metric"], pair["imputation"]  # one pair at a time, to limit the rows held as dicts
+    pairs = table.select(["metric", "imputation"]).group_by(["metric", "imputation"], use_threads=False).aggregate([])
+    for pair in pairs.to_pylist():  # one pair at a time, to limit the rows held as dicts
+        name, imputation = pair["metric"], pair["imputation"]
         if metrics is not None and name not in metrics:
             continue
-        rows = value_table.filter(_select_metric_rows(table, name, fill)).to_pylist()
+        same_imputation = field("imputation").is_null() if imputation is None else field("imputation") == imputation
+        rows = table.filter((field("metric") == name) & same_imputation).select(SUMMARIZED_COLUMNS).to_pylist()
         estimate = partial(_estimate_metric, name, groups=groups, seed=seed, n_resamples=n_resamples)
-        summaries[name if fill is None else f"{name}, {fill}"] = _summarize_metric(
-            name, fill, rows, estimate, groups, equivalent_groups
+        summaries[name if imputation is None else f"{name}, {imputation}"] = _summarize_metric(
+            name, imputation, rows, estimate, groups, equivalent_groups
         )
-    return _correct_multiple_comparisons(summaries, equivalent_groups) if correct_multiple_comparisons else summaries
+    return _correct_multiple_comparisons(summaries, equivalent_groups)
 
 
 def _correct_multiple_comparisons(
@@ -191,21 +193,12 @@ def check_column(table: "pa.Table", group_column: str | None) -> None:
         raise InputError(f"no column {group_column!r} to group by; there are {', '.join(table.column_names)}")
 
 
-def check_some_ground_truth(table: "pa.Table", summaries: Mapping[str, Sequence[MethodSummary]]) -> None:
-    """Raise InputError if no method has a value of any metric that needs ground truth."""
-    mask_lines = [
-        line
-        for lines in summaries.values()
-        for line in lines
-        if METRICS[line.metric].input_kind == "mask" and not line.is_control
-    ]
-    if mask_lines and not any(line.estimate for line in mask_lines):
-        rows = zip(*(table[name].to_pylist() for name in ("metric", "control", "reason")), strict=True)
-        raise InputError(
-            format_no_ground_truth(
-                Counter(reason for name, is_control, reason in rows if name == mask_lines[0].metric and not is_control)
-            )
-        )
+def check_some_ground_truth(table: "pa.Table") -> None:
+    """Raise InputError if no map of a method has a value of any metric that needs ground truth."""
+    columns = zip(*(table[name].to_pylist() for name in ("metric", "control", "value", "reason")), strict=True)
+    rows = [row for row in columns if METRICS[row[0]].input_kind == "mask" and not row[1]]
+    if rows and all(value is None for _, _, value, _ in rows):
+        raise InputError(format_no_ground_truth(Counter(row[3] for row in rows if row[0] == rows[0][0])))
 
 
 def format_no_ground_truth(reasons: Counter[str]) -> str:
@@ -213,13 +206,6 @@ def format_no_ground_truth(reasons: Counter[str]) -> str:
     return "no image has ground truth: " + "; ".join(
         f"{reason} ({count} x)" for reason, count in reasons.most_common(3)
     )
-
-
-def _select_metric_rows(table: "pa.Table", metric: str, imputation: str | None) -> Any:
-    compute = import_arrow("compute")
-    column = table["imputation"]
-    has_imputation = compute.is_null(column) if imputation is None else compute.equal(column, imputation)
-    return compute.and_(compute.equal(table["metric"], metric), compute.fill_null(has_imputation, False))
 
 
 def _summarize_metric(
@@ -237,39 +223,31 @@ def _summarize_metric(
     _assign_failed_images(values)
     lines = {
         key: MethodSummary(
-            metric,
-            key[0],
-            key[1],
-            key[3],
-            estimate_values(method_values),
-            imputation=imputation,
-            parameters=key[2],
-            n_rows=len(method_values),
+            metric, key[0], key[1], key[3], estimate_values(own), None, None, imputation, key[2], n_rows=len(own)
         )
-        for key, method_values in values.items()
+        for key, own in values.items()
     }
-    higher_is_better = METRICS[metric].higher_is_better
+    sign = {True: 1, False: -1, None: -1}[METRICS[metric].higher_is_better]
     means = {key: line.estimate.mean for key, line in lines.items() if line.estimate is not None}
-    order = sorted(lines, key=lambda key: means[key] * (-1 if higher_is_better else 1) if key in means else np.inf)
-    if higher_is_better is None:
+    order = sorted(lines, key=lambda key: -sign * means[key] if key in means else np.inf)
+    if METRICS[metric].higher_is_better is None:
         return [lines[key] for key in order]
     compute_difference = partial(
-        _estimate_paired_difference,
-        sign=1 if higher_is_better else -1,
-        groups=groups,
-        rounding_tolerance=METRICS[metric].rounding_tolerance,
+        _estimate_paired_difference, sign=sign, groups=groups, rounding_tolerance=METRICS[metric].rounding_tolerance
     )
     controls, methods = ([key for key in order if key in means and key[3] is kind] for kind in (True, False))
-    control_methods = {key[0] for key in controls}
     to_control, to_best = {}, {}
     if controls:
-        best_control = _broadcast_to_targets(values[controls[0]], values)
-        compared = [key for key in methods if key[0] not in control_methods]
-        to_control = {key: compute_difference(values[key], best_control) for key in compared}
-    if methods:
-        same_as_best = next((group for group in equivalent_groups if methods[0][:3] in group), ())
-        compared = [key for key in methods[1:] if key[:3] not in same_as_best]
-        to_best = {key: compute_difference(values[key], values[methods[0]]) for key in compared}
+        by_row = {row: value for (row, _), value in values[controls[0]].items()}  # of any target of the image
+        control_methods = {key[0] for key in controls}
+        for key in methods:
+            if key[0] not in control_methods:
+                control = {place: values[controls[0]].get(place, by_row.get(place[0], np.nan)) for place in values[key]}
+                to_control[key] = compute_difference(values[key], control)
+    same_as_best = next((group for group in equivalent_groups if methods and methods[0][:3] in group), ())
+    for key in methods[1:]:
+        if key[:3] not in same_as_best:
+            to_best[key] = compute_difference(values[key], values[methods[0]])
     return [
         replace(lines[key], difference_to_control=to_control.get(key), difference_to_best=to_best.get(key))
         for key in order
@@ -300,18 +278,6 @@ def _estimate_metric(
         return None
 
 
-def _broadcast_to_targets(
-    control_values: ValuesByTarget, values_by_method: Mapping[Any, ValuesByTarget]
-) -> ValuesByTarget:
-    """Return a control's values for all targets of each image."""
-    by_row = {row: value for (row, _), value in control_values.items()}
-    return {
-        place: control_values.get(place, by_row.get(place[0], np.nan))
-        for method_values in values_by_method.values()
-        for place in method_values
-    }
-
-
 def _estimate_paired_difference(
     first: ValuesByTarget,
     second: ValuesByTarget,
@@ -321,12 +287,11 @@ def _estimate_paired_difference(
     rounding_tolerance: float,
 ) -> Estimate | None:
     """Estimate the difference, paired by image and target."""
-    pairs = [(key, second.get(key, np.nan)) for key in first]
     try:
         return estimate_difference(
-            [sign * first[key] for key, _ in pairs],
-            [sign * value for _, value in pairs],
-            [groups[key[0]] for key, _ in pairs],
+            [sign * value for value in first.values()],
+            [sign * second.get(place, np.nan) for place in first],
+            [groups[row] for row, _ in first],
             rounding_tolerance=rounding_tolerance,
         )
     except UndefinedError:

@@ -100,14 +100,8 @@ def _compute_stabilities(explainer: Explainer, x: Tensor, targets: Any) -> list[
         return [
             value for n in range(len(x)) for value in _compute_stabilities(explainer, x[n : n + 1], targets[n : n + 1])
         ]
-    similarities = [
-        [
-            agreement.similarity
-            for agreement in row
-            if agreement.is_prediction_stable and agreement.similarity is not None
-        ]
-        for row in agreements
-    ]
+    stable = [[agreement.similarity for agreement in row if agreement.is_prediction_stable] for row in agreements]
+    similarities = [[value for value in values if value is not None] for values in stable]
     return [float(np.mean(values)) if values else float("nan") for values in similarities]
 
 

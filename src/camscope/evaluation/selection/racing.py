@@ -30,10 +30,7 @@ from camscope.targets import TargetLike
 Mask = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 FAITHFULNESS_METRIC, LOCALIZATION_METRIC, ROBUSTNESS_METRIC = "lerf-morf-gap", "enrichment", "stability"
-RANKING_METRICS = (
-    FAITHFULNESS_METRIC,
-    LOCALIZATION_METRIC,
-)  # robustness does not rank candidates, it excludes them
+RANKING_METRICS = FAITHFULNESS_METRIC, LOCALIZATION_METRIC  # robustness does not rank candidates, it excludes them
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class SelectionSample:
     item: ModelInput
     target: TargetLike = None
     mask: Mask | None = None
-    group: Hashable = None  # a patient, a scene; None: nobody else's
+    group: Hashable = None  # a patient, a scene; None: no other image's
 
 
 @dataclass
@@ -125,10 +122,7 @@ def compute_quality(candidates: Sequence[CandidateState], reference: ReferenceVa
 
 
 RACE_SIGNIFICANCE_LEVEL = 0.05
-MIN_PROBABILITY_TO_DROP, MAX_PROBABILITY_TO_KEEP = (
-    0.93,
-    0.2,
-)  # probability of losing at the end
+MIN_PROBABILITY_TO_DROP, MAX_PROBABILITY_TO_KEEP = 0.93, 0.2  # of losing at the end
 MIN_GROUPS_TO_COMPARE = 8  # images, or groups: fewer cannot tell candidates apart
 MIN_GROUPS_TO_STOP_EARLY = 16  # images, or groups, before the race may end early
 
@@ -150,13 +144,8 @@ def drop_losers(candidates: Sequence[CandidateState], reference: ReferenceValues
     if len(candidates) < 2:
         return
     leader, *rivals = rank_candidates(candidates, reference)
-    lost = [
-        rival
-        for rival, probability in zip(
-            rivals, estimate_losing_probabilities(leader, rivals, reference, n_images), strict=True
-        )
-        if probability >= MIN_PROBABILITY_TO_DROP
-    ]
+    probabilities = estimate_losing_probabilities(leader, rivals, reference, n_images)
+    lost = [rival for rival, p in zip(rivals, probabilities, strict=True) if p >= MIN_PROBABILITY_TO_DROP]
     if len(candidates) - len(lost) <= 2 and not is_late_enough_to_stop(leader, n_images):
         return
     for loser in lost:
@@ -169,9 +158,9 @@ def is_race_decided(candidates: Sequence[CandidateState], reference: ReferenceVa
     if len(candidates) < 2:
         return True
     leader, *rivals = rank_candidates(candidates, reference)
-    if not is_late_enough_to_stop(leader, n_images):
-        return False
-    if not all(map(len, reference.values())):  # a criterion has no value yet
+    if not is_late_enough_to_stop(leader, n_images) or not all(
+        map(len, reference.values())
+    ):  # a criterion without values
         return False
     probabilities = estimate_losing_probabilities(leader, rivals, reference, n_images)
     return all(probability <= MAX_PROBABILITY_TO_KEEP for probability in probabilities)
@@ -181,9 +170,9 @@ def estimate_losing_probabilities(
     leader: CandidateState, rivals: Sequence[CandidateState], reference: ReferenceValues, n_images: int
 ) -> list[float]:
     """Return the probability that each rival will be worse than the leader after all images; 0 or 1 at the end."""
-    if not has_enough_groups(leader, n_images):
-        return [0.0] * len(rivals)
     n_seen, n_images = count_groups(leader, n_images)
+    if n_images < MIN_GROUPS_TO_COMPARE:  # too few to tell candidates apart
+        return [0.0] * len(rivals)
     gaps = np.array([_compute_quality_gaps(leader, rival, reference) for rival in rivals])
     behind = np.array([_compute_standardized_gap(rival_gaps) for rival_gaps in gaps]) * sqrt(n_images)
     probabilities = [0.5] * len(rivals)
@@ -222,11 +211,6 @@ def _estimate_shrinkage(gaps: FloatArray) -> FloatArray:
         mean_variance = rival_gaps.var(ddof=1) / len(rival_gaps)
         shares.append(2 * variance / (2 * variance + mean_variance) if variance else 0.0)
     return np.array(shares, np.float64)
-
-
-def has_enough_groups(candidate: CandidateState, n_images: int) -> bool:
-    """Return whether there are enough images, or groups of them, to tell candidates apart."""
-    return count_groups(candidate, n_images)[1] >= MIN_GROUPS_TO_COMPARE
 
 
 def is_late_enough_to_stop(leader: CandidateState, n_images: int) -> bool:

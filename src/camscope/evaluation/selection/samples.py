@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from camscope.batch.batch_worker import BatchWorker
-from camscope.batch.image_loading import LoadedImage, load_images
+from camscope.batch.image_loading import load_images
 from camscope.batch.manifest import Manifest
 from camscope.batch.pseudonymize import contains_scans, pseudonymize_manifest
 from camscope.errors import CategoryError, InputError, TargetError, UndefinedError
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, GroundTruth
 from camscope.evaluation.selection.racing import Mask, SelectionSample
 from camscope.explainers import Explainer
-from camscope.explainers.core.inputs import accepts_scans
+from camscope.explainers.core.inputs import ModelInput, accepts_scans
 from camscope.geometry import project_mask_to_input
 from camscope.plurals import plural
 from camscope.targets import TargetLike
@@ -60,36 +60,32 @@ def load_samples(
     rows = (private_manifest.rows(int(n), int(n) + 1)[0] for n in sampled)
     usable, left_out = [], Counter[str]()
     for loaded in load_images(private_manifest, rows, worker.read_item, num_threads):
-        image_target = worker.targets_for(loaded)[0]
-        if (
-            reason := loaded.error
-            if loaded.item is None
-            else find_unknown_class_reason(image_target, explainer.class_names)
-        ):
-            left_out[reason] += 1
-        elif group_column is not None and _find_manifest_row(manifest, loaded)[group_column] is None:
+        image_target, item = worker.targets_for(loaded)[0], loaded.item
+        index = int(np.searchsorted(manifest.table["row"].to_numpy(), loaded.row["row"]))
+        row = manifest.rows(index, index + 1)[0]  # of the manifest, whose names identify masks
+        group = None if group_column is None else row[group_column]
+        reason = loaded.error if item is None else _find_unknown_class_reason(image_target, explainer.class_names)
+        if item is None or reason:
+            left_out[str(reason)] += 1
+        elif group_column is not None and group is None:
             left_out[f"it has no {group_column}"] += 1
         else:
-            usable.append((loaded, image_target))
-    sizes = Counter(tuple(loaded.item.x.shape) for loaded, _ in usable if loaded.item is not None)
+            usable.append((item, image_target, group, row, loaded.row["path"]))
+    sizes = Counter(tuple(item.x.shape) for item, *_ in usable)
     if not sizes:
         raise InputError("; ".join(["no image can be used", *left_out]))
     input_size = sizes.most_common(1)[0][0]
     left_out["the model's input has another size"] = sizes.total() - sizes[input_size]
+    is_private = private_manifest.is_pseudonymized
     samples = [
-        SelectionSample(
-            loaded.item,
-            image_target,
-            _load_input_mask(ground_truth, loaded, manifest, private_manifest.is_pseudonymized),
-            None if group_column is None else _find_manifest_row(manifest, loaded)[group_column],
-        )
-        for loaded, image_target in usable
-        if loaded.item is not None and loaded.item.x.shape == input_size
+        SelectionSample(item, image_target, _load_input_mask(ground_truth, item, row, path, is_private), group)
+        for item, image_target, group, row, path in usable
+        if item.x.shape == input_size
     ]
     return samples, +left_out
 
 
-def find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | None) -> str:
+def _find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | None) -> str:
     """Return why a target by name or number does not exist; "" if it does, or if only the model knows."""
     try:
         if isinstance(target, str | int) and class_names:
@@ -100,33 +96,22 @@ def find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | N
 
 
 def _load_input_mask(
-    ground_truth: GroundTruth | None, loaded_image: LoadedImage, manifest: Manifest, is_private: bool
+    ground_truth: GroundTruth | None, item: ModelInput, row: Mapping[str, Any], path: str, is_private: bool
 ) -> Mask | None:
     """Return the mask on the model's input; None without an annotation that the model saw."""
-    if ground_truth is None or loaded_image.item is None or loaded_image.item.placement is None:
+    placement = item.placement
+    if ground_truth is None or placement is None:
         return None
-    placement = loaded_image.item.placement
     try:
-        mask = project_mask_to_input(
-            ground_truth.load_mask(_find_manifest_row(manifest, loaded_image), placement.image_size),
-            placement.input_size,
-            placement.to_image,
-        )
+        image_mask = ground_truth.load_mask(row, placement.image_size)
+        mask = project_mask_to_input(image_mask, placement.input_size, placement.to_image)
     except UndefinedError:
         return None
-    except CategoryError:
-        raise
-    except InputError:
-        if not is_private:
+    except InputError as error:
+        if isinstance(error, CategoryError) or not is_private:
             raise
-        raise InputError(f"{loaded_image.row['path']}: {UNFIT_MASK_REASON}") from None
+        raise InputError(f"{path}: {UNFIT_MASK_REASON}") from None
     return mask if mask.any() else None
-
-
-def _find_manifest_row(manifest: Manifest, loaded_image: LoadedImage) -> Mapping[str, Any]:
-    """Return the row of the manifest, whose names identify masks."""
-    index = int(np.searchsorted(manifest.table["row"].to_numpy(), loaded_image.row["row"]))
-    return manifest.rows(index, index + 1)[0]
 
 
 def format_exclusions(exclusion_counts: Mapping[str, int]) -> Sequence[str]:

@@ -9,6 +9,7 @@ Candidates that are not robust drop out. `racing` decides on the others. A selec
 `camscope explain` and `camscope batch` read.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class MethodSelection:
     @property
     def survivors(self) -> list[CandidateState]:
         """The candidates that are still in the race."""
-        return [one for one in self.candidates if not one.drop_reason]
+        return survivors(self.candidates)
 
     @property
     def cheapest(self) -> CandidateState:
@@ -101,9 +102,8 @@ class MethodSelection:
         )
 
 
-BlockEvaluator = Callable[
-    [Sequence[CandidateState], Sequence[SelectionSample]], None
-]  # appends a block's values to each candidate
+# appends the values of a block of samples to each candidate
+BlockEvaluator = Callable[[Sequence[CandidateState], Sequence[SelectionSample]], None]
 RaceProgressCallback = Callable[[int, int, int], None]  # images seen, images there are, candidates left
 
 
@@ -188,25 +188,13 @@ def find_model_independence_reason(explainer: Explainer, samples: Sequence[Selec
     untrained, correlations = randomize_weights(explainer, seed), []
     for sample in samples[:4]:
         x = sample.item.x[None]
-        try:
-            pair = [
-                run_methods([e], x.to(get_model_device(e)), [sample.target])[0]
-                .maps[0]
-                .attribution[0]
-                .detach()
-                .cpu()
-                .numpy()
-                for e in (explainer, untrained)
-            ]
-            correlations.append(spearman(*pair))
-        except (CamscopeError, ArithmeticError):
-            continue
+        with contextlib.suppress(CamscopeError, ArithmeticError):
+            runs = [run_methods([e], x.to(get_model_device(e)), [sample.target])[0] for e in (explainer, untrained)]
+            correlations.append(spearman(*(run.maps[0].attribution[0].detach().cpu().numpy() for run in runs)))
     correlation = float(np.median(correlations)) if correlations else 0.0
-    return (
-        f"its maps stay the same without the trained weights (correlation {correlation:.2f})"
-        if correlation > MAX_UNTRAINED_CORRELATION
-        else ""
-    )
+    if correlation <= MAX_UNTRAINED_CORRELATION:
+        return ""
+    return f"its maps stay the same without the trained weights (correlation {correlation:.2f})"
 
 
 def _drop_duplicates_and_unstable(candidates: Sequence[CandidateState]) -> None:
@@ -259,16 +247,24 @@ class SavedSelection:
 
 def save_selection(selection: MethodSelection, path: str | Path, *, overwrite: bool = False) -> Path:
     """Write the best candidate, or without a clear winner the cheapest of those that do not differ, as TOML."""
+
+    def quote(text: str) -> str:  # a TOML string equals one of JSON up to one escape
+        return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
     best = selection.best[0] if selection.best else selection.cheapest
-    lines = [f"# {selection.recommendation}", f"method = {_quote_toml(best.explainer.name)}"]
+    lines = [f"# {selection.recommendation}", f"method = {quote(best.explainer.name)}"]
     layer = getattr(best.explainer, "layer", None)
-    lines += [f"layer = {_quote_toml(layer)}"] if isinstance(layer, str) else []
-    lines += [
-        f"model = {_quote_toml(compute_model_digest(unwrap(best.explainer.model)))}",
-        f"clear = {str(bool(selection.best)).lower()}",
-    ]
+    lines += [f"layer = {quote(layer)}"] if isinstance(layer, str) else []
+    lines += [f"model = {quote(compute_model_digest(unwrap(best.explainer.model)))}"]
+    lines += [f"clear = {str(bool(selection.best)).lower()}"]
     for candidate in selection.candidates:
-        lines += ["", "[[standing]]", f"title = {_quote_toml(candidate.title)}", *_format_candidate(candidate)]
+        lines += ["", "[[standing]]", f"title = {quote(candidate.title)}", f"images = {candidate.n_images}"]
+        lines += [f"seconds = {candidate.seconds_per_image:.4f}"]
+        for name in candidate.metric_values:
+            if (estimate := candidate.estimate_metric(name)) is not None:
+                numbers = [number for number in (estimate.mean, estimate.low, estimate.high) if isfinite(number)]
+                lines.append(f"{name} = [{', '.join(f'{number:.4f}' for number in numbers)}]")
+        lines += [f"out = {quote(candidate.drop_reason)}"] if candidate.drop_reason else []
     return write_bytes(path, ("\n".join(lines) + "\n").encode(), overwrite=overwrite)
 
 
@@ -276,26 +272,9 @@ def read_selection(path: str | Path) -> SavedSelection:
     """Read a file that `save_selection` wrote; InputError for another file."""
     data = read_toml(path, f"{path} is not a choice that camscope choose --save wrote")
     method, layer, model = (data.get(name) for name in ("method", "layer", "model"))
-    if (
-        not (isinstance(method, str) and isinstance(layer, str | None) and isinstance(model, str))
-        or method not in METHODS
-    ):
-        raise InputError(
-            f"{path} is not a choice that camscope choose --save wrote: expected the name of a method, of a layer if it has "
-            "one, and the digest of a model, each as text"
-        )
-    return SavedSelection(method, layer, model)
-
-
-def _format_candidate(candidate: CandidateState) -> list[str]:
-    lines = [f"images = {candidate.n_images}", f"seconds = {candidate.seconds_per_image:.4f}"]
-    for name in candidate.metric_values:
-        if (estimate := candidate.estimate_metric(name)) is not None:
-            numbers = [number for number in (estimate.mean, estimate.low, estimate.high) if isfinite(number)]
-            lines.append(f"{name} = [{', '.join(f'{number:.4f}' for number in numbers)}]")
-    return [*lines, f"out = {_quote_toml(candidate.drop_reason)}"] if candidate.drop_reason else lines
-
-
-def _quote_toml(text: str) -> str:
-    """Return a TOML string, which equals JSON's up to one escape."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(method, str) and isinstance(layer, str | None) and isinstance(model, str) and method in METHODS:
+        return SavedSelection(method, layer, model)
+    raise InputError(
+        f"{path} is not a choice that camscope choose --save wrote: expected the name of a method, of a layer if it has "
+        "one, and the digest of a model, each as text"
+    )

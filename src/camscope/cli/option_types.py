@@ -1,0 +1,178 @@
+"""Options that several commands share, the panels that group options in the help, and completion of names in a shell."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+import typer
+
+PANELS = {
+    "Model": ("model", "weights", "layer", "layers", "methods", "choice", "preprocess", "set", "device"),
+    "Target": ("target", "targets", "class-names"),
+    "Data": (
+        "root", "where", "sort", "images", "seed", "masks", "category", "metrics", "group", "patient", "split", "by",
+        "finding", "fetch",
+    ),
+    "Output": ("output", "format", "table", "figure", "export", "save", "overlays", "overwrite", "json"),
+    "Appearance": (
+        "colormap", "alpha", "shared-scale", "contour", "boxes", "mask", "columns", "height", "size", "limit", "limit-top",
+    ),
+    "Scans": ("series", "window", "slices", "profile", "scans", "modality", "allow-pixels", "keep"),
+}  # fmt: skip
+ADVANCED_PANEL = "Advanced"
+_PANEL_BY_OPTION = {f"--{name}": panel for panel, names in PANELS.items() for name in names}
+
+
+def find_panel(option_name: str) -> str:
+    """Return the panel of an option such as `--model`; `Advanced` if no panel lists it."""
+    return _PANEL_BY_OPTION.get(option_name, ADVANCED_PANEL)
+
+
+def complete_method(incomplete: str) -> list[str]:
+    """Complete the last method name of a list `a,b`."""
+    from camscope.explainers import METHODS
+
+    return _complete_last(incomplete, METHODS)
+
+
+def complete_metric(incomplete: str) -> list[str]:
+    """Complete the last metric name of a list `a,b`."""
+    from camscope.metrics import METRICS
+
+    return _complete_last(incomplete, METRICS)
+
+
+def complete_colormap(incomplete: str) -> list[str]:
+    """Complete the name of a color map."""
+    from camscope.render import COLORMAPS
+
+    return _complete_last(incomplete, ("auto", *COLORMAPS))
+
+
+def _complete_last(incomplete: str, names: Iterable[str]) -> list[str]:
+    head, comma, last = incomplete.rpartition(",")
+    return [head + comma + name for name in names if name.startswith(last)]
+
+
+def argument(metavar: str, description: str, **settings: Any) -> Any:
+    """Create a positional argument."""
+    return typer.Argument(metavar=metavar, help=description, **settings)
+
+
+def option(names: str, metavar: str | None, description: str, **settings: Any) -> Any:
+    """Create an option from its names, such as `--layers -l`; a flag has no metavar."""
+    return typer.Option(*names.split(), metavar=metavar, help=description, **settings)
+
+
+ModelOption = Annotated[
+    str,
+    option(
+        "--model -m",
+        "MODEL",
+        "Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, or FILE.py:FUNCTION, "
+        "which runs that file.",
+    ),
+]
+WeightsOption = Annotated[
+    str | None, option("--weights", "FILE", "Checkpoint file: safetensors, or tensors saved by torch.save.")
+]
+LayersOption = Annotated[
+    str | None,
+    option("--layers -l", "NAME", "Layer; to list them: camscope layers MODEL. Default: the last layer with a grid."),
+]
+MethodsOption = Annotated[
+    str,
+    option("--methods", "A,B", "One or several methods, or all for every fast one; to list them: camscope methods."),
+]
+ChoiceOption = Annotated[
+    str | None, option("--choice", "FILE", "Method and layer from a file that camscope choose --save wrote.")
+]
+PreprocessOption = Annotated[
+    str | None, option("--preprocess", "NAME", "Preprocessing preset, if the model defines none: imagenet.")
+]
+DeviceOption = Annotated[str, option("--device", "DEVICE", "Device: cpu, cuda, cuda:1, mps ...")]
+SetOption = Annotated[
+    list[str] | None,
+    option("--set", "NAME=VALUE", "Setting of a method, such as n_samples=50; lists as A,B. Repeat for several."),
+]
+TargetOption = Annotated[
+    str | None,
+    option("--target -t", "CLASS", "Class, by index or name, for images without their own; default: the top class."),
+]
+TargetsOption = Annotated[str | None, option("--targets", "A,B", "Several classes, computed from one forward pass.")]
+ColormapOption = Annotated[
+    str,
+    option(
+        "--colormap",
+        "NAME",
+        "Color map: auto, inferno, magma, plasma, viridis, cividis, diverging, turbo or jet.",
+        autocompletion=complete_colormap,
+    ),
+]
+AlphaOption = Annotated[float, option("--alpha", None, "Opacity of the strongest value, 0 to 1.", min=0, max=1)]
+SharedScaleOption = Annotated[
+    bool, option("--shared-scale", None, "Use one color scale for all classes of a method, to compare them.")
+]
+RunArgument = Annotated[str, argument("RUN", "The folder that camscope batch wrote.")]
+WhereOption = Annotated[
+    str | None,
+    option(
+        "--where",
+        "SQL",
+        "SQL condition that selects rows, such as \"label = 'nodule' and probability < 0.6\"; default: all rows.",
+    ),
+]
+SortOption = Annotated[
+    str | None,
+    option("--sort", "SQL", 'SQL order of the rows, such as "probability desc, id"; default: as in the run.'),
+]
+RootOption = Annotated[
+    str | None,
+    option("--root", "FOLDER", "Folder in which relative paths of a manifest begin; default: that of the manifest."),
+]
+MasksOption = Annotated[
+    str | None, option("--masks", "WHERE", "Ground truth: a COCO file, a folder of masks, or a column of the manifest.")
+]
+CategoryOption = Annotated[
+    str | None, option("--category", "A,B", "Categories of a COCO file, or labels of masks, to use; or all.")
+]
+MetricsOption = Annotated[
+    str | None,
+    option(
+        "--metrics",
+        "A,B",
+        "Metrics to compute, including those that run the model, such as deletion; default: all fast ones.",
+        autocompletion=complete_metric,
+    ),
+]
+GroupOption = Annotated[
+    str | None, option("--group", "COLUMN", "Column of patients or scenes, resampled as a whole for intervals.")
+]
+FigureOption = Annotated[str | None, option("--figure", "FILE", "Figure of the results: .png, .svg or .pdf.")]
+ThreadsOption = Annotated[
+    int | None, option("--threads", None, "Threads that read images; default: one per core.", min=1)
+]
+ProfileOption = Annotated[
+    Literal["research", "clinical"] | None,
+    option("--profile", None, "research (default for scans): output holds no file or patient names; clinical: it may."),
+]
+WindowOption = Annotated[
+    str | None,
+    option("--window", "CENTER,WIDTH", "Scans: center and width of the display window, such as 40,400 (soft tissue)."),
+]
+AllowBurnedInTextOption = Annotated[
+    bool, option("--allow-pixels", None, "Draw on scans although text in the image may identify a patient.")
+]
+ImageSourceOption = Annotated[
+    str | None,
+    option("--scans", "SOURCE", "Source of the images of a run of scans: the files or manifest it was made from."),
+]
+FetchOption = Annotated[
+    bool,
+    option(
+        "--fetch", None, "Download images of the run that are not on this machine: URLs, hf:NAME, torchvision:NAME."
+    ),
+]
+AllowOutsideRootOption = Annotated[
+    bool, option("--anywhere", None, "Allow paths of images and masks outside the root folder.")
+]
+OverwriteOption = Annotated[bool, option("--overwrite", None, "Replace existing files.")]

@@ -1,0 +1,78 @@
+"""Part files of values that are computed from the maps of a run: the missing ones are written, and all are read."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from camscope.batch import BatchRun
+from camscope.batch.query import group_rows_by_image, open_map_parts, open_parts, read_rows
+from camscope.batch.result_rows import rows_to_table
+from camscope.batch.run_store import RunStore
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+RowsByImage = Sequence[list[dict[str, Any]]]  # the rows of each image
+ValueIterator = Callable[[RowsByImage], Iterable[tuple[int, list[dict[str, Any]]]]]
+
+
+def open_value_parts(folder: str | os.PathLike[str]) -> "ds.Dataset":
+    """Open all parts of a folder of values as one dataset."""
+    store = RunStore(folder)
+    return open_parts([str(store.part_path(chunk)) for chunk in sorted(store.finished_chunks())])
+
+
+def write_missing_parts(
+    run: BatchRun,
+    store: RunStore,
+    schema: "pa.Schema",
+    iter_values: ValueIterator,
+    *,
+    max_images: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write those parts of values for the maps of a run that `store` does not hold yet.
+
+    `iter_values` takes the rows of images, and yields the number of finished images with rows of values. `max_images` is the
+    number of images of a part; None: as many as in a part of the run.
+    """
+    run_store, finished, n_done = RunStore(run.folder), store.finished_chunks(), 0
+    chunks = sorted(run_store.finished_chunks())
+    total = sum(_count_images(run, chunk) for chunk in chunks)
+    for chunk in chunks:
+        rows = open_map_parts([str(run_store.part_path(chunk))])
+        parts = list(_split_chunk(run, chunk, rows, max_images))
+        source = run_store.part_digest(chunk)  # failed images may have been retried since
+        valid = {n for n, _, _ in parts if n in finished and store.read_source_digest(n) in (None, source)}
+        chunk_table = read_rows(rows) if len(valid) < len(parts) else None
+        for number, positions, n_images in parts:
+            steps: Iterable[tuple[int, list[dict[str, Any]]]] = [(n_images, [])]
+            if number not in valid and chunk_table is not None:
+                steps = iter_values(list(group_rows_by_image(chunk_table.slice(positions.start, len(positions)))))
+            value_rows: list[dict[str, Any]] = []
+            for n_images_done, values in steps:
+                value_rows += values
+                n_done += n_images_done
+                if on_progress is not None and n_images_done:
+                    on_progress(n_done, total)
+            if number not in valid:
+                value_rows.sort(key=lambda row: row["row"])  # the rows of one image together
+                store.write_part(number, rows_to_table(value_rows, schema), source)
+
+
+def _split_chunk(run: BatchRun, chunk: int, rows: Any, max_images: int | None) -> Iterator[tuple[int, range, int]]:
+    """Yield the parts of a chunk of the run: the number, the positions of the rows, and the number of images."""
+    n_images, chunk_size = _count_images(run, chunk), int(run.run_info["run_config"]["chunk_size"])
+    images = np.asarray(read_rows(rows, ["row"])["row"])
+    ends = [*np.flatnonzero(np.diff(images, prepend=-1)).tolist(), len(images)]  # of the rows of each image
+    for n, first in enumerate(range(0, n_images, max_images or n_images)):
+        last = min(first + (max_images or n_images), len(ends) - 1)
+        yield chunk * -(-chunk_size // (max_images or chunk_size)) + n, range(ends[first], ends[last]), last - first
+
+
+def _count_images(run: BatchRun, chunk: int) -> int:
+    manifest, size = run.run_info["run_config"]["manifest"], run.run_info["run_config"]["chunk_size"]
+    return int(min(size, manifest["rows"] - chunk * size))
