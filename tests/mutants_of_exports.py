@@ -93,7 +93,7 @@ OF_EXPORTS = [
         frames_lie_where_they_say,
     ),
     Mutant(
-        "frames from 0", secondary_capture, "_build_source_reference", "frame + 1", "frame", frames_lie_where_they_say
+        "frames from 0", secondary_capture, "_build_secondary_capture", "frame + 1", "frame", frames_lie_where_they_say
     ),
     Mutant(
         "left for right",

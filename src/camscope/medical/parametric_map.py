@@ -14,16 +14,20 @@ from camscope.medical.dicom_export import (
     FIRST_SERIES_NUMBER,
     MANUFACTURER,
     DicomSource,
+    build_common_arguments,
     check_clinical_profile,
-    create_equipment_item,
     encode_dicom,
-    get_device_serial_number,
     highdicom_errors_converted,
     read_dicom_source,
     set_common_attributes,
 )
-from camscope.medical.export_metadata import describe_derivation, format_title, to_dicom_ascii
-from camscope.medical.scan_space import ScanSpaceMap, resample_to_scan
+from camscope.medical.scan_map import (
+    ScanSpaceMap,
+    describe_derivation,
+    format_title,
+    resample_to_scan,
+    to_dicom_ascii,
+)
 from camscope.safe_files import write_bytes
 from camscope.version import __version__
 
@@ -84,31 +88,42 @@ def _check_geometry(source: DicomSource) -> None:
 
 
 def _build_parametric_map(explanation: Explanation, scan_map: ScanSpaceMap, source: DicomSource) -> "Dataset":
-    from highdicom import UID
-    from highdicom.pm import ParametricMap
-    from pydicom.uid import ExplicitVRLittleEndian
+    from highdicom import VOILUTTransformation
+    from highdicom.pm import ParametricMap, RealWorldValueMapping
+    from highdicom.sr import CodedConcept
+    from pydicom.sr.codedict import codes
 
-    derivation = describe_derivation(explanation, scan_map)
+    derivation, title = describe_derivation(explanation, scan_map), format_title(explanation)
+    low, high = scan_map.value_range
+    for header in source.headers[1:]:  # rounding differences would count as different orientations
+        header.ImageOrientationPatient = source.headers[0].ImageOrientationPatient
     values, positions = _order_frames(scan_map, source)
+    mapping = RealWorldValueMapping(
+        lut_label=CONTENT_LABEL,
+        lut_explanation=title,
+        unit=codes.UCUM.NoUnits,
+        value_range=scan_map.value_range,
+        slope=1.0,
+        intercept=0.0,
+        quantity_definition=CodedConcept("130402", "DCM", "Class activation"),
+    )
+    # LINEAR would need a width of at least 1
+    window = VOILUTTransformation([(low + high) / 2], [(high - low) or 1.0], ["range of the map"], "LINEAR_EXACT")
     image = ParametricMap(
-        source_images=_unify_orientation(source.headers),
+        source_images=source.headers,
         pixel_array=values,
-        series_instance_uid=UID(),
         series_number=FIRST_SERIES_NUMBER,
-        sop_instance_uid=UID(),
         instance_number=1,
-        manufacturer=MANUFACTURER,
         manufacturer_model_name=MANUFACTURER,
         software_versions=__version__,
-        device_serial_number=to_dicom_ascii(get_device_serial_number(explanation), 64),
+        device_serial_number=to_dicom_ascii(explanation.model or "unknown", 64),
         contains_recognizable_visual_features=False,
-        real_world_value_mappings=[_build_value_mapping(explanation, scan_map)],
-        voi_lut_transformations=[_build_display_window(scan_map)],
+        real_world_value_mappings=[mapping],
+        voi_lut_transformations=[window],
         plane_positions=positions,
-        transfer_syntax_uid=ExplicitVRLittleEndian,
         content_label=CONTENT_LABEL,
-        content_description=format_title(explanation),
-        contributing_equipment=[create_equipment_item(explanation)],
+        content_description=title,
+        **build_common_arguments(explanation),
     )
     set_common_attributes(image, explanation, derivation, source)
     for group in image.PerFrameFunctionalGroupsSequence:
@@ -130,34 +145,3 @@ def _order_frames(scan_map: ScanSpaceMap, source: DicomSource) -> tuple[NDArray[
     groups = read_functional_groups(source.headers[0], frames)
     positions = [read_first_numbers(group, "PlanePositionSequence", "ImagePositionPatient", 3) for group in groups]
     return values, [PlanePositionSequence("PATIENT", position) for position in positions if position]
-
-
-def _unify_orientation(headers: "list[Dataset]") -> "list[Dataset]":
-    """Give all headers the same orientation: rounding differences would count as different orientations."""
-    for header in headers[1:]:
-        header.ImageOrientationPatient = headers[0].ImageOrientationPatient
-    return headers
-
-
-def _build_value_mapping(explanation: Explanation, scan_map: ScanSpaceMap) -> Any:
-    from highdicom.pm import RealWorldValueMapping
-    from highdicom.sr import CodedConcept
-    from pydicom.sr.codedict import codes
-
-    return RealWorldValueMapping(
-        lut_label=CONTENT_LABEL,
-        lut_explanation=format_title(explanation),
-        unit=codes.UCUM.NoUnits,
-        value_range=scan_map.value_range,
-        slope=1.0,
-        intercept=0.0,
-        quantity_definition=CodedConcept("130402", "DCM", "Class activation"),
-    )
-
-
-def _build_display_window(scan_map: ScanSpaceMap) -> Any:
-    from highdicom import VOILUTTransformation
-
-    low, high = scan_map.value_range
-    # LINEAR would need a width of at least 1
-    return VOILUTTransformation([(low + high) / 2], [(high - low) or 1.0], ["range of the map"], "LINEAR_EXACT")

@@ -18,17 +18,16 @@ from camscope.medical.dicom_export import (
     FIRST_SERIES_NUMBER,
     MANUFACTURER,
     DicomSource,
+    build_common_arguments,
     check_clinical_profile,
     copy_slice_geometry,
-    create_equipment_item,
     encode_dicom,
     get_patient_orientation,
     highdicom_errors_converted,
     read_dicom_source,
     set_common_attributes,
 )
-from camscope.medical.export_metadata import describe_derivation
-from camscope.medical.scan_space import ScanSpaceMap, resample_to_scan
+from camscope.medical.scan_map import ScanSpaceMap, describe_derivation, resample_to_scan
 from camscope.safe_files import build_output_path, create_folder_atomically, write_bytes
 from camscope.version import __version__
 
@@ -37,10 +36,7 @@ if TYPE_CHECKING:
 
 SECONDARY_CAPTURE_NAME = "a DICOM Secondary Capture"
 DISCLAIMER = "model attribution, not a diagnosis"
-MIN_CAPTION_WIDTH_PIXELS, MIN_COLOR_BAR_HEIGHT_PIXELS = (
-    320,
-    64,
-)
+MIN_CAPTION_WIDTH_PIXELS, MIN_COLOR_BAR_HEIGHT_PIXELS = 320, 64
 
 
 def to_secondary_capture(
@@ -103,24 +99,25 @@ def _is_camscope_capture(file: Path) -> bool:
 def _encode_slices(
     explanation: Explanation, scan_map: ScanSpaceMap, source: DicomSource, scale: ScaleOption
 ) -> Iterator[bytes]:
-    from highdicom import UID
-
-    series, derivation = UID(), describe_derivation(explanation, scan_map)
-    for index, rgb_image in enumerate(render_slices(explanation, scan_map, source, scale)):
-        image = _build_secondary_capture(explanation, rgb_image, source, index, series)
+    arguments, derivation = build_common_arguments(explanation), describe_derivation(explanation, scan_map)
+    for index, rgb_image in enumerate(_render_slices(explanation, scan_map, source, scale)):
+        image = _build_secondary_capture(rgb_image, source, index, arguments)
         set_common_attributes(image, explanation, derivation, source)
         yield encode_dicom(image)
 
 
-def render_slices(
-    explanation: Explanation, scan_map: ScanSpaceMap, source: DicomSource, scale: ScaleOption = AUTO
+def _render_slices(
+    explanation: Explanation, scan_map: ScanSpaceMap, source: DicomSource, scale: ScaleOption
 ) -> Iterator[PixelArray]:
     """Yield each slice (H,W,3): the overlay with a color bar and a caption."""
     if scale == AUTO:
         scale = "robust" if explanation.grid == explanation.input_size else "max"
     colormap = explanation.colormap
     display_values, value_range = render.to_display_range(scan_map.slices, scale, colormap)
-    backgrounds = _get_background_images(explanation, source)
+    backgrounds = convert_scan_to_display_pixels(source.scan) if explanation.image is None else explanation.image
+    if backgrounds.shape == source.scan.shape:  # gray
+        backgrounds = np.stack([backgrounds] * 3, axis=-1)
+    backgrounds = backgrounds.reshape(-1, *backgrounds.shape[-3:])
     covered = scan_map.covered.reshape(scan_map.slices.shape)
     flag = "" if explanation.warning_text is None else f" · flagged: {explanation.warning_text}"
     caption = f"{explanation.caption}{flag} · camscope {__version__}"
@@ -129,14 +126,6 @@ def render_slices(
             rgb_image = render.fade_to_gray(rgb_image)
         rgb_image = render.overlay(rgb_image, values, colormap=colormap, covered=slice_covered)
         yield _add_caption_and_color_bar(rgb_image, caption, value_range, colormap)
-
-
-def _get_background_images(explanation: Explanation, source: DicomSource) -> PixelArray:
-    """Return the scan as displayed, (D,H,W,3)."""
-    image = convert_scan_to_display_pixels(source.scan) if explanation.image is None else explanation.image
-    if image.shape == source.scan.shape:
-        image = np.stack([image] * 3, axis=-1)
-    return image[None] if image.ndim == 3 else image
 
 
 def _add_caption_and_color_bar(
@@ -150,11 +139,12 @@ def _add_caption_and_color_bar(
 
 
 def _build_secondary_capture(
-    explanation: Explanation, rgb_image: PixelArray, source: DicomSource, index: int, series: str
+    rgb_image: PixelArray, source: DicomSource, index: int, arguments: dict[str, Any]
 ) -> "Dataset":
     from highdicom import UID
     from highdicom.sc import SCImage
-    from pydicom.uid import ExplicitVRLittleEndian
+    from highdicom.sr import CodedConcept
+    from pydicom.dataset import Dataset
 
     header, frame = source.get_slice_header(index)
     image = SCImage.from_ref_dataset(
@@ -163,30 +153,20 @@ def _build_secondary_capture(
         "RGB",
         8,
         "PATIENT",
-        series_instance_uid=series,
         series_number=FIRST_SERIES_NUMBER + 1,
-        sop_instance_uid=UID(),
         instance_number=index + 1,
-        manufacturer=MANUFACTURER,
         patient_orientation=("L", "P"),  # required by highdicom; replaced by the source's below
-        transfer_syntax_uid=ExplicitVRLittleEndian,
-        contributing_equipment=[create_equipment_item(explanation)],
+        **{**arguments, "sop_instance_uid": UID()},
     )
     image.copy_patient_and_study_information(header)
     image["PatientOrientation"].value = get_patient_orientation(header, frame)
     image.BurnedInAnnotation = "YES"
-    image.SourceImageSequence = [_build_source_reference(header, frame)]
+    reference = Dataset()
+    reference.ReferencedSOPClassUID, reference.ReferencedSOPInstanceUID = header.SOPClassUID, header.SOPInstanceUID
+    if int(header.get("NumberOfFrames") or 1) > 1:
+        reference.ReferencedFrameNumber = frame + 1
+    purpose = CodedConcept("121322", "DCM", "Source image for image processing operation")
+    reference.PurposeOfReferenceCodeSequence = [purpose]
+    image.SourceImageSequence = [reference]
     copy_slice_geometry(image, source, index)
     return image
-
-
-def _build_source_reference(header: "Dataset", frame: int) -> "Dataset":
-    from highdicom.sr import CodedConcept
-    from pydicom.dataset import Dataset
-
-    item = Dataset()
-    item.ReferencedSOPClassUID, item.ReferencedSOPInstanceUID = header.SOPClassUID, header.SOPInstanceUID
-    if int(header.get("NumberOfFrames") or 1) > 1:
-        item.ReferencedFrameNumber = frame + 1
-    item.PurposeOfReferenceCodeSequence = [CodedConcept("121322", "DCM", "Source image for image processing operation")]
-    return item
