@@ -7,11 +7,11 @@ import operator
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -226,15 +226,20 @@ def write_csv(run: MapCollection, path: Path, query: Query, *, overwrite: bool) 
     fields = [field for field in run.dataset.schema if field.name not in OMITTED_COLUMNS]
     names, expressions = [field.name for field in fields], [_column_sql(field) for field in fields]
     rows = query.iter_rows(run.dataset, [*expressions, PEAK_CELL_SQL, "grid", "input_size", "placement"])
-    n_rows, escaper = 0, CellEscaper()
+    cells = ((*row[: len(names)], *_peak_position(*row[len(names) :])) for row in rows)
     with open_atomic(path, overwrite=overwrite) as file:
-        text = io.TextIOWrapper(file, "utf-8-sig", newline="")  # the byte order mark tells Excel that it is UTF-8
-        writer = csv.writer(text)
-        writer.writerow([*map(escaper.escape, names), "peak_row", "peak_column"])
-        for row in rows:
-            writer.writerow([*map(escaper.escape, row[: len(names)]), *_peak_position(*row[len(names) :])])
-            n_rows += 1
-        text.detach()
+        return write_escaped_csv(file, [*names, "peak_row", "peak_column"], cells)
+
+
+def write_escaped_csv(file: BinaryIO, names: Sequence[str], rows: Iterable[Iterable[Any]]) -> tuple[int, int]:
+    """Write a CSV table; return the number of rows, and of cells that got an apostrophe so that they are not formulas."""
+    text = io.TextIOWrapper(file, "utf-8-sig", newline="")  # the byte order mark tells Excel that it is UTF-8
+    writer, escaper, n_rows = csv.writer(text), CellEscaper(), 0
+    writer.writerow(map(escaper.escape, names))
+    for row in rows:
+        writer.writerow(map(escaper.escape, row))
+        n_rows += 1
+    text.detach()
     return n_rows, escaper.n_escaped
 
 
