@@ -32,12 +32,11 @@ from camscope.batch import (  # noqa: E402 - it needs pyarrow
     OverlayOptions,
     build_manifest,
     local_engine,
-    ray_cluster,
     ray_engine,
     run_batch,
 )
-from camscope.batch.run_config import build_run_info  # noqa: E402
 from camscope.batch.run_store import RunStore  # noqa: E402
+from camscope.batch.runner import build_run_info  # noqa: E402
 
 WORKERS = {"local": None, "ray": 1}  # one where one will do: it takes three seconds to start
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -296,17 +295,19 @@ def test_the_commands_in_the_document_have_the_options_they_use():
 def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_trace(folder, model, tmp_path):
     manifest, plan = build_manifest(folder), local_engine.ChunkPlan(16, 3)
     results = {}
-    for name, engine in (
-        ("ray", partial(ray_engine.run_chunks_on_ray, num_workers=1)),
-        ("local", local_engine.run_chunks),
-    ):
+    for name in ("ray", "local"):
         tool = GradCAM(model, "layer4", preprocess=DiesOnceAtTheSixth(tmp_path))  # and by then it has
         worker, store = local_engine.BatchWorker([tool], [None], manifest, 2), DiesOnceWhileItWrites(tmp_path / name)
         store.begin(build_run_info(worker, 3))
         if name == "local":
             (store.folder / "seen").touch()
             (store.folder / "untold").touch()
-        results[name] = engine(worker, store, plan, 2)
+        compute = (
+            partial(ray_engine.compute_chunks_on_ray, worker, store, plan, 2, None, 1)
+            if name == "ray"
+            else partial(local_engine.compute_chunks, worker, store, plan, 2)
+        )
+        results[name] = local_engine.run_chunks(compute, store, plan)
     assert len(list(tmp_path.glob("DiesOnce*"))) > 2 * 14, "none was killed: no image was read again"
     assert (tmp_path / "ray" / "seen").exists(), "none was killed in writing"
     assert results["ray"] == results["local"]
@@ -433,12 +434,12 @@ def test_a_folder_that_workers_do_not_see_is_named(tmp_path):
 def test_workers_share_out_what_a_cluster_has(machines, workers, cuda, expected):
     nodes = [{"Alive": True, "Resources": {"CPU": float(cpus), "GPU": float(gpus)}} for cpus, gpus in machines]
     dead = {"Alive": False, "Resources": {"CPU": 99.0, "GPU": 9.0}}
-    assert ray_cluster.plan_actor_pool([*nodes, dead], workers, cuda) == expected
+    assert ray_engine.plan_actor_pool([*nodes, dead], workers, cuda) == expected
 
 
 def test_a_model_on_cuda_needs_a_gpu():
     with pytest.raises(InputError, match="the cluster has no GPU"):
-        ray_cluster.plan_actor_pool([{"Alive": True, "Resources": {"CPU": 8.0}}], None, True)
+        ray_engine.plan_actor_pool([{"Alive": True, "Resources": {"CPU": 8.0}}], None, True)
 
 
 def test_the_rows_of_chunks_are_dealt_out_in_pieces(monkeypatch):

@@ -7,10 +7,13 @@ million rows.)
 """
 
 import contextlib
+import logging
 import os
 import pickle
 import socket
-from collections.abc import Generator, Iterator, Sequence
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -20,49 +23,35 @@ import torch
 
 from camscope.batch.batch_worker import BatchWorker
 from camscope.batch.image_loading import load_images
-from camscope.batch.local_engine import (
-    BatchOutcome,
-    ChunkPlan,
-    ChunkTask,
-    OutcomeCallback,
-    list_open_tasks,
-    write_chunk,
-)
-from camscope.batch.manifest import Manifest, import_arrow
+from camscope.batch.local_engine import ChunkPlan, ChunkTask, Failure, Steps, write_chunk
+from camscope.batch.manifest import import_arrow
 from camscope.batch.memory_budget import MemoryBudget
-from camscope.batch.ray_cluster import plan_actor_pool, ray_connection, start_attempt_counter
 from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, RunError
 from camscope.explainers.core.evaluation_context import device_and_dtype
 from camscope.hooks.base import unwrap
 from camscope.model_card import ModelCard, attach_card, get_card
+from camscope.optional import require
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
 MAX_CHUNKS_AND_IMAGES_IN_FLIGHT = 4096, 2**20  # chunks and images that are distributed at a time
 MAX_ATTEMPTS_PER_CHUNK = 3  # if its worker dies
+QUIET_RAY_ENVIRONMENT = {"RAY_BACKEND_LOG_LEVEL": "fatal"}  # else Ray logs every actor that it may restart
 
 
-def run_chunks_on_ray(
+def compute_chunks_on_ray(
     worker: BatchWorker,
     store: RunStore,
     plan: ChunkPlan,
     num_threads: int | None,
-    max_failures: int | None = None,
-    on_progress: OutcomeCallback | None = None,
-    address: str | None = None,
-    num_workers: int | None = None,
-    *,
-    retry_failed: bool = False,
-) -> BatchOutcome:
-    """Compute the chunks without a part on a Ray cluster; raise a RunError for more failures than `max_failures`."""
-    tasks, outcome = list_open_tasks(plan, store, retry_failed=retry_failed)
-    outcome.record(0, {}, max_failures, on_progress)
-    if not tasks:
-        return outcome
+    address: str | None,
+    num_workers: int | None,
+    tasks: Sequence[ChunkTask],
+) -> Steps:
+    """Compute chunks on a Ray cluster; raise a RunError if a part is missing at the end."""
     on_cuda = _check_on_cuda(worker)
     with ray_connection(address) as ray:
         n_actors, num_cpus = plan_actor_pool(ray.nodes(), num_workers, on_cuda)
@@ -75,17 +64,13 @@ def run_chunks_on_ray(
                 "attempt_counter": attempt_counter,
                 "num_cpus": num_cpus,
             }
-            outcomes = _iter_outcomes(ray, jobs, actor_kwargs, min(n_actors, len(jobs)), on_cuda)
-            with contextlib.closing(outcomes):
-                for chunk_outcome in outcomes:
-                    failures = chunk_outcome.failure_counts_by_kind
-                    outcome.record(chunk_outcome.n_processed, failures, max_failures, on_progress)
+            with contextlib.closing(_iter_steps(ray, jobs, actor_kwargs, min(n_actors, len(jobs)), on_cuda)) as steps:
+                yield from steps
     n_missing = len({task.chunk for task in tasks} - store.finished_chunks())
     if n_missing:
         raise RunError(
             f"{n_missing} of {plural(len(tasks), 'part')} missing in {store.parts_folder}; choose a folder that all nodes share"
         )
-    return outcome
 
 
 def _iter_job_groups(
@@ -108,10 +93,10 @@ def _iter_job_groups(
         yield jobs, import_arrow().concat_tables(tables).combine_chunks()
 
 
-def _iter_outcomes(
+def _iter_steps(
     ray: Any, jobs: list[dict[str, Any]], actor_kwargs: dict[str, Any], n_actors: int, on_cuda: bool
-) -> Generator[BatchOutcome, None, None]:
-    """Yield the outcome of each chunk as soon as it is known. Closing the generator early stops the actors."""
+) -> Steps:
+    """Yield what became of each chunk as soon as it is known. Closing the generator early stops the actors."""
     dataset = ray.data.from_items(jobs, override_num_blocks=len(jobs)).map_batches(
         Actor,
         fn_constructor_kwargs=actor_kwargs,
@@ -124,11 +109,11 @@ def _iter_outcomes(
     blocks = iter(dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0))
     try:
         for block in blocks:
-            for pickled in block["outcome"].to_pylist():
-                outcome = ray.cloudpickle.loads(pickled)
-                if isinstance(outcome, Exception):
-                    raise outcome
-                yield outcome
+            for pickled in block["step"].to_pylist():
+                step = ray.cloudpickle.loads(pickled)
+                if isinstance(step, Exception):
+                    raise step
+                yield step
     except ray.exceptions.RayError as error:
         message = str(error).strip().partition("\n")[0]
         raise RunError(
@@ -141,23 +126,21 @@ def _iter_outcomes(
 def _pickle_payload(worker: BatchWorker, store: RunStore, num_threads: int) -> bytes:
     """Pickle what actors need. Classes of a script or of `--model FILE.py:FUNCTION` are included; others are imported."""
     manifest = worker.manifest
-    empty_manifest = replace(manifest, table=manifest.table.slice(0, 0))
-    card = get_card(unwrap(worker.explainers[0].model))
-    folder = str(Path.cwd()) if _needs_working_folder(manifest, store) else None
-    payload = ActorPayload(replace(worker, manifest=empty_manifest), card, store, num_threads, folder)
+    root = manifest.root
+    is_relative = not root.is_absolute() if root is not None else manifest.has_relative_paths
+    payload = ActorPayload(
+        replace(worker, manifest=replace(manifest, table=manifest.table.slice(0, 0))),
+        get_card(unwrap(worker.explainers[0].model)),
+        store,
+        num_threads,
+        str(Path.cwd()) if is_relative or not store.folder.is_absolute() else None,
+    )
     try:
         return cloudpickle_dumps(payload)
     except Exception as error:
         raise RunError(
             f"the explainers cannot be sent to workers ({type(error).__name__}: {error}); use the local engine"
         ) from error
-
-
-def _needs_working_folder(manifest: Manifest, store: RunStore) -> bool:
-    """Return whether any path is relative to the working folder of the driver."""
-    if not store.folder.is_absolute() or (manifest.root is not None and not manifest.root.is_absolute()):
-        return True
-    return manifest.root is None and manifest.has_relative_paths
 
 
 def _check_on_cuda(worker: BatchWorker) -> bool:
@@ -178,28 +161,25 @@ class ActorPayload:
     num_threads: int
     working_folder: str | None  # where relative paths begin; None: all paths are absolute
 
-    def complete_chunk(self, chunk: int, table: "pa.Table", *, retry: bool = False) -> BatchOutcome:
+    def complete_chunk(self, chunk: int, table: "pa.Table", *, retry: bool) -> tuple[int, Mapping[Failure, int]]:
         """Compute the part of a chunk from its rows of the manifest. A part that exists is only read.
 
         With `retry`, the rows are those of failed images, and they replace rows of the existing part.
         """
-        outcome = BatchOutcome()
         if not retry and self.store.select_parts_of_run(self.store.finished_chunks() & {chunk}):
             # the worker that wrote it died before it could report
-            outcome.record(table.num_rows, self.store.count_failures([chunk]), None, None)
-            return outcome
+            return table.num_rows, self.store.count_failures([chunk])
         task = ChunkTask(chunk, tuple(table["row"].to_pylist()) if retry else None)
-        manifest = replace(self.worker.manifest, table=table)
-        memory = MemoryBudget(self.num_threads)
-        rows = manifest.rows(0, table.num_rows)
+        manifest, memory = replace(self.worker.manifest, table=table), MemoryBudget(self.num_threads)
+        rows, failures = manifest.rows(0, table.num_rows), Counter[Failure]()
         with contextlib.closing(load_images(manifest, rows, self.worker.read_item, self.num_threads, memory)) as images:
-            for n_images, failures in write_chunk(task, images, self.worker, self.store, self.num_threads, memory):
-                outcome.record(n_images, failures, None, None)
-        return outcome
+            for _, batch_failures in write_chunk(task, images, self.worker, self.store, self.num_threads, memory):
+                failures.update(batch_failures)
+        return table.num_rows, failures
 
 
 class Actor:
-    """A callable that Ray Data keeps in a worker process: it takes jobs and returns pickled outcomes."""
+    """A callable that Ray Data keeps in a worker process: it takes jobs and returns pickled steps."""
 
     def __init__(
         self, payload_refs: Sequence[Any], row_refs: Sequence[Any], attempt_counter: Any, num_cpus: int
@@ -209,15 +189,15 @@ class Actor:
         self._loaded_payload: tuple[ActorPayload, pa.Table] | None = None
 
     def __call__(self, block: "pa.Table") -> "pa.Table":
-        """Process jobs. An error is returned as an outcome, because Ray would wrap a raised one in its own traceback."""
+        """Process jobs. An error is returned as a step, because Ray would wrap a raised one in its own traceback."""
         pa = import_arrow()
         try:
-            outcomes = [cloudpickle_dumps(self._process(**job)) for job in block.to_pylist()]
+            steps = [cloudpickle_dumps(self._process(**job)) for job in block.to_pylist()]
         except Exception as error:
-            outcomes = [pickle_error(error)]
-        return pa.table({"outcome": pa.array(outcomes, pa.binary())})
+            steps = [pickle_error(error)]
+        return pa.table({"step": pa.array(steps, pa.binary())})
 
-    def _process(self, chunk: int, offset: int, n_images: int, retry: bool) -> BatchOutcome:
+    def _process(self, chunk: int, offset: int, n_images: int, retry: bool) -> tuple[int, Mapping[Failure, int]]:
         import ray
 
         n_deaths = ray.get(self._attempt_counter.record_attempt.remote(chunk))
@@ -279,3 +259,111 @@ def cloudpickle_dumps(value: object) -> bytes:
 
     pickled: bytes = ray.cloudpickle.dumps(value)
     return pickled
+
+
+@contextlib.contextmanager
+def ray_connection(address: str | None = None) -> Iterator[Any]:
+    """Connect to Ray for a `with` block, or keep an existing connection; raise a RunError if the address does not answer.
+
+    Without an address, the first of these is used: the address in `RAY_ADDRESS`, the instance that `ray start` started on
+    this machine, a new instance.
+    """
+    require("ray.data", extra="ray")
+    ray = require("ray", extra="ray")
+    with _suppress_ray_data_output():
+        if ray.is_initialized():
+            yield ray
+            return
+        try:
+            host, _, port = (address or os.environ.get("RAY_ADDRESS", "")).removeprefix("ray://").rpartition(":")
+            if host and port.isdecimal():  # where no process listens, Ray itself would wait for many minutes
+                socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+            with _default_environment(QUIET_RAY_ENVIRONMENT), _suppress_stderr():
+                ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, RuntimeError, ValueError) as error:
+            where = address or os.environ.get("RAY_ADDRESS", "this machine")
+            message = str(error).strip().partition("\n")[0]
+            raise RunError(f"no Ray at {where} ({message}); leave the address out to start one here") from error
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def plan_actor_pool(nodes: list[dict[str, Any]], num_workers: int | None, on_cuda: bool) -> tuple[int, int]:
+    """Return how many actors to start and how many CPUs each gets.
+
+    Without `num_workers` there is one actor per GPU (model on CUDA) or per CPU. The CPUs are divided among the actors.
+    """
+    resources = [node["Resources"] for node in nodes if node["Alive"]]
+    cpus_and_gpus = [(int(resource.get("CPU", 0)), int(resource.get("GPU", 0))) for resource in resources]
+    if on_cuda and not any(gpus for _, gpus in cpus_and_gpus):
+        raise InputError("the model is on CUDA, but the cluster has no GPU: move the model to the CPU, or add a GPU")
+    n_actors = num_workers or sum(gpus if on_cuda else cpus for cpus, gpus in cpus_and_gpus) or 1
+    max_cpus = max((cpus for cpus, gpus in cpus_and_gpus if gpus or not on_cuda), default=1)
+    for share in range(max_cpus, 1, -1):
+        if sum(min(cpus // share, gpus) if on_cuda else cpus // share for cpus, gpus in cpus_and_gpus) >= n_actors:
+            return n_actors, share
+    return n_actors, 1
+
+
+def start_attempt_counter(ray: Any, max_attempts: int) -> Any:
+    """Start an actor that counts the attempts at each chunk, since Ray restarts a chunk whose worker died without limit.
+
+    Its method `record_attempt` returns 0, or the number of attempts that failed if the chunk must not be tried again.
+    """
+
+    class AttemptCounter:  # defined here, so that its process need not import camscope and PyTorch
+        def __init__(self) -> None:
+            self.n_attempts: dict[int, int] = {}
+
+        def record_attempt(self, chunk: int) -> int:
+            self.n_attempts[chunk] = self.n_attempts.get(chunk, 0) + 1
+            return max_attempts if self.n_attempts[chunk] > max_attempts else 0
+
+    return ray.remote(num_cpus=0)(AttemptCounter).remote()
+
+
+@contextlib.contextmanager
+def _suppress_ray_data_output() -> Iterator[None]:
+    """Let Ray Data print only errors: no plans and no progress bars."""
+    from ray.data import DataContext
+
+    logger, context = logging.getLogger("ray.data"), DataContext.get_current()
+    level, shows_bars = logger.level, context.enable_progress_bars
+    logger.setLevel(logging.ERROR)
+    context.enable_progress_bars = False
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        context.enable_progress_bars = shows_bars
+
+
+@contextlib.contextmanager
+def _default_environment(defaults: dict[str, str]) -> Iterator[None]:
+    """Set environment variables that are not set, for a `with` block."""
+    added = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _suppress_stderr() -> Iterator[None]:
+    """Discard what the process writes to stderr, where Ray reports the log level that silences it."""
+    sys.stderr.flush()
+    with contextlib.ExitStack() as stack:
+        try:
+            stderr_copy = os.dup(2)
+        except OSError:  # there is no stderr
+            yield
+            return
+        stack.callback(os.close, stderr_copy)
+        stack.callback(os.dup2, stderr_copy, 2)
+        with open(os.devnull, "wb") as null_device:  # noqa: PTH123 - a device
+            os.dup2(null_device.fileno(), 2)
+        yield
