@@ -166,9 +166,10 @@ def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOption
     model = unwrap(explainer.model)
     root = _build_root_info(manifest)
     card = get_card(model)
-    source, redact = card.source if card else type(model).__name__, dict
+    source = card.source if card else type(model).__name__
+    parameters = [explainer.parameters for explainer in worker.explainers]
     if manifest.is_pseudonymized:  # no file names
-        source, redact = redact_file_names(source), redact_parameters
+        source, parameters = redact_file_names(source), [redact_parameters(settings) for settings in parameters]
     return {
         "run_config": {
             "model": {
@@ -179,9 +180,9 @@ def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOption
             "methods": {  # by name and digest of the settings
                 f"{explainer.full_name} {hash_parameters(explainer.parameters)}": {
                     name: value if isinstance(value, int | float | str) else str(value)
-                    for name, value in redact(explainer.parameters).items()
+                    for name, value in settings.items()
                 }
-                for explainer in worker.explainers
+                for explainer, settings in zip(worker.explainers, parameters, strict=True)
             },
             "targets": [None if target is None else format_without_address(target) for target in worker.targets],
             "manifest": {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from camscope.batch import BatchRun
 from camscope.batch.batch_worker import parse_target
-from camscope.batch.image_loading import InputOptions, prepare_input
+from camscope.batch.image_loading import prepare_input
 from camscope.batch.map_collection import require_unchanged
 from camscope.batch.result_rows import hash_parameters
 from camscope.errors import ImageError, InputError, PreprocessError, UndefinedError
@@ -69,8 +69,8 @@ class RunReplay:
             raise UndefinedError(str(error)) from error
         require_unchanged(row, source)
         settings = self.run.run_info["run_config"]
-        options = InputOptions(reduced_decoding=settings["reduced_decoding"], window=settings.get("window"))
-        item = prepare_input(source, self.input_explainer, options)
+        options = {"reduced_decoding": settings["reduced_decoding"], "window": settings.get("window")}
+        item = prepare_input(source, self.input_explainer, **options)
         size, placement = tuple(item.x.shape[1:]), item.placement
         recorded = None if row["placement"] is None else np.reshape(row["placement"], (len(size), -1))
         is_same = (recorded is None) == (placement is None) and (

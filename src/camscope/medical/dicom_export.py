@@ -237,7 +237,9 @@ def get_patient_orientation(header: "Dataset", frame: int) -> list[str] | None:
         return list(declared)
     groups = read_functional_groups(header, [frame])[0]
     directions = read_first_numbers(groups, ORIENTATION_SEQUENCE, "ImageOrientationPatient", 6)
-    return directions and [_get_direction_letter(np.array(part)) for part in (directions[:3], directions[3:])]
+    if directions is None:
+        return None
+    return [_get_direction_letter(np.array(part)) for part in (directions[:3], directions[3:])]
 
 
 def _get_direction_letter(direction: NDArray[np.float64]) -> str:

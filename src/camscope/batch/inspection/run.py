@@ -133,11 +133,11 @@ def _report_progress(
         yield image_metadata
 
 
-def _select_visible_columns(manifest: Manifest, names: Sequence[str]) -> "pa.Table":
+def _select_visible_columns(manifest: Manifest, names: Sequence[str | None]) -> "pa.Table":
     """Return the pseudonymized columns `row`, `id` and `path`, and further columns by name."""
     table = pseudonymize_manifest(manifest).table.select(["row", "id", "path"])
     for name in dict.fromkeys(names):
-        if name not in ("row", "id", "path"):
+        if name is not None and name not in ("row", "id", "path"):
             table = table.append_column(name, manifest.table[name])
     return table
 
@@ -186,17 +186,20 @@ class ImageMetadataReader:
         if self.manifest.images is not None:
             source: Any = self.manifest.images[row["row"]]
         elif not row["path"]:
-            return metadata.record_failure("missing-file", "its row has no path")
+            metadata.record_failure("missing-file", "its row has no path")
+            return None
         else:
             try:
                 source = self._read_source(row["path"])
             except MissingExtraError:
                 raise
             except InputError:
-                return metadata.record_failure("outside-root", "its path leads out of the root folder")
+                metadata.record_failure("outside-root", "its path leads out of the root folder")
+                return None
         if isinstance(source, Path) or is_scan(source):
             return read_scan_metadata(source, metadata, self.hash_key).affine
-        return read_photo_metadata(source, row["path"], metadata, self.hash_key)
+        read_photo_metadata(source, row["path"], metadata, self.hash_key)
+        return None
 
     def _read_source(self, path: str) -> bytes | Path:
         """Return the bytes of a file, or the path of a scan, which may be several files."""
