@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from camscope import render
 from camscope.errors import GeometryError
@@ -30,15 +29,18 @@ def map_annotations(explanation: Explanation, threshold: float) -> list[dict[str
         raise GeometryError("where the map lies on the image is unknown")
     explanation._check_two_axes()
     values = explanation.heatmap("image")
-    outlines = {_bounding_box(points): points for points in render.find_contours(values, threshold)}
+    outlines = {}
+    for points in render.find_contours(values, threshold):
+        (top, left), (bottom, right) = points.min(0).tolist(), points.max(0).tolist()
+        outlines[left, top, right - left, bottom - top] = points  # the box identifies an outline of a map
     annotations = []
     for box in render.find_boxes(values, threshold):
-        points = outlines[box.left, box.top, box.width, box.height]
+        rows, columns = outlines[box.left, box.top, box.width, box.height].T
         annotations.append(
             {
                 "bbox": [box.left, box.top, box.width, box.height],
-                "segmentation": [points[:, ::-1].ravel().tolist()],
-                "area": _polygon_area(points),
+                "segmentation": [np.stack([columns, rows], axis=1).ravel().tolist()],
+                "area": float(abs(rows @ np.roll(columns, -1) - columns @ np.roll(rows, -1)) / 2),
                 "iscrowd": 0,
                 "score": explanation.probability,
                 "peak": round(box.peak, 6),
@@ -68,18 +70,14 @@ class CocoWriter:
     ) -> None:
         """Add the annotations of a row. `target` is a class index, or None if the target is not a class."""
         for annotation in annotations:
-            category_id = self._category_id(row["label"], target)
+            category_id = (target or 0) + 1
+            if target is None or target >= len(self._class_names):
+                new_id = len(self._class_names) + len(self._extra_category_ids) + 1
+                category_id = self._extra_category_ids.setdefault(row["label"], new_id)
             entry = {"id": self._n_annotations + 1, "image_id": row["row"], "category_id": category_id, **annotation}
             entry |= {"method": row["method"], "layer": row["layer"]}
             self._file.write(_json_item(entry, first=not self._n_annotations))
             self._n_annotations += 1
-
-    def _category_id(self, label: str, target: int | None) -> int:
-        if target is None or target >= len(self._class_names):
-            return self._extra_category_ids.setdefault(
-                label, len(self._class_names) + len(self._extra_category_ids) + 1
-            )
-        return target + 1
 
     def write_footer(self, info: Mapping[str, Any]) -> None:
         """Write what follows the annotations: images, categories and info."""
@@ -105,15 +103,3 @@ def open_coco_writer(
 
 def _json_item(value: Mapping[str, Any], *, first: bool) -> bytes:
     return (b"\n" if first else b",\n") + json.dumps(value).encode()
-
-
-def _bounding_box(points: NDArray[np.float64]) -> tuple[int, int, int, int]:
-    """Return left, top, width and height of an outline, which identify it among the outlines of a map."""
-    (top, left), (bottom, right) = points.min(0).tolist(), points.max(0).tolist()
-    return int(left), int(top), int(right - left), int(bottom - top)
-
-
-def _polygon_area(points: NDArray[np.float64]) -> float:
-    """Return the area of a closed outline in pixels."""
-    rows, columns = points.T
-    return float(abs(rows @ np.roll(columns, -1) - columns @ np.roll(rows, -1)) / 2)

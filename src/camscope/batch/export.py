@@ -26,7 +26,7 @@ from camscope.explanation import Explanation
 from camscope.safe_files import DISK_ERRNOS, build_output_path, open_atomic, write_bytes
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 
 IMAGE_FORMATS, MAP_FORMATS = ("png", "jpg", "webp"), ("npz", "json")
@@ -98,45 +98,29 @@ class Exporter:
         for table_format in set(self.formats) & set(TABLE_FILES):
             if not self.overwrite and os.path.lexists(self.table_path(table_format)):
                 raise OutputError(f"{self.table_path(table_format)} exists; allow overwriting, or choose another name")
-        result = ExportResult()
+        result, rows = ExportResult(), self.run.dataset
         if "csv" in self.formats:
-            result.n_rows, result.n_escaped_cells = write_csv(
-                self.run, self.table_path("csv"), query, overwrite=self.overwrite
-            )
+            path = self.table_path("csv")
+            result.n_rows, result.n_escaped_cells = write_csv(self.run, path, query, overwrite=self.overwrite)
             result.n_files += 1
-        if set(self.formats) != {"csv"}:
-            self._write_maps(query, num_threads, on_progress, result)
-        return result
-
-    def _write_maps(
-        self, query: Query, num_threads: int, on_progress: Callable[[int], None], result: ExportResult
-    ) -> None:
-        rows = self.run.dataset
+        if set(self.formats) == {"csv"}:
+            return result
         positions = np.sort(query.find_positions(rows))
         result.n_rows = len(positions)
         with ExitStack() as stack:
             coco_writer = stack.enter_context(self._open_coco(query)) if "coco" in self.formats else None
             for row_exports in map_in_order(self._export_image, iter_rows_by_image(rows, positions), num_threads):
-                self._record_image(row_exports, coco_writer, result)
+                for row_export in row_exports:
+                    result.n_files += row_export.n_files
+                    result.n_rows_without_map += row_export.row["attribution"] is None
+                    if row_export.error is not None:
+                        result.failure_counts[row_export.error] += 1
+                        result.failure_examples.setdefault(row_export.error, row_export.row["id"])
+                if coco_writer is not None:
+                    _write_coco_rows(coco_writer, row_exports)
                 on_progress(len(row_exports))
         result.n_files += coco_writer is not None
-
-    def _record_image(
-        self, row_exports: Sequence[_RowExport], coco_writer: CocoWriter | None, result: ExportResult
-    ) -> None:
-        is_added = False
-        for row_export in row_exports:
-            row = row_export.row
-            result.n_files += row_export.n_files
-            result.n_rows_without_map += row["attribution"] is None
-            if row_export.error is not None:
-                result.failure_counts[row_export.error] += 1
-                result.failure_examples.setdefault(row_export.error, row["id"])
-            if coco_writer is not None and row_export.annotations is not None:
-                if not is_added:
-                    coco_writer.add_image(row, row["image_size"])
-                is_added = True
-                coco_writer.add_annotations(row, row_export.target, row_export.annotations)
+        return result
 
     def _export_image(self, rows: Sequence[ResultRow]) -> list[_RowExport]:
         """Write the files of the rows of one image, which is read once, or not at all if only maps are written."""
@@ -168,11 +152,9 @@ class Exporter:
                     n_files += 1
             annotations = map_annotations(explanation, self.threshold) if "coco" in self.formats else None
             return _RowExport(row, n_files, annotations, explanation.target, missing_image_reason)
-        except OutputError as error:
-            if error.errno in DISK_ERRNOS:  # all further files would fail too
-                raise
-            return _RowExport(row, n_files, error=strip_file_name(error, stem))
         except Exception as error:  # a disk and a decoder may raise anything; the other rows are still exported
+            if isinstance(error, OutputError) and error.errno in DISK_ERRNOS:  # all further files would fail too
+                raise
             return _RowExport(row, n_files, error=strip_file_name(error, stem))
 
     def _write_file(self, stem: str, file_format: str, explanation: Explanation) -> None:
@@ -194,6 +176,15 @@ class Exporter:
             "query": query.description,
         }
         return open_coco_writer(self.table_path("coco"), run_info["class_names"], info, overwrite=self.overwrite)
+
+
+def _write_coco_rows(writer: CocoWriter, row_exports: Sequence[_RowExport]) -> None:
+    """Write the rows of one image that have annotations, and the image if there are any."""
+    annotated = [row_export for row_export in row_exports if row_export.annotations is not None]
+    for row_export in annotated[:1]:
+        writer.add_image(row_export.row, row_export.row["image_size"])
+    for row_export in annotated:
+        writer.add_annotations(row_export.row, row_export.target, row_export.annotations or ())
 
 
 OMITTED_COLUMNS = ("grid", "attribution", "input_size", "image_size", "placement")
@@ -223,12 +214,17 @@ def write_csv(run: MapCollection, path: Path, query: Query, *, overwrite: bool) 
     Text that a spreadsheet would read as a formula gets an apostrophe in front. Rows are in the order of the query, and
     only a few are in memory at a time.
     """
-    fields = [field for field in run.dataset.schema if field.name not in OMITTED_COLUMNS]
-    names, expressions = [field.name for field in fields], [_column_sql(field) for field in fields]
-    rows = query.iter_rows(run.dataset, [*expressions, PEAK_CELL_SQL, "grid", "input_size", "placement"])
-    cells = ((*row[: len(names)], *_peak_position(*row[len(names) :])) for row in rows)
+    schema = [field for field in run.dataset.schema if field.name not in OMITTED_COLUMNS]
+    quoted = ['"{}"'.format(field.name.replace('"', '""')) for field in schema]
+    # times with a zone are cast to text, since DuckDB would need another package for them
+    columns = [
+        f"CAST({name} AS VARCHAR)" if getattr(field.type, "tz", None) else name
+        for name, field in zip(quoted, schema, strict=True)
+    ]
+    rows = query.iter_rows(run.dataset, [*columns, PEAK_CELL_SQL, "grid", "input_size", "placement"])
+    cells = ((*row[: len(columns)], *_peak_position(*row[len(columns) :])) for row in rows)
     with open_atomic(path, overwrite=overwrite) as file:
-        return write_escaped_csv(file, [*names, "peak_row", "peak_column"], cells)
+        return write_escaped_csv(file, [*(field.name for field in schema), "peak_row", "peak_column"], cells)
 
 
 def write_escaped_csv(file: BinaryIO, names: Sequence[str], rows: Iterable[Iterable[Any]]) -> tuple[int, int]:
@@ -241,12 +237,6 @@ def write_escaped_csv(file: BinaryIO, names: Sequence[str], rows: Iterable[Itera
         n_rows += 1
     text.detach()
     return n_rows, escaper.n_escaped
-
-
-def _column_sql(field: "pa.Field") -> str:
-    """Return the SQL of a column. Times with a zone are cast to text, since DuckDB would need another package for them."""
-    quoted = '"{}"'.format(field.name.replace('"', '""'))
-    return f"CAST({quoted} AS VARCHAR)" if getattr(field.type, "tz", None) else quoted
 
 
 class CellEscaper:
