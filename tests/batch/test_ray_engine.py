@@ -24,7 +24,7 @@ from camscope.errors import InputError, LayerError, MissingExtraError, RunError
 
 pa = pytest.importorskip("pyarrow")
 ray = pytest.importorskip("ray", reason="Ray is not installed: the engine is not tested")
-pytest.importorskip("ray.data", reason="Ray Data is not installed: the engine is not tested")
+pytest.importorskip("ray", reason="Ray is not installed: the engine is not tested")
 
 from camscope.batch import (  # noqa: E402 - it needs pyarrow
     BatchOptions,
@@ -43,9 +43,6 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="SIGKILL is POSIX's"),
-    # Ray Data warns of its own settings when it makes its context
-    pytest.mark.filterwarnings("ignore:`use_.*` is deprecated:DeprecationWarning:ray.data.context"),
-    pytest.mark.filterwarnings("ignore:`target_shuffle_max_block_size` is deprecated:UserWarning:ray.data.context"),
 ]
 
 
@@ -407,7 +404,7 @@ def test_arguments_of_the_other_engine_and_rays_that_are_not_there(folder, model
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(RunError, match=r"no Ray at 127\.0\.0\.1:9 \(.*refused\); leave the address out"):
         run_batch(GradCAM(model), folder, tmp_path / "out", options=BatchOptions(engine="ray", address="127.0.0.1:9"))
-    monkeypatch.setitem(sys.modules, "ray.data", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r'ray is not installed; run: pip install "camscope\[ray\]"'):
         run_batch(GradCAM(model), folder, tmp_path / "out", options=BatchOptions(engine="ray"))
 
@@ -440,32 +437,3 @@ def test_workers_share_out_what_a_cluster_has(machines, workers, cuda, expected)
 def test_a_model_on_cuda_needs_a_gpu():
     with pytest.raises(InputError, match="the cluster has no GPU"):
         ray_engine.plan_actor_pool([{"Alive": True, "Resources": {"CPU": 8.0}}], None, True)
-
-
-def test_the_rows_of_chunks_are_dealt_out_in_pieces(monkeypatch):
-    monkeypatch.setattr(ray_engine, "MAX_CHUNKS_AND_IMAGES_IN_FLIGHT", (2, 100))
-    table = pa.table({"row": list(range(11))})
-    pieces = list(
-        ray_engine._iter_job_groups(
-            [local_engine.ChunkTask(n) for n in (0, 2, 3)], local_engine.ChunkPlan(11, 3), table
-        )
-    )
-    assert [dealt for dealt, _ in pieces] == [
-        [
-            {"chunk": 0, "offset": 0, "n_images": 3, "retry": False},
-            {"chunk": 2, "offset": 3, "n_images": 3, "retry": False},
-        ],
-        [{"chunk": 3, "offset": 0, "n_images": 2, "retry": False}],
-    ]
-    assert [rows["row"].to_pylist() for _, rows in pieces] == [[0, 1, 2, 6, 7, 8], [9, 10]]
-    monkeypatch.setattr(ray_engine, "MAX_CHUNKS_AND_IMAGES_IN_FLIGHT", (2, 4))
-    assert (
-        len(
-            list(
-                ray_engine._iter_job_groups(
-                    [local_engine.ChunkTask(n) for n in (0, 2, 3)], local_engine.ChunkPlan(11, 3), table
-                )
-            )
-        )
-        == 3
-    )
