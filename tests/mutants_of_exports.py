@@ -13,9 +13,8 @@ from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
 from camscope.medical import (
     dicom_export,
+    dicom_objects,
     nifti_export,
-    parametric_map,
-    secondary_capture,
     to_nifti,
     to_parametric_map,
     to_secondary_capture,
@@ -86,18 +85,17 @@ OF_EXPORTS = [
     ),
     Mutant(
         "frames as sorted",
-        parametric_map,
+        dicom_objects,
         "_order_frames",
         "values[np.argsort(frames)]",
         "values",
         frames_lie_where_they_say,
     ),
-    Mutant(
-        "frames from 0", secondary_capture, "_build_secondary_capture", "frame + 1", "frame", frames_lie_where_they_say
-    ),
+    Mutant("frames from 0", dicom_objects, "_build_secondary_capture", "frame + 1", "frame", frames_lie_where_they_say),
     Mutant(
         "left for right",
         dicom_export,
+        dicom_objects,
         "_get_direction_letter",
         "direction[axis] < 0",
         "direction[axis] > 0",
@@ -106,6 +104,7 @@ OF_EXPORTS = [
     Mutant(
         "any profile",
         dicom_export,
+        dicom_objects,
         "check_clinical_profile",
         'profile != "clinical"',
         "False",
@@ -114,6 +113,7 @@ OF_EXPORTS = [
     Mutant(
         "one device",
         dicom_export,
+        dicom_objects,
         "compute_device_uid",
         "NAMESPACE, digest",
         "NAMESPACE, MANUFACTURER",

@@ -183,7 +183,6 @@ WRITERS = {  # beside safe_files.py: the log of an audit, the key of names of sc
     "audit/provenance/provenance.py": 1,
     "images/files/redaction.py": 1,
     "phantom/train.py": 1,
-    "batch/ray_engine.py": 1,
 }
 
 

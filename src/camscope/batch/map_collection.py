@@ -47,8 +47,9 @@ class MapCollection:
         self.fetch = fetch
         run_info = RunStore(folder).run_info
         if run_info is None:
-            reason = "a file" if self.folder.is_file() else "not the folder of a run, since it holds no run.json"
-            raise InputError(f"{folder}: it is {reason}; pass the folder of a run, as camscope batch writes it")
+            reason = "not the folder of a run, since it holds no run.json; pass the folder"
+            reason = "a file; expected the folder" if self.folder.is_file() else reason
+            raise InputError(f"{folder}: it is {reason} of a run, as camscope batch writes it")
         if invalid := [name for name, is_valid in _check_run_info(run_info).items() if not is_valid]:
             raise InputError(f"{self.folder / RUN_FILE}: it is damaged: {', '.join(invalid)} is missing or invalid")
         self.run_info: dict[str, Any] = run_info

@@ -9,7 +9,6 @@ import logging
 import os
 import pickle
 import socket
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_ATTEMPTS_PER_CHUNK = 3  # if its worker dies
-QUIET_RAY_ENVIRONMENT = {"RAY_BACKEND_LOG_LEVEL": "fatal"}  # else Ray logs every actor that it may restart
 
 
 def compute_chunks_on_ray(
@@ -226,8 +224,7 @@ def ray_connection(address: str | None = None) -> Iterator[Any]:
         host, _, port = (address or os.environ.get("RAY_ADDRESS", "")).removeprefix("ray://").rpartition(":")
         if host and port.isdecimal():  # where no process listens, Ray itself would wait for many minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        with _default_environment(QUIET_RAY_ENVIRONMENT), _suppress_stderr():
-            ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         where = address or os.environ.get("RAY_ADDRESS", "this machine")
         message = str(error).strip().partition("\n")[0]
@@ -253,32 +250,3 @@ def plan_actor_pool(nodes: list[dict[str, Any]], num_workers: int | None, on_cud
         if sum(min(cpus // share, gpus) if on_cuda else cpus // share for cpus, gpus in cpus_and_gpus) >= n_actors:
             return n_actors, share
     return n_actors, 1
-
-
-@contextlib.contextmanager
-def _default_environment(defaults: dict[str, str]) -> Iterator[None]:
-    """Set environment variables that are not set, for a `with` block."""
-    added = {name: value for name, value in defaults.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
-
-
-@contextlib.contextmanager
-def _suppress_stderr() -> Iterator[None]:
-    """Discard what the process writes to stderr, where Ray reports the log level that silences it."""
-    sys.stderr.flush()
-    with contextlib.ExitStack() as stack:
-        try:
-            stderr_copy = os.dup(2)
-        except OSError:  # there is no stderr
-            yield
-            return
-        stack.callback(os.close, stderr_copy)
-        stack.callback(os.dup2, stderr_copy, 2)
-        with open(os.devnull, "wb") as null_device:  # noqa: PTH123 - a device
-            os.dup2(null_device.fileno(), 2)
-        yield

@@ -1,6 +1,5 @@
 """`DatasetInspection`: the result of an inspection, as issues, as a table, and as JSON that may be shared."""
 
-import html
 import json
 import os
 from collections.abc import Sequence
@@ -118,7 +117,20 @@ class DatasetInspection:
                 }
                 for issue in self.issues
             ],
-            "prevalence": [_prevalence_to_dict(prevalence) for prevalence in self.prevalences],
+            "prevalence": [
+                {
+                    "column": prevalence.column,
+                    "association": prevalence.association,
+                    "groups": [
+                        {"group": group, "target": target, "count": int(count), "share": float(share)}
+                        for group, counts, shares in zip(
+                            prevalence.groups, prevalence.counts, prevalence.shares, strict=True
+                        )
+                        for target, count, share in zip(prevalence.targets, counts, shares, strict=True)
+                    ],
+                }
+                for prevalence in self.prevalences
+            ],
             "missing_roles": list(self.missing_roles),
         }
 
@@ -146,35 +158,3 @@ class DatasetInspection:
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {severity}s" for severity, count in self.severity_counts.items())
         return f"<DatasetInspection of {plural(len(self), 'image', spec=',')}, {self.n_readable:,} readable: {counts}>"
-
-    def _repr_html_(self) -> str:
-        """Return the issues and the value counts as HTML tables for notebooks."""
-        issue_rows = [
-            (issue.severity, f"{issue.n_rows:,}", issue.code, issue.message, ", ".join(self.row_ids(issue.rows, 3)))
-            for issue in self.issues
-        ]
-        value_rows = [
-            (name, " · ".join(f"{value} {count:,}" for value, count in list(counts.items())[:8]))
-            for name, counts in self.value_counts.items()
-        ]
-        tables = ((("severity", "rows", "issue", "meaning", "first rows"), issue_rows), (("", "images"), value_rows))
-        parts = [f"<p>{html.escape(repr(self)[1:-1])}</p>"]
-        for head, rows in tables:
-            cells = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-            lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
-            body = "".join(f"<tr>{line}</tr>" for line in lines)
-            parts.append(f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>")
-        return "".join(parts)
-
-
-def _prevalence_to_dict(prevalence: TargetPrevalence) -> dict[str, Any]:
-    shares = prevalence.shares.tolist()
-    return {
-        "column": prevalence.column,
-        "association": prevalence.association,
-        "groups": [
-            {"group": group, "target": target, "count": int(prevalence.counts[r, c]), "share": shares[r][c]}
-            for r, group in enumerate(prevalence.groups)
-            for c, target in enumerate(prevalence.targets)
-        ],
-    }
