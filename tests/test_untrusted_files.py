@@ -437,7 +437,7 @@ def test_one_rule_for_every_path_of_a_table(path, house, tmp_path):
     (house / "list.csv").write_text(f'path,mask\n"{path}","{path}"\n')
     manifest = build_manifest(house / "list.csv")
     with pytest.raises(InputError, match=r"leads? out of .*--anywhere"):
-        manifest.resolve_path(path)
+        manifest.path_resolver.resolve(path)
     (facts,) = inspect_images(house / "list.csv").to_table().to_pylist()
     assert (facts["status"], facts["issue_codes"][:1]) == ("failed", ["outside-root"])
     row = manifest.rows(0, 1)[0]

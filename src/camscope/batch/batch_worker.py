@@ -205,12 +205,11 @@ class BatchWorker:
         return item.image, item.model_input_image
 
     def _build_failure_rows(self, image: LoadedImage, error: str, is_transient: bool) -> list[dict[str, Any]]:
-        columns, targets = self._image_columns(image), range(len(self.targets_for(image)))
+        kind = result_rows.TRANSIENT if is_transient else result_rows.PERMANENT
+        columns = {**self._image_columns(image), "status": result_rows.FAILED, "error": error, "failure_kind": kind}
         return [
-            result_rows.failure_row(
-                columns, error, self._target_text(image, index), explainer.full_name, transient=is_transient
-            )
-            for index in targets
+            {**columns, "target": self._target_text(image, index), "method": explainer.full_name}
+            for index in range(len(self.targets_for(image)))
             for explainer in self.explainers
         ]
 

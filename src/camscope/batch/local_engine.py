@@ -20,7 +20,7 @@ from camscope.plurals import plural
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Failure = tuple[str, str | None]  # reason and kind of a failure: see `result_rows.failure_row`
+Failure = tuple[str, str | None]  # reason, and kind: "transient" or "permanent"
 OutcomeCallback = Callable[["BatchOutcome"], None]  # called with the outcome so far
 Steps = Generator[tuple[int, Mapping[Failure, int]], None, None]  # how many images were processed, and their failures
 

@@ -136,10 +136,6 @@ class Manifest:
         """The numbers of the rows, ascending."""
         return np.asarray(self.table["row"].to_numpy(), np.int64)
 
-    def resolve_path(self, path: str) -> str:
-        """Return the file or URL of a path; raise an InputError if it leads out of the root."""
-        return self.path_resolver.resolve(path)
-
     @cached_property
     def path_resolver(self) -> PathResolver:
         """The rule for paths in the table. A dataset has no folder, so its masks lie below the working folder."""

@@ -79,14 +79,6 @@ def map_row(
     }
 
 
-def failure_row(
-    image_columns: Mapping[str, Any], error: str, target: str | None, method: str, *, transient: bool = False
-) -> dict[str, Any]:
-    """Build the row of a missing map with its reason. `transient`: a retry may succeed."""
-    fields = {"status": FAILED, "error": error, "failure_kind": TRANSIENT if transient else PERMANENT}
-    return {**image_columns, **fields, "target": target, "method": method}
-
-
 def replace_rows(existing: "pa.Table", new: "pa.Table") -> "pa.Table":
     """Replace the rows of the images in `new`, and return all rows in the order of the manifest."""
     pa, compute = import_arrow(), import_arrow("compute")

@@ -119,7 +119,11 @@ class RunStore:
                         raise  # else another process was faster, and its file counts
             self.identity = hash_run_config(self._require_same_run(json.loads(data)))
             make_folder(self.parts_folder)
-            self._remove_stale_files()
+            # files that killed processes left incomplete a day ago or earlier
+            for path in _iter_matching_files(self.parts_folder, TEMPORARY_FILE_PATTERN):
+                with suppress(OSError):  # another process does the same
+                    if time.time() - path.stat().st_mtime > SECONDS_PER_DAY:
+                        path.unlink()
         except OSError as error:
             self.release()
             if isinstance(error, OutputError):
@@ -149,10 +153,8 @@ class RunStore:
         existing = self.run_info
         if existing is None:
             self._require_no_parts()
-        elif (old_content := describe_content(existing)) != (new_content := describe_content(json.loads(data))):
-            raise OutputError(
-                f"{self.folder} holds {old_content}, which are not replaced by {new_content}; choose another folder"
-            )
+        elif (old := describe_content(existing)) != (new := describe_content(json.loads(data))):
+            raise OutputError(f"{self.folder} holds {old}, which are not replaced by {new}; choose another folder")
         else:
             self._remove_outputs()
         write_bytes(self.folder / RUN_FILE, data)
@@ -189,13 +191,6 @@ class RunStore:
             (self.folder / RUN_FILE).unlink()
         with suppress(OSError):  # not empty, or missing
             self.folder.rmdir()
-
-    def _remove_stale_files(self) -> None:
-        """Remove files that killed processes left incomplete a day ago or earlier."""
-        for path in _iter_matching_files(self.parts_folder, TEMPORARY_FILE_PATTERN):
-            with suppress(OSError):  # another process does the same
-                if time.time() - path.stat().st_mtime > SECONDS_PER_DAY:
-                    path.unlink()
 
     def _remove_outputs(self) -> None:
         """Remove parts and overlays, recognized by their names. All other files in these folders belong to the user.
@@ -268,7 +263,12 @@ class RunStore:
             import_arrow("parquet").write_table(rows, file, compression="zstd")
             file.flush()
             self.require_current_run()
-        _sync_folder(self.parts_folder)
+        if hasattr(os, "O_DIRECTORY"):  # so that new names survive a loss of power
+            handle = os.open(self.parts_folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
 
     def require_current_run(self) -> None:
         """Raise a RunError unless the folder still holds the run that was begun."""
@@ -341,13 +341,3 @@ def _flatten(name: str, value: Any) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping) or not value:
         return [(name, value)]
     return [pair for key, inner in value.items() for pair in _flatten(f"{name}.{key}" if name else str(key), inner)]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder, so that new names survive a loss of power, if the system supports it."""
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

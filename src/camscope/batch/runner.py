@@ -100,13 +100,14 @@ def run_batch(
     overlay_options = OverlayOptions(overlays) if isinstance(overlays, str) else overlays
     manifest = apply_privacy_options(build_manifest(source, root), privacy, explainer_list[0].preprocess)
     store, plan = RunStore(output), ChunkPlan(len(manifest), options.chunk_size, options.shard)
+    window = None if options.window is None else Window.parse(options.window)
     worker = BatchWorker(
         explainer_list,
         list(targets),
         manifest,
         batch_size,
         options.reduced_decoding,
-        window=_format_window(options.window),
+        window=window and f"{window.center:g},{window.width:g},{window.kind}",  # as `Window.parse` reads it
         allow_burned_in_text=privacy.allow_burned_in_text,
     )
     run_info = build_run_info(worker, options.chunk_size, overlay_options)
@@ -137,18 +138,10 @@ def choose_num_threads(manifest: Manifest) -> int:
     if files.images is not None or not len(files):
         return n_cores
     try:
-        n_bytes = Path(files.resolve_path(files.table["path"][0].as_py())).stat().st_size
+        n_bytes = Path(files.path_resolver.resolve(files.table["path"][0].as_py())).stat().st_size
     except (OSError, InputError):  # a URL, or a missing file
         return n_cores
     return 1 if n_bytes < SMALL_FILE_BYTES else n_cores
-
-
-def _format_window(window: Any) -> str | None:
-    """Format a display window as text that `Window.parse` reads."""
-    if window is None:
-        return None
-    parsed = Window.parse(window)
-    return f"{parsed.center:g},{parsed.width:g},{parsed.kind}"
 
 
 def _check_target_names(targets: Sequence[TargetLike]) -> None:

@@ -83,21 +83,16 @@ def to_parametric_map(
     check_clinical_profile(profile, PARAMETRIC_MAP_NAME)
     dicom_source = read_dicom_source(source)
     scan_map = resample_to_scan(explanation, dicom_source.scan)
-    _check_geometry(dicom_source)
+    header, name = dicom_source.headers[0], dicom_source.scan.name
+    if not header.get("FrameOfReferenceUID") or dicom_source.scan.affine is None:
+        problem = f"has no position in the patient, which {PARAMETRIC_MAP_NAME} needs"
+        raise OutputError(f"{name} {problem}: use to_secondary_capture or to_nifti")
+    if dicom_source.is_multiframe and "SharedFunctionalGroupsSequence" not in header:
+        problem = f"has frames without functional groups, which {PARAMETRIC_MAP_NAME} cannot refer to"
+        raise OutputError(f"{name} {problem}: use to_secondary_capture or to_nifti")
     with highdicom_errors_converted(PARAMETRIC_MAP_NAME, dicom_source.scan.name):
         data = encode_dicom(_build_parametric_map(explanation, scan_map, dicom_source))
     return write_bytes(path, data, overwrite=overwrite)
-
-
-def _check_geometry(source: DicomSource) -> None:
-    header = source.headers[0]
-    name, advice = source.scan.name, "use to_secondary_capture or to_nifti"
-    if not header.get("FrameOfReferenceUID") or source.scan.affine is None:
-        raise OutputError(f"{name} has no position in the patient, which {PARAMETRIC_MAP_NAME} needs: {advice}")
-    if source.is_multiframe and "SharedFunctionalGroupsSequence" not in header:
-        raise OutputError(
-            f"{name} has frames without functional groups, which {PARAMETRIC_MAP_NAME} cannot refer to: {advice}"
-        )
 
 
 def _build_parametric_map(explanation: Explanation, scan_map: ScanSpaceMap, source: DicomSource) -> "Dataset":

@@ -175,7 +175,13 @@ def metadata_to_table(metadata: Iterable[ImageMetadata]) -> "pa.Table":
 def read_photo_metadata(source: Any, path: str, metadata: ImageMetadata, key: bytes) -> None:
     """Fill in the metadata of a photo: the bytes of a file, or an image of a dataset."""
     if not isinstance(source, bytes):
-        metadata.format, values = "decoded", _read_decoded_values(source)
+        metadata.format = "decoded"
+        if isinstance(source, Tensor) and source.is_floating_point():
+            values = np.asarray(source.detach().cpu().numpy())  # (C,H,W)
+            if not values.size:
+                raise ImageError(f"a tensor of shape {tuple(values.shape)}; expected at least one value")
+        else:
+            values = read_photo(source).pixels
         metadata.stored_type = str(values.dtype)
         is_color = values.dtype == np.uint8 and values.ndim == 3 and values.shape[-1] == 3
         metadata.record_pixel_statistics(values, is_color=is_color, key=key)
@@ -209,21 +215,17 @@ def _read_photo_header(data: bytes, metadata: ImageMetadata) -> bool:
     return has_high_bit_depth
 
 
-def _read_decoded_values(source: Any) -> Array:
-    """Return the values of a decoded image: (H,W), (H,W,3), or (C,H,W) for a floating-point tensor."""
-    if isinstance(source, Tensor) and source.is_floating_point():
-        values = source.detach().cpu().numpy()
-        if not values.size:
-            raise ImageError(f"a tensor of shape {tuple(values.shape)}; expected at least one value")
-        return np.asarray(values)
-    return read_photo(source).pixels
-
-
 def read_scan_metadata(source: Path | bytes, metadata: ImageMetadata, hash_key: bytes) -> Scan:
     """Fill in the metadata of a scan as far as it can be read; raise an ImageError if it cannot be used."""
     metadata.format = _scan_format(source)
-    if metadata.format == "DICOM":
-        scan = _read_dicom_metadata(source, metadata, hash_key)
+    if metadata.format == "DICOM":  # the file is parsed once
+        path, selector = split_selector(source)
+        name = pseudonymize_source(path)
+        require_pydicom()
+        with redact_errors(name):
+            dataset, flags = load_dicom_dataset(path, name)
+            _read_dicom_header(dataset, metadata, hash_key)
+            scan = build_scan(dataset, selector, name, (), flags)
     else:
         scan = read_scan(source)
         if metadata.format == "DICOM series" and scan.sources:
@@ -250,17 +252,6 @@ def _scan_format(source: Path | bytes) -> str:
     return next((name for suffix, name in FORMAT_BY_SUFFIX.items() if path.name.lower().endswith(suffix)), "DICOM")
 
 
-def _read_dicom_metadata(source: Path | bytes, metadata: ImageMetadata, hash_key: bytes) -> Scan:
-    """Read the header and the pixels of a DICOM file, which is parsed once."""
-    path, selector = split_selector(source)
-    name = pseudonymize_source(path)
-    require_pydicom()
-    with redact_errors(name):
-        dataset, flags = load_dicom_dataset(path, name)
-        _read_dicom_header(dataset, metadata, hash_key)
-        return build_scan(dataset, selector, name, (), flags)
-
-
 def _read_dicom_header(dataset: "Dataset", metadata: ImageMetadata, hash_key: bytes) -> None:
     metadata.codec = get_uid_name(dataset.file_meta.TransferSyntaxUID) or "unknown transfer syntax"
     metadata.modality = read_code(dataset, "Modality", MODALITIES) or None
@@ -276,16 +267,12 @@ def _read_dicom_header(dataset: "Dataset", metadata: ImageMetadata, hash_key: by
     metadata.n_windows = min(len(centers), len(widths))
     metadata.window = (centers[0], widths[0]) if centers else None
     metadata.study_digest, metadata.series_digest = (
-        _hash_uid(dataset, uid, hash_key) for uid in ("StudyInstanceUID", "SeriesInstanceUID")
+        hashlib.blake2b(uid.encode(), digest_size=8, key=hash_key).hexdigest() if uid else None
+        for uid in (str(dataset.get(name, "") or "") for name in ("StudyInstanceUID", "SeriesInstanceUID"))
     )
     plane, _ = read_plane(groups[0])
     if plane is not None and (read_integer(dataset, "NumberOfFrames") or 1) == 1:
         metadata.slice_plane = (*plane.position, *plane.row_cosines, *plane.column_cosines, *plane.spacing)
-
-
-def _hash_uid(dataset: "Dataset", uid: str, hash_key: bytes) -> str | None:
-    value = str(dataset.get(uid, "") or "")
-    return hashlib.blake2b(value.encode(), digest_size=8, key=hash_key).hexdigest() if value else None
 
 
 def check_mask(

@@ -203,7 +203,7 @@ class ImageMetadataReader:
 
     def _read_source(self, path: str) -> bytes | Path:
         """Return the bytes of a file, or the path of a scan, which may be several files."""
-        location = self.manifest.resolve_path(path)
+        location = self.manifest.path_resolver.resolve(path)
         if self.all_scans and not is_url(location) and Path(location).exists():
             return Path(location)
         return read_image_source(location)
