@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from camscope.batch import result_rows
-from camscope.batch.image_loading import (
-    LoadedImage,
-    hash_source,
-    prepare_input,
-    require_reducible,
-)
+from camscope.batch.image_loading import LoadedImage, hash_source, prepare_input, require_reducible
 from camscope.batch.manifest import Manifest
 from camscope.batch.overlays import Background, OverlayQueue, OverlayWriter
 from camscope.errors import (

@@ -265,10 +265,7 @@ class CellEscaper:
 
 
 def _peak_position(
-    cell: int | None,
-    grid: Sequence[int] | None,
-    input_size: Sequence[int] | None,
-    placement: Sequence[float] | None,
+    cell: int | None, grid: Sequence[int] | None, input_size: Sequence[int] | None, placement: Sequence[float] | None
 ) -> tuple[float | None, float | None]:
     """Return row and column of the peak's center in pixels of the image, or None if it is unknown or no value is positive."""
     if cell is None or placement is None or grid is None or input_size is None or len(grid) != 2:

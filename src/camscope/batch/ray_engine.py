@@ -56,10 +56,7 @@ def compute_chunks_on_ray(
             ray.put(_pickle_payload(worker, store, num_threads or num_cpus))
         ]  # a list is passed as references
         actor_cls = ray.remote(
-            num_cpus=num_cpus,
-            num_gpus=int(on_cuda),
-            max_restarts=-1,
-            max_task_retries=MAX_ATTEMPTS_PER_CHUNK - 1,
+            num_cpus=num_cpus, num_gpus=int(on_cuda), max_restarts=-1, max_task_retries=MAX_ATTEMPTS_PER_CHUNK - 1
         )(Actor)
         actors = [actor_cls.remote(payload_refs, num_cpus) for _ in range(min(n_actors, len(tasks)))]
         try:

@@ -165,10 +165,7 @@ def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOption
         source, parameters = redact_file_names(source), [redact_parameters(settings) for settings in parameters]
     return {
         "run_config": {
-            "model": {
-                "source": source,
-                "digest": compute_model_digest(model),
-            },
+            "model": {"source": source, "digest": compute_model_digest(model)},
             "preprocess": format_without_address(explainer.preprocess),
             "methods": {  # by name and digest of the settings
                 f"{explainer.full_name} {hash_parameters(explainer.parameters)}": {

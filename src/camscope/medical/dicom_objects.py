@@ -19,26 +19,8 @@ from camscope.images.files.redaction import redact_errors
 from camscope.images.scans.dicom_file import load_dicom_dataset
 from camscope.images.scans.dicom_tags import SECONDARY_CAPTURE_UID, read_first_numbers, read_functional_groups
 from camscope.images.scans.scan import convert_scan_to_display_pixels
-from camscope.medical.dicom_export import (
-    FIRST_SERIES_NUMBER,
-    MANUFACTURER,
-    DicomSource,
-    build_common_arguments,
-    check_clinical_profile,
-    copy_slice_geometry,
-    encode_dicom,
-    get_patient_orientation,
-    highdicom_errors_converted,
-    read_dicom_source,
-    set_common_attributes,
-)
-from camscope.medical.scan_map import (
-    ScanSpaceMap,
-    describe_derivation,
-    format_title,
-    resample_to_scan,
-    to_dicom_ascii,
-)
+from camscope.medical import dicom_export
+from camscope.medical.scan_map import ScanSpaceMap, describe_derivation, format_title, resample_to_scan, to_dicom_ascii
 from camscope.safe_files import build_output_path, create_folder_atomically, write_bytes
 from camscope.version import __version__
 
@@ -80,8 +62,8 @@ def to_parametric_map(
         GeometryError: If the map belongs to another scan.
 
     """
-    check_clinical_profile(profile, PARAMETRIC_MAP_NAME)
-    dicom_source = read_dicom_source(source)
+    dicom_export.check_clinical_profile(profile, PARAMETRIC_MAP_NAME)
+    dicom_source = dicom_export.read_dicom_source(source)
     scan_map = resample_to_scan(explanation, dicom_source.scan)
     header, name = dicom_source.headers[0], dicom_source.scan.name
     if not header.get("FrameOfReferenceUID") or dicom_source.scan.affine is None:
@@ -90,12 +72,14 @@ def to_parametric_map(
     if dicom_source.is_multiframe and "SharedFunctionalGroupsSequence" not in header:
         problem = f"has frames without functional groups, which {PARAMETRIC_MAP_NAME} cannot refer to"
         raise OutputError(f"{name} {problem}: use to_secondary_capture or to_nifti")
-    with highdicom_errors_converted(PARAMETRIC_MAP_NAME, dicom_source.scan.name):
-        data = encode_dicom(_build_parametric_map(explanation, scan_map, dicom_source))
+    with dicom_export.highdicom_errors_converted(PARAMETRIC_MAP_NAME, dicom_source.scan.name):
+        data = dicom_export.encode_dicom(_build_parametric_map(explanation, scan_map, dicom_source))
     return write_bytes(path, data, overwrite=overwrite)
 
 
-def _build_parametric_map(explanation: Explanation, scan_map: ScanSpaceMap, source: DicomSource) -> "Dataset":
+def _build_parametric_map(
+    explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export.DicomSource
+) -> "Dataset":
     from highdicom import VOILUTTransformation
     from highdicom.pm import ParametricMap, RealWorldValueMapping
     from highdicom.sr import CodedConcept
@@ -120,9 +104,9 @@ def _build_parametric_map(explanation: Explanation, scan_map: ScanSpaceMap, sour
     image = ParametricMap(
         source_images=source.headers,
         pixel_array=values,
-        series_number=FIRST_SERIES_NUMBER,
+        series_number=dicom_export.FIRST_SERIES_NUMBER,
         instance_number=1,
-        manufacturer_model_name=MANUFACTURER,
+        manufacturer_model_name=dicom_export.MANUFACTURER,
         software_versions=__version__,
         device_serial_number=to_dicom_ascii(explanation.model or "unknown", 64),
         contains_recognizable_visual_features=False,
@@ -131,16 +115,16 @@ def _build_parametric_map(explanation: Explanation, scan_map: ScanSpaceMap, sour
         plane_positions=positions,
         content_label=CONTENT_LABEL,
         content_description=title,
-        **build_common_arguments(explanation),
+        **dicom_export.build_common_arguments(explanation),
     )
-    set_common_attributes(image, explanation, derivation, source)
+    dicom_export.set_common_attributes(image, explanation, derivation, source)
     for group in image.PerFrameFunctionalGroupsSequence:
         for item in group.get("DerivationImageSequence", ()):
             item.DerivationDescription = derivation
     return image
 
 
-def _order_frames(scan_map: ScanSpaceMap, source: DicomSource) -> tuple[NDArray[np.float32], Any]:
+def _order_frames(scan_map: ScanSpaceMap, source: dicom_export.DicomSource) -> tuple[NDArray[np.float32], Any]:
     """Return the slices in the order of the source's headers or frames, and positions if frames are missing."""
     values = np.ascontiguousarray(scan_map.slices)
     if not source.is_multiframe:
@@ -186,16 +170,16 @@ def to_secondary_capture(
         GeometryError: If the map belongs to another scan.
 
     """
-    check_clinical_profile(profile, SECONDARY_CAPTURE_NAME)
-    dicom_source = read_dicom_source(source)
+    dicom_export.check_clinical_profile(profile, SECONDARY_CAPTURE_NAME)
+    dicom_source = dicom_export.read_dicom_source(source)
     scan_map = resample_to_scan(explanation, dicom_source.scan)
     if scan_map.values.ndim == 2:
-        with highdicom_errors_converted(SECONDARY_CAPTURE_NAME, dicom_source.scan.name):
+        with dicom_export.highdicom_errors_converted(SECONDARY_CAPTURE_NAME, dicom_source.scan.name):
             data = next(_encode_slices(explanation, scan_map, dicom_source, scale))
         return write_bytes(path, data, overwrite=overwrite)
     with (
         create_folder_atomically(path, _is_camscope_capture if overwrite else None) as folder,
-        highdicom_errors_converted(SECONDARY_CAPTURE_NAME, dicom_source.scan.name),
+        dicom_export.highdicom_errors_converted(SECONDARY_CAPTURE_NAME, dicom_source.scan.name),
     ):
         for number, data in enumerate(_encode_slices(explanation, scan_map, dicom_source, scale), 1):
             write_bytes(build_output_path(folder, f"{number:04d}.dcm"), data, sync=False)
@@ -209,21 +193,24 @@ def _is_camscope_capture(file: Path) -> bool:
             header, _ = load_dicom_dataset(file, file.name, with_pixels=False)
     except CamscopeError:
         return False
-    return (header.get("ManufacturerModelName"), header.get("SOPClassUID")) == (MANUFACTURER, SECONDARY_CAPTURE_UID)
+    return (header.get("ManufacturerModelName"), header.get("SOPClassUID")) == (
+        dicom_export.MANUFACTURER,
+        SECONDARY_CAPTURE_UID,
+    )
 
 
 def _encode_slices(
-    explanation: Explanation, scan_map: ScanSpaceMap, source: DicomSource, scale: ScaleOption
+    explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export.DicomSource, scale: ScaleOption
 ) -> Iterator[bytes]:
-    arguments, derivation = build_common_arguments(explanation), describe_derivation(explanation, scan_map)
+    arguments, derivation = dicom_export.build_common_arguments(explanation), describe_derivation(explanation, scan_map)
     for index, rgb_image in enumerate(_render_slices(explanation, scan_map, source, scale)):
         image = _build_secondary_capture(rgb_image, source, index, arguments)
-        set_common_attributes(image, explanation, derivation, source)
-        yield encode_dicom(image)
+        dicom_export.set_common_attributes(image, explanation, derivation, source)
+        yield dicom_export.encode_dicom(image)
 
 
 def _render_slices(
-    explanation: Explanation, scan_map: ScanSpaceMap, source: DicomSource, scale: ScaleOption
+    explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export.DicomSource, scale: ScaleOption
 ) -> Iterator[PixelArray]:
     """Yield each slice (H,W,3): the overlay with a color bar and a caption."""
     if scale == AUTO:
@@ -255,7 +242,7 @@ def _add_caption_and_color_bar(
 
 
 def _build_secondary_capture(
-    rgb_image: PixelArray, source: DicomSource, index: int, arguments: dict[str, Any]
+    rgb_image: PixelArray, source: dicom_export.DicomSource, index: int, arguments: dict[str, Any]
 ) -> "Dataset":
     from highdicom import UID
     from highdicom.sc import SCImage
@@ -269,13 +256,13 @@ def _build_secondary_capture(
         "RGB",
         8,
         "PATIENT",
-        series_number=FIRST_SERIES_NUMBER + 1,
+        series_number=dicom_export.FIRST_SERIES_NUMBER + 1,
         instance_number=index + 1,
         patient_orientation=("L", "P"),  # required by highdicom; replaced by the source's below
         **{**arguments, "sop_instance_uid": UID()},
     )
     image.copy_patient_and_study_information(header)
-    image["PatientOrientation"].value = get_patient_orientation(header, frame)
+    image["PatientOrientation"].value = dicom_export.get_patient_orientation(header, frame)
     image.BurnedInAnnotation = "YES"
     reference = Dataset()
     reference.ReferencedSOPClassUID, reference.ReferencedSOPInstanceUID = header.SOPClassUID, header.SOPInstanceUID
@@ -284,5 +271,5 @@ def _build_secondary_capture(
     purpose = CodedConcept("121322", "DCM", "Source image for image processing operation")
     reference.PurposeOfReferenceCodeSequence = [purpose]
     image.SourceImageSequence = [reference]
-    copy_slice_geometry(image, source, index)
+    dicom_export.copy_slice_geometry(image, source, index)
     return image

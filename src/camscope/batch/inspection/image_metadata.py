@@ -20,20 +20,10 @@ from camscope.images.files.redaction import pseudonymize_source, redact_errors, 
 from camscope.images.files.source_files import split_selector
 from camscope.images.mask_files import SegmentationObjectError, read_label_image, read_mask_scan
 from camscope.images.photo import EXIF_ORIENTATION_TAG, find_file_flags, read_photo
+from camscope.images.scans import dicom_tags
 from camscope.images.scans.dicom import build_scan
 from camscope.images.scans.dicom_file import load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_geometry import read_plane
-from camscope.images.scans.dicom_tags import (
-    MODALITIES,
-    PHOTOMETRIC_INTERPRETATIONS,
-    get_uid_name,
-    has_burned_in_text,
-    iter_macro_items,
-    read_code,
-    read_functional_groups,
-    read_integer,
-    read_numbers,
-)
 from camscope.images.scans.nifti import is_nifti
 from camscope.images.scans.raster import read_raster
 from camscope.images.scans.scan import Affine, Scan
@@ -253,15 +243,17 @@ def _scan_format(source: Path | bytes) -> str:
 
 
 def _read_dicom_header(dataset: "Dataset", metadata: ImageMetadata, hash_key: bytes) -> None:
-    metadata.codec = get_uid_name(dataset.file_meta.TransferSyntaxUID) or "unknown transfer syntax"
-    metadata.modality = read_code(dataset, "Modality", MODALITIES) or None
-    metadata.photometric = read_code(dataset, "PhotometricInterpretation", PHOTOMETRIC_INTERPRETATIONS) or None
-    metadata.burned_in = BURNED_IN_TEXT[has_burned_in_text(dataset)]
-    metadata.is_lossy = read_code(dataset, "LossyImageCompression", {"00", "01"}) == "01"
-    groups = read_functional_groups(dataset, [0])
+    metadata.codec = dicom_tags.get_uid_name(dataset.file_meta.TransferSyntaxUID) or "unknown transfer syntax"
+    metadata.modality = dicom_tags.read_code(dataset, "Modality", dicom_tags.MODALITIES) or None
+    metadata.photometric = (
+        dicom_tags.read_code(dataset, "PhotometricInterpretation", dicom_tags.PHOTOMETRIC_INTERPRETATIONS) or None
+    )
+    metadata.burned_in = BURNED_IN_TEXT[dicom_tags.has_burned_in_text(dataset)]
+    metadata.is_lossy = dicom_tags.read_code(dataset, "LossyImageCompression", {"00", "01"}) == "01"
+    groups = dicom_tags.read_functional_groups(dataset, [0])
     windows = (
-        (read_numbers(item, "WindowCenter"), read_numbers(item, "WindowWidth"))
-        for item in iter_macro_items(groups[0], "FrameVOILUTSequence")
+        (dicom_tags.read_numbers(item, "WindowCenter"), dicom_tags.read_numbers(item, "WindowWidth"))
+        for item in dicom_tags.iter_macro_items(groups[0], "FrameVOILUTSequence")
     )
     centers, widths = next(((centers, widths) for centers, widths in windows if centers and widths), ((), ()))
     metadata.n_windows = min(len(centers), len(widths))
@@ -271,7 +263,7 @@ def _read_dicom_header(dataset: "Dataset", metadata: ImageMetadata, hash_key: by
         for uid in (str(dataset.get(name, "") or "") for name in ("StudyInstanceUID", "SeriesInstanceUID"))
     )
     plane, _ = read_plane(groups[0])
-    if plane is not None and (read_integer(dataset, "NumberOfFrames") or 1) == 1:
+    if plane is not None and (dicom_tags.read_integer(dataset, "NumberOfFrames") or 1) == 1:
         metadata.slice_plane = (*plane.position, *plane.row_cosines, *plane.column_cosines, *plane.spacing)
 
 
