@@ -95,7 +95,6 @@ OF_EXPORTS = [
     Mutant(
         "left for right",
         dicom_export,
-        dicom_objects,
         "_get_direction_letter",
         "direction[axis] < 0",
         "direction[axis] > 0",
@@ -104,7 +103,6 @@ OF_EXPORTS = [
     Mutant(
         "any profile",
         dicom_export,
-        dicom_objects,
         "check_clinical_profile",
         'profile != "clinical"',
         "False",
@@ -113,7 +111,6 @@ OF_EXPORTS = [
     Mutant(
         "one device",
         dicom_export,
-        dicom_objects,
         "compute_device_uid",
         "NAMESPACE, digest",
         "NAMESPACE, MANUFACTURER",

@@ -149,7 +149,7 @@ def _render_html(
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     environment = jinja2.Environment(autoescape=True)
     versions = " · ".join(f"{name} {run.run_info['versions'][name]}" for name in ("camscope", "torch"))
-    return environment.from_string(files.joinpath("contact_sheet.html").read_text("utf-8")).render(
+    page: str = environment.from_string(files.joinpath("contact_sheet.html").read_text("utf-8")).render(
         title=truncate_text(run.folder.resolve().name),
         row_counts=row_counts,
         query=[(name, value) for name, value in (("where", query.where), ("sorted by", query.sort)) if value],
@@ -159,3 +159,4 @@ def _render_html(
         style_digest=f"sha256-{digest}",
         versions=f"Made with {versions}",
     )
+    return page

@@ -237,7 +237,7 @@ class MapCollection:
     def _build_explanation(self, row: Mapping[str, Any], image: PixelArray | None) -> Explanation:
         run_config, class_names, target = self.run_info["run_config"], self.run_info["class_names"], row["target"]
         if target is not None and target.isdecimal():
-            class_index = int(target)
+            class_index: int | None = int(target)
         else:  # None if the target is not a class
             class_index = class_names.index(row["label"]) if row["label"] in class_names else None
         input_size = tuple(row["input_size"])

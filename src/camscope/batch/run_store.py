@@ -317,8 +317,8 @@ def describe_content(run_info: Mapping[str, Any]) -> str:
 def diff_run_configs(existing: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the values in which two run configurations differ, by the path of their key."""
     configs = [run_info.get("run_config", {}) for run_info in (existing, new)]
-    methods = [config.get("methods") if isinstance(config, Mapping) else None for config in configs]
-    if all(isinstance(settings, Mapping) for settings in methods):
+    methods = [config["methods"] for config in configs if isinstance(config.get("methods"), Mapping)]
+    if len(methods) == 2:
         # the names, each once and without digests, tell the difference if they differ, so settings are not listed
         names = [", ".join(sorted({key.rpartition(" ")[0] for key in settings})) for settings in methods]
         if names[0] != names[1]:

@@ -83,7 +83,7 @@ def _build_manifest_from_files(
         table, root = _read_table_file(path), path.parent if root is None else root
     else:
         table = _list_files_as_table(source)
-    return Manifest(add_row_columns(table, "the manifest", strict=strict), Path(root) if str(root or "") else None)
+    return Manifest(add_row_columns(table, "the manifest", strict=strict), Path(root) if root and str(root) else None)
 
 
 def _read_table_file(path: Path) -> "pa.Table":
