@@ -286,6 +286,15 @@ def test_the_commands_in_the_document_have_the_options_they_use():
     assert {word for command in commands for word in command.split() if word.startswith("-")} <= known
 
 
+def test_workers_that_wait_for_a_cpu_do_not_hold_up_the_others_and_failures_are_retried(folder, model, tmp_path):
+    options = BatchOptions(chunk_size=2, engine="ray", num_workers=5)  # this Ray has two CPUs
+    outcome = run_batch(GradCAM(model), folder, tmp_path / "out", options=options)
+    assert (outcome.n_processed, outcome.n_failures) == (16, 2)
+    (folder / "04.png").write_bytes((folder / "03.png").read_bytes())
+    again = run_batch(GradCAM(model), folder, tmp_path / "out", options=options, retry_failed=True)
+    assert (again.n_done_before, again.n_processed, again.n_failures) == (14, 2, 1)
+
+
 # --- what dies
 
 

@@ -17,7 +17,7 @@ from camscope.batch.manifest import PSEUDONYMIZED_DATASET, Manifest, SupportsIma
 from camscope.batch.path_resolver import PathResolver
 from camscope.batch.pseudonymize import ImageAccessor, pseudonymize_manifest
 from camscope.batch.query import Query, RowReader, open_map_parts, read_rows, table_to_dicts, translate_part_errors
-from camscope.batch.result_rows import FAILED
+from camscope.batch.result_rows import EXPLANATION_COLUMNS, FAILED
 from camscope.batch.run_store import RUN_FILE, RunStore
 from camscope.batch.sources import DATASET_PREFIXES, build_manifest
 from camscope.data_readers import read_errors_converted
@@ -246,17 +246,12 @@ class MapCollection:
             matrix = np.array(row["placement"], np.float64).reshape(len(input_size), len(input_size) + 1)
             placement = Placement(matrix, input_size, tuple(row["image_size"]))
         return Explanation(
+            **{name: row[name] for name in EXPLANATION_COLUMNS},
             attribution=np.array(row["attribution"], np.float32).reshape(tuple(row["grid"])),
-            method=row["method"],
             target=class_index,
-            label=row["label"],
-            score=row["score"],
-            probability=row["probability"],
-            layer=row["layer"],
             layout=None,
             input_size=input_size,
             placement=placement,
-            status=row["status"],
             notes=tuple(row["notes"]),
             name=row["id"],
             diagnostics={},

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 OPTIONAL_COLUMNS = ("failure_kind", "affine", "scan_steps", "overlay")  # columns that only some runs have
 REQUIRED_COLUMNS = ("row", "id", "status", "method")  # columns in which every row has a value
+EXPLANATION_COLUMNS = ("status", "label", "score", "probability", "method", "layer")  # columns that are equal in both
 FAILED = "failed"
 TRANSIENT, PERMANENT = "transient", "permanent"  # kinds of failure: a retry may succeed, or not
 
@@ -59,13 +60,8 @@ def map_row(
         target = str(explanation.target)
     return {
         **image_columns,
-        "status": explanation.status,
+        **{name: getattr(explanation, name) for name in EXPLANATION_COLUMNS},
         "target": target,
-        "label": explanation.label,
-        "score": explanation.score,
-        "probability": explanation.probability,
-        "method": explanation.method,
-        "layer": explanation.layer,
         "parameters_digest": hash_parameters(explanation.parameters),
         "grid": list(explanation.grid),
         "attribution": np.ascontiguousarray(explanation.attribution, dtype=np.float32).ravel(),

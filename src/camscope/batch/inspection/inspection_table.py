@@ -94,11 +94,11 @@ class EncodedColumn:
 
     def mixed_rows(self, values: "EncodedColumn") -> tuple[IntArray, IntArray]:
         """Return the rows whose group, a value of this column, has several of `values`, sorted by group, and their codes."""
-        known = np.flatnonzero((self.codes >= 0) & (values.codes >= 0))
+        rows = np.flatnonzero((self.codes >= 0) & (values.codes >= 0))
         n_values = max(1, len(values.values))
-        pairs = np.unique(self.codes[known] * n_values + values.codes[known])
+        pairs = np.unique(self.codes[rows] * n_values + values.codes[rows])
         is_mixed = np.bincount(pairs // n_values, minlength=len(self.values)) > 1
-        return self._sort_rows(known[is_mixed[self.codes[known]]])
+        return self._sort_rows(rows[is_mixed[self.codes[rows]]])
 
     def _sort_rows(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         rows = rows[np.argsort(self.codes[rows], kind="stable")]
