@@ -13,9 +13,8 @@ from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
 from camscope.medical import (
     dicom_export,
+    dicom_objects,
     nifti_export,
-    parametric_map,
-    secondary_capture,
     to_nifti,
     to_parametric_map,
     to_secondary_capture,
@@ -86,15 +85,13 @@ OF_EXPORTS = [
     ),
     Mutant(
         "frames as sorted",
-        parametric_map,
+        dicom_objects,
         "_order_frames",
         "values[np.argsort(frames)]",
         "values",
         frames_lie_where_they_say,
     ),
-    Mutant(
-        "frames from 0", secondary_capture, "_build_source_reference", "frame + 1", "frame", frames_lie_where_they_say
-    ),
+    Mutant("frames from 0", dicom_objects, "_build_secondary_capture", "frame + 1", "frame", frames_lie_where_they_say),
     Mutant(
         "left for right",
         dicom_export,

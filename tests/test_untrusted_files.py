@@ -182,7 +182,7 @@ def test_no_link_leads_an_output_out_of_its_folder(run, images, tmp_path):
 WRITERS = {  # beside safe_files.py: the log of an audit, the key of names of scans, a cache, a device
     "audit/provenance/provenance.py": 1,
     "images/files/redaction.py": 1,
-    "batch/ray_cluster.py": 1,
+    "phantom/train.py": 1,
 }
 
 
@@ -437,7 +437,7 @@ def test_one_rule_for_every_path_of_a_table(path, house, tmp_path):
     (house / "list.csv").write_text(f'path,mask\n"{path}","{path}"\n')
     manifest = build_manifest(house / "list.csv")
     with pytest.raises(InputError, match=r"leads? out of .*--anywhere"):
-        manifest.resolve_path(path)
+        manifest.path_resolver.resolve(path)
     (facts,) = inspect_images(house / "list.csv").to_table().to_pylist()
     assert (facts["status"], facts["issue_codes"][:1]) == ("failed", ["outside-root"])
     row = manifest.rows(0, 1)[0]

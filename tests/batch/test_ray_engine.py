@@ -24,7 +24,7 @@ from camscope.errors import InputError, LayerError, MissingExtraError, RunError
 
 pa = pytest.importorskip("pyarrow")
 ray = pytest.importorskip("ray", reason="Ray is not installed: the engine is not tested")
-pytest.importorskip("ray.data", reason="Ray Data is not installed: the engine is not tested")
+pytest.importorskip("ray", reason="Ray is not installed: the engine is not tested")
 
 from camscope.batch import (  # noqa: E402 - it needs pyarrow
     BatchOptions,
@@ -32,21 +32,17 @@ from camscope.batch import (  # noqa: E402 - it needs pyarrow
     OverlayOptions,
     build_manifest,
     local_engine,
-    ray_cluster,
     ray_engine,
     run_batch,
 )
-from camscope.batch.run_config import build_run_info  # noqa: E402
 from camscope.batch.run_store import RunStore  # noqa: E402
+from camscope.batch.runner import build_run_info  # noqa: E402
 
 WORKERS = {"local": None, "ray": 1}  # one where one will do: it takes three seconds to start
 SRC = Path(__file__).resolve().parents[2] / "src"
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="SIGKILL is POSIX's"),
-    # Ray Data warns of its own settings when it makes its context
-    pytest.mark.filterwarnings("ignore:`use_.*` is deprecated:DeprecationWarning:ray.data.context"),
-    pytest.mark.filterwarnings("ignore:`target_shuffle_max_block_size` is deprecated:UserWarning:ray.data.context"),
 ]
 
 
@@ -290,23 +286,34 @@ def test_the_commands_in_the_document_have_the_options_they_use():
     assert {word for command in commands for word in command.split() if word.startswith("-")} <= known
 
 
+def test_workers_that_wait_for_a_cpu_do_not_hold_up_the_others_and_failures_are_retried(folder, model, tmp_path):
+    options = BatchOptions(chunk_size=2, engine="ray", num_workers=5)  # this Ray has two CPUs
+    outcome = run_batch(GradCAM(model), folder, tmp_path / "out", options=options)
+    assert (outcome.n_processed, outcome.n_failures) == (16, 2)
+    (folder / "04.png").write_bytes((folder / "03.png").read_bytes())
+    again = run_batch(GradCAM(model), folder, tmp_path / "out", options=options, retry_failed=True)
+    assert (again.n_done_before, again.n_processed, again.n_failures) == (14, 2, 1)
+
+
 # --- what dies
 
 
 def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_trace(folder, model, tmp_path):
     manifest, plan = build_manifest(folder), local_engine.ChunkPlan(16, 3)
     results = {}
-    for name, engine in (
-        ("ray", partial(ray_engine.run_chunks_on_ray, num_workers=1)),
-        ("local", local_engine.run_chunks),
-    ):
+    for name in ("ray", "local"):
         tool = GradCAM(model, "layer4", preprocess=DiesOnceAtTheSixth(tmp_path))  # and by then it has
         worker, store = local_engine.BatchWorker([tool], [None], manifest, 2), DiesOnceWhileItWrites(tmp_path / name)
         store.begin(build_run_info(worker, 3))
         if name == "local":
             (store.folder / "seen").touch()
             (store.folder / "untold").touch()
-        results[name] = engine(worker, store, plan, 2)
+        compute = (
+            partial(ray_engine.compute_chunks_on_ray, worker, store, plan, 2, None, 1)
+            if name == "ray"
+            else partial(local_engine.compute_chunks, worker, store, plan, 2)
+        )
+        results[name] = local_engine.run_chunks(compute, store, plan)
     assert len(list(tmp_path.glob("DiesOnce*"))) > 2 * 14, "none was killed: no image was read again"
     assert (tmp_path / "ray" / "seen").exists(), "none was killed in writing"
     assert results["ray"] == results["local"]
@@ -406,7 +413,7 @@ def test_arguments_of_the_other_engine_and_rays_that_are_not_there(folder, model
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(RunError, match=r"no Ray at 127\.0\.0\.1:9 \(.*refused\); leave the address out"):
         run_batch(GradCAM(model), folder, tmp_path / "out", options=BatchOptions(engine="ray", address="127.0.0.1:9"))
-    monkeypatch.setitem(sys.modules, "ray.data", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r'ray is not installed; run: pip install "camscope\[ray\]"'):
         run_batch(GradCAM(model), folder, tmp_path / "out", options=BatchOptions(engine="ray"))
 
@@ -433,38 +440,9 @@ def test_a_folder_that_workers_do_not_see_is_named(tmp_path):
 def test_workers_share_out_what_a_cluster_has(machines, workers, cuda, expected):
     nodes = [{"Alive": True, "Resources": {"CPU": float(cpus), "GPU": float(gpus)}} for cpus, gpus in machines]
     dead = {"Alive": False, "Resources": {"CPU": 99.0, "GPU": 9.0}}
-    assert ray_cluster.plan_actor_pool([*nodes, dead], workers, cuda) == expected
+    assert ray_engine.plan_actor_pool([*nodes, dead], workers, cuda) == expected
 
 
 def test_a_model_on_cuda_needs_a_gpu():
     with pytest.raises(InputError, match="the cluster has no GPU"):
-        ray_cluster.plan_actor_pool([{"Alive": True, "Resources": {"CPU": 8.0}}], None, True)
-
-
-def test_the_rows_of_chunks_are_dealt_out_in_pieces(monkeypatch):
-    monkeypatch.setattr(ray_engine, "MAX_CHUNKS_AND_IMAGES_IN_FLIGHT", (2, 100))
-    table = pa.table({"row": list(range(11))})
-    pieces = list(
-        ray_engine._iter_job_groups(
-            [local_engine.ChunkTask(n) for n in (0, 2, 3)], local_engine.ChunkPlan(11, 3), table
-        )
-    )
-    assert [dealt for dealt, _ in pieces] == [
-        [
-            {"chunk": 0, "offset": 0, "n_images": 3, "retry": False},
-            {"chunk": 2, "offset": 3, "n_images": 3, "retry": False},
-        ],
-        [{"chunk": 3, "offset": 0, "n_images": 2, "retry": False}],
-    ]
-    assert [rows["row"].to_pylist() for _, rows in pieces] == [[0, 1, 2, 6, 7, 8], [9, 10]]
-    monkeypatch.setattr(ray_engine, "MAX_CHUNKS_AND_IMAGES_IN_FLIGHT", (2, 4))
-    assert (
-        len(
-            list(
-                ray_engine._iter_job_groups(
-                    [local_engine.ChunkTask(n) for n in (0, 2, 3)], local_engine.ChunkPlan(11, 3), table
-                )
-            )
-        )
-        == 3
-    )
+        ray_engine.plan_actor_pool([{"Alive": True, "Resources": {"CPU": 8.0}}], None, True)

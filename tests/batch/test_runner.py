@@ -109,8 +109,8 @@ def test_a_table_carries_its_other_columns_along(kind, tmp_path):
     assert made.table.column_names == ["row", "id", "path", "site", "target"]
     assert made.table["id"].to_pylist() == ["07", "8"]
     assert made.extra_columns == ["site"]
-    assert made.resolve_path("1.png") == str(tmp_path / "1.png")
-    assert made.resolve_path("s3://bucket/1.png") == "s3://bucket/1.png"
+    assert made.path_resolver.resolve("1.png") == str(tmp_path / "1.png")
+    assert made.path_resolver.resolve("s3://bucket/1.png") == "s3://bucket/1.png"
 
 
 @pytest.mark.parametrize(
@@ -198,11 +198,11 @@ def test_a_path_may_not_leave_the_root_unless_it_is_allowed_to(folder, model, tm
 def test_a_url_of_this_machines_files_does_not_get_round_the_root(link, folder, tmp_path):
     manifest = build_manifest([link.format(folder)], tmp_path / "lists")
     with pytest.raises(InputError, match=r"lead out of .*pass --anywhere"):
-        manifest.resolve_path(manifest.table["path"][0].as_py())
+        manifest.path_resolver.resolve(manifest.table["path"][0].as_py())
     assert build_manifest([link.format(folder)], "").resolve_path("file:///a.png") == "file:///a.png"
     known = ("s3://bucket/a.png", "simplecache::s3://bucket/a.png", "zip://a.png::simplecache::https://host/b.zip")
     for elsewhere in (*known, "filecache://a::gs://bucket/a"):
-        assert manifest.resolve_path(elsewhere) == elsewhere
+        assert manifest.path_resolver.resolve(elsewhere) == elsewhere
 
 
 # --- rows

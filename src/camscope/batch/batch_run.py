@@ -58,7 +58,7 @@ class BatchRun(MapCollection):
         """
         if not overwrite and Path(path).exists():
             raise OutputError(f"{path} exists; allow overwriting, or choose another name")
-        sheet = build_contact_sheet(self, Query(where, sort, limit), image_height, _cpu_count())
+        sheet = build_contact_sheet(self, Query(where, sort, limit), image_height, os.cpu_count() or 1)
         return write_bytes(path, sheet.html.encode(), overwrite=overwrite)
 
     def export(
@@ -95,9 +95,5 @@ class BatchRun(MapCollection):
         """
         format_list = [formats] if isinstance(formats, str) else list(formats)
         return Exporter(self, Path(folder), format_list, threshold, overwrite).write(
-            Query(where, sort, limit), _cpu_count(), lambda _: None
+            Query(where, sort, limit), os.cpu_count() or 1, lambda _: None
         )
-
-
-def _cpu_count() -> int:
-    return os.cpu_count() or 1

@@ -3,20 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from camscope.batch import result_rows
-from camscope.batch.image_loading import (
-    InputOptions,
-    LoadedImage,
-    hash_source,
-    prepare_input,
-    read_row_source,
-    require_reducible,
-)
+from camscope.batch.image_loading import LoadedImage, hash_source, prepare_input, require_reducible
 from camscope.batch.manifest import Manifest
 from camscope.batch.overlays import Background, OverlayQueue, OverlayWriter
 from camscope.errors import (
@@ -52,28 +46,14 @@ class ImageBatch:
     images: Sequence[LoadedImage]
     x: Tensor | None
 
-    def split_in_half(self) -> tuple["ImageBatch", "ImageBatch"]:
-        """Return two batches, each with half of the images."""
-        half, x = len(self.images) // 2, self.x
-        first, second = (None, None) if x is None else (x[:half], x[half:])
-        return ImageBatch(self.images[:half], first), ImageBatch(self.images[half:], second)
-
 
 @dataclass(frozen=True)
 class BatchWorker:
-    """Compute rows with explainers of one model.
+    """Compute rows with explainers of one model: `targets` are those of images whose row has none.
 
-    Attributes:
-        explainers: Explainers of one model, with one preprocessing.
-        targets: Targets of images whose row has no target.
-        manifest: The images of the run.
-        batch_size: Images per forward pass. None: 16, or for smaller images as many as fit into the same number of pixels,
-            up to 64.
-        reduced_decoding: Decode large JPEGs at a reduced size: see `BatchOptions`.
-        overlay_writer: Writes overlays. None: no overlays.
-        window: The display window of scans: see `read_scan`.
-        allow_burned_in_text: Draw on scans even if text may be burned into them.
-
+    `batch_size` is None for 16 images, or for smaller images as many as fit into the same number of pixels, up to 64.
+    `reduced_decoding` and `window` are those of `BatchOptions`. `allow_burned_in_text` draws on scans even if text may be
+    burned into them.
     """
 
     explainers: Sequence[Explainer]
@@ -99,14 +79,15 @@ class BatchWorker:
 
     def read_item(self, source: Any) -> ModelInput:
         """Prepare the bytes of a file, or an image of a dataset, as model input on the CPU."""
-        options = InputOptions(
+        return prepare_input(
+            source,
+            self.explainers[0],
             reduced_decoding=self.reduced_decoding,
-            keep_image=self.overlay_writer is not None,
             window=self.window,
+            keep_image=self.overlay_writer is not None,
             allow_burned_in_text=self.allow_burned_in_text,
             reject_unlabeled_scans=self.manifest.images is None,
         )
-        return prepare_input(source, self.explainers[0], options)
 
     def targets_for(self, image: LoadedImage) -> Sequence[TargetLike]:
         """Return the target of the row, or the targets of the run."""
@@ -122,10 +103,8 @@ class BatchWorker:
         """Return how many images of this size share a forward pass."""
         if image.item is None:
             return MIN_DEFAULT_BATCH_SIZE
-        return self.batch_size or min(
-            MAX_DEFAULT_BATCH_SIZE,
-            max(MIN_DEFAULT_BATCH_SIZE, DEFAULT_PIXELS_PER_BATCH // max(1, image.item.x[0].numel())),
-        )
+        default = DEFAULT_PIXELS_PER_BATCH // max(1, image.item.x[0].numel())
+        return self.batch_size or min(MAX_DEFAULT_BATCH_SIZE, max(MIN_DEFAULT_BATCH_SIZE, default))
 
     def collate(self, images: Sequence[LoadedImage]) -> ImageBatch:
         """Stack the inputs of images with the same batch key, in pinned memory if the model is on a GPU."""
@@ -139,11 +118,8 @@ class BatchWorker:
     def compute_rows(self, batch: ImageBatch, overlay_queue: OverlayQueue | None = None) -> list[dict[str, Any]]:
         """Return the rows of a batch, by image, target and method, and queue their overlays."""
         if batch.x is None:
-            return [
-                row
-                for image in batch.images
-                for row in self._build_failure_rows(image, image.error or "", is_transient=image.is_transient)
-            ]
+            failed = [self._build_failure_rows(image, image.error or "", image.is_transient) for image in batch.images]
+            return list(chain.from_iterable(failed))
         try:
             return self._explain_batch(batch.images, batch.x, overlay_queue)
         except RUN_LEVEL_ERRORS:
@@ -156,7 +132,11 @@ class BatchWorker:
             is_transient = is_out_of_memory(error)
             reason = f"{describe_out_of_memory(error)}, alone" if is_transient else f"{type(error).__name__}: {error}"
         torch.cuda.empty_cache()  # not earlier: the error would still hold tensors of the failed forward pass
-        return self._retry_in_halves(batch, overlay_queue, reason, is_transient=is_transient)
+        if len(batch.images) == 1:
+            return self._build_failure_rows(batch.images[0], reason, is_transient)
+        half = len(batch.images) // 2  # until only the image that fails is left
+        halves = [ImageBatch(batch.images[part], batch.x[part]) for part in (slice(half), slice(half, None))]
+        return [row for part in halves for row in self.compute_rows(part, overlay_queue)]
 
     def _explain_batch(
         self, images: Sequence[LoadedImage], x: Tensor, overlay_queue: OverlayQueue | None
@@ -198,23 +178,20 @@ class BatchWorker:
         seconds: float,
         overlay_queue: OverlayQueue | None,
     ) -> dict[str, Any]:
-        row = result_rows.map_row(
-            self._image_columns(image), explanation, self._target_text(image, target_index), seconds
-        )
+        target = self._target_text(image, target_index)
+        row = result_rows.map_row(self._image_columns(image), explanation, target, seconds)
         row["notes"] = [*row["notes"], *image.notes]
         if overlay_queue is None:
             return row
-        background = Background(
-            partial(self._read_background, image), image.n_pixels, in_memory=not image.images_dropped
-        )
-        return {**row, "overlay": overlay_queue(row, explanation, background)}
+        read_images, in_memory = partial(self._read_background, image), not image.images_dropped
+        return {**row, "overlay": overlay_queue(row, explanation, Background(read_images, image.n_pixels, in_memory))}
 
     def _read_background(self, image: LoadedImage) -> tuple[PixelArray | None, PixelArray | None]:
         """Return the image and the image that the model saw; read them again if they were not kept in memory."""
         if not image.images_dropped:
             return image.image, image.model_input_image
         try:
-            source = read_row_source(self.manifest, image.row["path"])
+            source = self.manifest.read_source(image.row)
         except OSError as error:
             raise ImageError(f"it cannot be read again: {error.strerror or type(error).__name__}") from error
         if hash_source(source) != image.sha256:
@@ -222,29 +199,19 @@ class BatchWorker:
         item = self.read_item(source)
         return item.image, item.model_input_image
 
-    def _retry_in_halves(
-        self, batch: ImageBatch, overlay_queue: OverlayQueue | None, error: str, *, is_transient: bool
-    ) -> list[dict[str, Any]]:
-        """Compute the halves of a batch separately, until only the image that fails is left."""
-        if len(batch.images) == 1:
-            return self._build_failure_rows(batch.images[0], error, is_transient=is_transient)
-        return [row for half in batch.split_in_half() for row in self.compute_rows(half, overlay_queue)]
-
-    def _build_failure_rows(self, image: LoadedImage, error: str, *, is_transient: bool) -> list[dict[str, Any]]:
+    def _build_failure_rows(self, image: LoadedImage, error: str, is_transient: bool) -> list[dict[str, Any]]:
+        kind = result_rows.TRANSIENT if is_transient else result_rows.PERMANENT
+        columns = {**self._image_columns(image), "status": result_rows.FAILED, "error": error, "failure_kind": kind}
         return [
-            result_rows.failure_row(
-                self._image_columns(image),
-                error,
-                self._target_text(image, target_index),
-                explainer.full_name,
-                transient=is_transient,
-            )
-            for target_index in range(len(self.targets_for(image)))
+            {**columns, "target": self._target_text(image, index), "method": explainer.full_name}
+            for index in range(len(self.targets_for(image)))
             for explainer in self.explainers
         ]
 
     def _image_columns(self, image: LoadedImage) -> dict[str, Any]:
-        return result_rows.common_columns(image.row, self.manifest.extra_columns, image.sha256)
+        """Return the columns that all rows of one image share."""
+        names = ("row", "id", "path", *self.manifest.extra_columns)
+        return {**{name: image.row[name] for name in names}, "sha256": image.sha256}
 
     def _target_text(self, image: LoadedImage, target_index: int) -> str | None:
         """Return the requested target as text, or None for the predicted class."""

@@ -6,27 +6,28 @@ import json
 import operator
 import os
 import re
+import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from camscope import render
-from camscope.batch.coco_export import CocoWriter, map_annotations, open_coco_writer
 from camscope.batch.image_loading import map_in_order
 from camscope.batch.map_collection import MapCollection, read_original, strip_file_name
 from camscope.batch.query import Query, iter_rows_by_image
 from camscope.batch.result_rows import OutputNames
-from camscope.errors import InputError, OutputError
+from camscope.errors import GeometryError, InputError, OutputError
 from camscope.explanation import Explanation
 from camscope.safe_files import DISK_ERRNOS, build_output_path, open_atomic, write_bytes
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 
 IMAGE_FORMATS, MAP_FORMATS = ("png", "jpg", "webp"), ("npz", "json")
@@ -98,45 +99,29 @@ class Exporter:
         for table_format in set(self.formats) & set(TABLE_FILES):
             if not self.overwrite and os.path.lexists(self.table_path(table_format)):
                 raise OutputError(f"{self.table_path(table_format)} exists; allow overwriting, or choose another name")
-        result = ExportResult()
+        result, rows = ExportResult(), self.run.dataset
         if "csv" in self.formats:
-            result.n_rows, result.n_escaped_cells = write_csv(
-                self.run, self.table_path("csv"), query, overwrite=self.overwrite
-            )
+            path = self.table_path("csv")
+            result.n_rows, result.n_escaped_cells = write_csv(self.run, path, query, overwrite=self.overwrite)
             result.n_files += 1
-        if set(self.formats) != {"csv"}:
-            self._write_maps(query, num_threads, on_progress, result)
-        return result
-
-    def _write_maps(
-        self, query: Query, num_threads: int, on_progress: Callable[[int], None], result: ExportResult
-    ) -> None:
-        rows = self.run.dataset
+        if set(self.formats) == {"csv"}:
+            return result
         positions = np.sort(query.find_positions(rows))
         result.n_rows = len(positions)
         with ExitStack() as stack:
             coco_writer = stack.enter_context(self._open_coco(query)) if "coco" in self.formats else None
             for row_exports in map_in_order(self._export_image, iter_rows_by_image(rows, positions), num_threads):
-                self._record_image(row_exports, coco_writer, result)
+                for row_export in row_exports:
+                    result.n_files += row_export.n_files
+                    result.n_rows_without_map += row_export.row["attribution"] is None
+                    if row_export.error is not None:
+                        result.failure_counts[row_export.error] += 1
+                        result.failure_examples.setdefault(row_export.error, row_export.row["id"])
+                if coco_writer is not None:
+                    _write_coco_rows(coco_writer, row_exports)
                 on_progress(len(row_exports))
         result.n_files += coco_writer is not None
-
-    def _record_image(
-        self, row_exports: Sequence[_RowExport], coco_writer: CocoWriter | None, result: ExportResult
-    ) -> None:
-        is_added = False
-        for row_export in row_exports:
-            row = row_export.row
-            result.n_files += row_export.n_files
-            result.n_rows_without_map += row["attribution"] is None
-            if row_export.error is not None:
-                result.failure_counts[row_export.error] += 1
-                result.failure_examples.setdefault(row_export.error, row["id"])
-            if coco_writer is not None and row_export.annotations is not None:
-                if not is_added:
-                    coco_writer.add_image(row, row["image_size"])
-                is_added = True
-                coco_writer.add_annotations(row, row_export.target, row_export.annotations)
+        return result
 
     def _export_image(self, rows: Sequence[ResultRow]) -> list[_RowExport]:
         """Write the files of the rows of one image, which is read once, or not at all if only maps are written."""
@@ -168,11 +153,9 @@ class Exporter:
                     n_files += 1
             annotations = map_annotations(explanation, self.threshold) if "coco" in self.formats else None
             return _RowExport(row, n_files, annotations, explanation.target, missing_image_reason)
-        except OutputError as error:
-            if error.errno in DISK_ERRNOS:  # all further files would fail too
-                raise
-            return _RowExport(row, n_files, error=strip_file_name(error, stem))
         except Exception as error:  # a disk and a decoder may raise anything; the other rows are still exported
+            if isinstance(error, OutputError) and error.errno in DISK_ERRNOS:  # all further files would fail too
+                raise
             return _RowExport(row, n_files, error=strip_file_name(error, stem))
 
     def _write_file(self, stem: str, file_format: str, explanation: Explanation) -> None:
@@ -194,6 +177,15 @@ class Exporter:
             "query": query.description,
         }
         return open_coco_writer(self.table_path("coco"), run_info["class_names"], info, overwrite=self.overwrite)
+
+
+def _write_coco_rows(writer: "CocoWriter", row_exports: Sequence[_RowExport]) -> None:
+    """Write the rows of one image that have annotations, and the image if there are any."""
+    annotated = [row_export for row_export in row_exports if row_export.annotations is not None]
+    for row_export in annotated[:1]:
+        writer.add_image(row_export.row, row_export.row["image_size"])
+    for row_export in annotated:
+        writer.add_annotations(row_export.row, row_export.target, row_export.annotations or ())
 
 
 OMITTED_COLUMNS = ("grid", "attribution", "input_size", "image_size", "placement")
@@ -223,25 +215,29 @@ def write_csv(run: MapCollection, path: Path, query: Query, *, overwrite: bool) 
     Text that a spreadsheet would read as a formula gets an apostrophe in front. Rows are in the order of the query, and
     only a few are in memory at a time.
     """
-    fields = [field for field in run.dataset.schema if field.name not in OMITTED_COLUMNS]
-    names, expressions = [field.name for field in fields], [_column_sql(field) for field in fields]
-    rows = query.iter_rows(run.dataset, [*expressions, PEAK_CELL_SQL, "grid", "input_size", "placement"])
-    n_rows, escaper = 0, CellEscaper()
+    schema = [field for field in run.dataset.schema if field.name not in OMITTED_COLUMNS]
+    quoted = ['"{}"'.format(field.name.replace('"', '""')) for field in schema]
+    # times with a zone are cast to text, since DuckDB would need another package for them
+    columns = [
+        f"CAST({name} AS VARCHAR)" if getattr(field.type, "tz", None) else name
+        for name, field in zip(quoted, schema, strict=True)
+    ]
+    rows = query.iter_rows(run.dataset, [*columns, PEAK_CELL_SQL, "grid", "input_size", "placement"])
+    cells = ((*row[: len(columns)], *_peak_position(*row[len(columns) :])) for row in rows)
     with open_atomic(path, overwrite=overwrite) as file:
-        text = io.TextIOWrapper(file, "utf-8-sig", newline="")  # the byte order mark tells Excel that it is UTF-8
-        writer = csv.writer(text)
-        writer.writerow([*map(escaper.escape, names), "peak_row", "peak_column"])
-        for row in rows:
-            writer.writerow([*map(escaper.escape, row[: len(names)]), *_peak_position(*row[len(names) :])])
-            n_rows += 1
-        text.detach()
+        return write_escaped_csv(file, [*(field.name for field in schema), "peak_row", "peak_column"], cells)
+
+
+def write_escaped_csv(file: BinaryIO, names: Sequence[str], rows: Iterable[Iterable[Any]]) -> tuple[int, int]:
+    """Write a CSV table; return the number of rows, and of cells that got an apostrophe so that they are not formulas."""
+    text = io.TextIOWrapper(file, "utf-8-sig", newline="")  # the byte order mark tells Excel that it is UTF-8
+    writer, escaper, n_rows = csv.writer(text), CellEscaper(), 0
+    writer.writerow(map(escaper.escape, names))
+    for row in rows:
+        writer.writerow(map(escaper.escape, row))
+        n_rows += 1
+    text.detach()
     return n_rows, escaper.n_escaped
-
-
-def _column_sql(field: "pa.Field") -> str:
-    """Return the SQL of a column. Times with a zone are cast to text, since DuckDB would need another package for them."""
-    quoted = '"{}"'.format(field.name.replace('"', '""'))
-    return f"CAST({quoted} AS VARCHAR)" if getattr(field.type, "tz", None) else quoted
 
 
 class CellEscaper:
@@ -269,10 +265,7 @@ class CellEscaper:
 
 
 def _peak_position(
-    cell: int | None,
-    grid: Sequence[int] | None,
-    input_size: Sequence[int] | None,
-    placement: Sequence[float] | None,
+    cell: int | None, grid: Sequence[int] | None, input_size: Sequence[int] | None, placement: Sequence[float] | None
 ) -> tuple[float | None, float | None]:
     """Return row and column of the peak's center in pixels of the image, or None if it is unknown or no value is positive."""
     if cell is None or placement is None or grid is None or input_size is None or len(grid) != 2:
@@ -281,3 +274,93 @@ def _peak_position(
     point = ((grid_row + 0.5) * input_size[0] / grid[0], (grid_column + 0.5) * input_size[1] / grid[1], 1.0)
     row, column = (sum(map(operator.mul, placement[start : start + 3], point)) for start in (0, 3))
     return round(row, 1), round(column, 1)
+
+
+SCORE_DESCRIPTION = (
+    "score: the model's probability of the category; peak: largest value in the box, divided by the maximum of the map"
+)
+
+
+def map_annotations(explanation: Explanation, threshold: float) -> list[dict[str, Any]]:
+    """Return a box, an outline and an area in image pixels for each region above `threshold` times the maximum.
+
+    Holes of an outline are filled, since COCO polygons have none. Raises a GeometryError if the placement is unknown.
+    """
+    if explanation.placement is None:
+        raise GeometryError("where the map lies on the image is unknown")
+    explanation._check_two_axes()
+    values = explanation.heatmap("image")
+    outlines = {}
+    for points in render.find_contours(values, threshold):
+        (top, left), (bottom, right) = points.min(0).tolist(), points.max(0).tolist()
+        outlines[left, top, right - left, bottom - top] = points  # the box identifies an outline of a map
+    annotations = []
+    for box in render.find_boxes(values, threshold):
+        rows, columns = outlines[box.left, box.top, box.width, box.height].T
+        annotations.append(
+            {
+                "bbox": [box.left, box.top, box.width, box.height],
+                "segmentation": [np.stack([columns, rows], axis=1).ravel().tolist()],
+                "area": float(abs(rows @ np.roll(columns, -1) - columns @ np.roll(rows, -1)) / 2),
+                "iscrowd": 0,
+                "score": explanation.probability,
+                "peak": round(box.peak, 6),
+            }
+        )
+    return annotations
+
+
+class CocoWriter:
+    """Writes a COCO file incrementally, without keeping images and annotations in memory."""
+
+    def __init__(self, file: BinaryIO, image_buffer: BinaryIO, class_names: Sequence[str]) -> None:
+        self._file, self._image_buffer = file, image_buffer
+        self._class_names = list(class_names)
+        self._extra_category_ids: dict[str, int] = {}  # labels that are not classes of the model
+        self._n_annotations = self._n_images = 0
+
+    def add_image(self, row: Mapping[str, Any], size: tuple[int, ...]) -> None:
+        """Add the image of a row. Call it once per image; its id is the row number."""
+        height, width = size
+        entry = {"id": row["row"], "file_name": row["path"], "height": height, "width": width, "name": row["id"]}
+        self._image_buffer.write(_json_item(entry, first=not self._n_images))
+        self._n_images += 1
+
+    def add_annotations(
+        self, row: Mapping[str, Any], target: int | None, annotations: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Add the annotations of a row. `target` is a class index, or None if the target is not a class."""
+        for annotation in annotations:
+            category_id = (target or 0) + 1
+            if target is None or target >= len(self._class_names):
+                new_id = len(self._class_names) + len(self._extra_category_ids) + 1
+                category_id = self._extra_category_ids.setdefault(row["label"], new_id)
+            entry = {"id": self._n_annotations + 1, "image_id": row["row"], "category_id": category_id, **annotation}
+            entry |= {"method": row["method"], "layer": row["layer"]}
+            self._file.write(_json_item(entry, first=not self._n_annotations))
+            self._n_annotations += 1
+
+    def write_footer(self, info: Mapping[str, Any]) -> None:
+        """Write what follows the annotations: images, categories and info."""
+        self._file.write(b'\n],\n"images": [')
+        self._image_buffer.seek(0)
+        shutil.copyfileobj(self._image_buffer, self._file)
+        names = [*self._class_names, *self._extra_category_ids]
+        categories = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
+        self._file.write(f'\n],\n"categories": {json.dumps(categories)},\n"info": {json.dumps(info)}\n}}\n'.encode())
+
+
+@contextmanager
+def open_coco_writer(
+    path: Path, class_names: Sequence[str], info: Mapping[str, Any], *, overwrite: bool
+) -> Iterator[CocoWriter]:
+    """Open a COCO file, which appears only if the `with` block succeeds. The ids of `class_names` are 1, 2 …"""
+    with open_atomic(path, overwrite=overwrite) as file, tempfile.TemporaryFile() as image_buffer:
+        file.write(b'{\n"annotations": [')
+        writer = CocoWriter(file, image_buffer, class_names)
+        yield writer
+        writer.write_footer({"description": SCORE_DESCRIPTION, **info})
+
+
+def _json_item(value: Mapping[str, Any], *, first: bool) -> bytes:
+    return (b"\n" if first else b",\n") + json.dumps(value).encode()

@@ -1,15 +1,10 @@
-"""Read and decode images in threads while the model runs.
-
-- `load_images`: the images of manifest rows, in order.
-- `map_in_order`: apply a function in threads, with results in order.
-- `prepare_input`: the model input of a file or of an image of a dataset.
-"""
+"""Read and decode images in threads while the model runs."""
 
 import hashlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -55,20 +50,10 @@ IMAGES_PER_THREAD_TASK = 4  # images
 
 @dataclass(frozen=True)
 class LoadedImage:
-    """A row of the manifest with its model input, or with the reason why it has none.
+    """A row of the manifest with its model input, or with the error why it has none, which a retry may mend if it is transient.
 
-    Attributes:
-        row: The row of the manifest.
-        sha256: The digest of the file, or of the pixels of an image of a dataset.
-        item: The model input. None: the image could not be read.
-        error: Why the image could not be read.
-        is_transient: Whether a retry may succeed.
-        image: The image that overlays are drawn on.
-        model_input_image: The image that the model saw.
-        notes: What is unusual about the file.
-        n_pixels: The number of pixels of the image.
-        images_dropped: Whether `image` and `model_input_image` were dropped to save memory and have to be read again.
-
+    `sha256` is the digest of the file, or of the pixels of an image of a dataset. `image` (with `n_pixels`) is what
+    overlays are drawn on, and `model_input_image` is what the model saw. They are dropped to save memory, and read again.
     """
 
     row: ManifestRow
@@ -110,7 +95,7 @@ def _load_image(
 ) -> LoadedImage:
     hides_names = manifest.is_pseudonymized
     try:
-        source = read_row_source(manifest, row["path"]) if manifest.images is None else manifest.images[row["row"]]
+        source = manifest.read_source(row)
     except InputError as error:
         return LoadedImage(row, None, error="its path leads out of the root folder" if hides_names else str(error))
     except FileNotFoundError:
@@ -118,11 +103,14 @@ def _load_image(
     except CamscopeError:
         raise
     except Exception as error:  # a store, a network or a dataset may raise anything
-        reason = f"it cannot be read: {_describe_read_error(error, hides_names)}"
-        return LoadedImage(row, None, error=reason, is_transient="://" in row["path"] or is_transient(error))
+        reason = getattr(error, "strerror", None) or (type(error).__name__ if hides_names else str(error))
+        reason = describe_out_of_memory(error) if is_out_of_memory(error) else reason
+        may_succeed = "://" in row["path"] or is_transient(error)
+        return LoadedImage(row, None, error=f"it cannot be read: {reason}", is_transient=may_succeed)
     digest = hash_source(source)
     try:
-        with reserve_decoding_memory(source, memory):
+        n_bytes = DECODING_BYTES_PER_PIXEL * read_pixel_count(source) if memory and isinstance(source, bytes) else 0
+        with memory.reserve(n_bytes) if memory else nullcontext():
             item = read_item(source)
             keeps_images = (
                 memory is None
@@ -156,25 +144,6 @@ def _load_image(
         return LoadedImage(row, digest, error=reason, is_transient=is_transient(error))
 
 
-def reserve_decoding_memory(source: Any, memory: MemoryBudget | None) -> AbstractContextManager[None]:
-    """Reserve the memory that decoding a file needs, estimated from its header."""
-    if memory is None or not isinstance(source, bytes):
-        return nullcontext()
-    return memory.reserve(DECODING_BYTES_PER_PIXEL * read_pixel_count(source))
-
-
-def _describe_read_error(error: Exception, is_pseudonymized: bool) -> str:
-    """Return the message of an error, or only its type if files may not be named."""
-    if is_out_of_memory(error):
-        return describe_out_of_memory(error)
-    return getattr(error, "strerror", None) or (type(error).__name__ if is_pseudonymized else str(error))
-
-
-def read_row_source(manifest: Manifest, path: str) -> bytes | Path:
-    """Return the bytes of a file, or the path of a scan, which may be several files or a part of one."""
-    return manifest.path_resolver.read(path)
-
-
 def hash_source(source: Any) -> str | None:
     """Return the SHA-256 digest of a source as hex digits, or None if there is nothing to hash.
 
@@ -193,19 +162,16 @@ def hash_source(source: Any) -> str | None:
 def _hash_files(location: Path) -> str | None:
     """Return the digest of a file or folder, or None if it cannot be read: the reader reports the reason."""
     path, selector = split_selector(location)
+    digests = []
     try:
-        files = [entry for entry in path.iterdir() if entry.is_file()] if path.is_dir() else [path]
-        digests = sorted(map(_hash_file, files))
+        for file in (entry for entry in path.iterdir() if entry.is_file()) if path.is_dir() else [path]:
+            with open_regular_file(file) as opened:
+                digests.append(hashlib.file_digest(opened, "sha256").hexdigest())
     except OSError:
         return None
     if selector is None and not path.is_dir():
         return digests[0]
-    return hashlib.sha256(f"{digests} {selector}".encode()).hexdigest()
-
-
-def _hash_file(path: Path) -> str:
-    with open_regular_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(f"{sorted(digests)} {selector}".encode()).hexdigest()
 
 
 MAX_THREADS = 1024
@@ -244,55 +210,41 @@ CPU_FLOAT32 = (torch.device("cpu"), torch.float32)  # of inputs that wait for th
 MIN_REDUCED_DECODING_FACTOR = 4  # rank correlation of maps: 0.989 with a factor of 2, 0.994 or more with 4
 
 
-@dataclass(frozen=True)
-class InputOptions:
-    """How an image is read.
+def prepare_input(
+    source: Any,
+    explainer: Explainer,
+    *,
+    reduced_decoding: bool = False,
+    window: Any = None,
+    keep_image: bool = False,
+    allow_burned_in_text: bool = False,
+    reject_unlabeled_scans: bool = False,
+) -> ModelInput:
+    """Prepare the model input of an image on the CPU, with the image if `keep_image` asks for an overlay.
 
-    Attributes:
-        reduced_decoding: Decode large JPEGs at a reduced size: see `BatchOptions`.
-        keep_image: Keep the image for an overlay.
-        window: The display window of scans: see `read_scan`.
-        allow_burned_in_text: Keep the image of a scan even if text may be burned into it.
-        reject_unlabeled_scans: Reject a scan whose file name does not show that it is one, since its row would name it.
-
+    `reduced_decoding` and `window` are options of a run. `allow_burned_in_text` keeps the image of a scan even if text may
+    be burned into it. `reject_unlabeled_scans` rejects a scan whose file name does not show that it is one.
     """
-
-    reduced_decoding: bool = False
-    keep_image: bool = False
-    window: Any = None
-    allow_burned_in_text: bool = False
-    reject_unlabeled_scans: bool = False
-
-
-DEFAULT_INPUT_OPTIONS = InputOptions()
-
-
-def prepare_input(source: Any, explainer: Explainer, options: InputOptions = DEFAULT_INPUT_OPTIONS) -> ModelInput:
-    """Prepare the model input of an image on the CPU."""
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         return explainer.prepare_input(source)
-    if isinstance(source, Path) or isinstance(explainer.preprocess, ScanPreprocess) or is_scan(source):
-        return _prepare_scan(source, explainer, options)
-    pixels, size = _decode_photo(source, explainer, options.reduced_decoding)
-    x, placement = require_preprocess(explainer.preprocess, "images")(pixels)
+    preprocess, is_path = explainer.preprocess, isinstance(source, Path)
+    if is_path or isinstance(preprocess, ScanPreprocess) or is_scan(source):
+        if reject_unlabeled_scans and not is_path and not isinstance(preprocess, ScanPreprocess):
+            raise ImageError(
+                "this is a scan, which its file name does not show; choose profile='research' or 'clinical'"
+            )
+        if is_path and isinstance(preprocess, MonaiPreprocess):
+            item = read_model_input(source, preprocess, unwrap(explainer.model), CPU_FLOAT32)
+            return item if keep_image else replace(item, image=None, model_input_image=None)
+        scan = read_scan(source, window=window)
+        if allow_burned_in_text:
+            scan = replace(scan, has_burned_in_text=False)
+        return prepare_scan(scan, preprocess, CPU_FLOAT32, with_images=keep_image)
+    pixels, size = _decode_photo(source, explainer, reduced_decoding)
+    x, placement = require_preprocess(preprocess, "images")(pixels)
     placement = placement and placement.on_resized_image(size)
-    draws_on_input = options.keep_image and not placement
-    input_image = render_model_input(x, explainer.preprocess) if draws_on_input else None
-    return ModelInput(x, placement, "", pixels if options.keep_image else None, input_image)
-
-
-def _prepare_scan(source: Any, explainer: Explainer, options: InputOptions) -> ModelInput:
-    """Prepare the model input of a scan, without its image if no overlay is drawn or the image may not be shown."""
-    preprocess = explainer.preprocess
-    if options.reject_unlabeled_scans and not isinstance(source, Path) and not isinstance(preprocess, ScanPreprocess):
-        raise ImageError("this is a scan, which its file name does not show; choose profile='research' or 'clinical'")
-    if isinstance(preprocess, MonaiPreprocess) and isinstance(source, Path):
-        item = read_model_input(source, preprocess, unwrap(explainer.model), CPU_FLOAT32)
-        return item if options.keep_image else replace(item, image=None, model_input_image=None)
-    scan = read_scan(source, window=options.window)
-    if options.allow_burned_in_text:
-        scan = replace(scan, has_burned_in_text=False)
-    return prepare_scan(scan, preprocess, CPU_FLOAT32, with_images=options.keep_image)
+    input_image = render_model_input(x, preprocess) if keep_image and not placement else None
+    return ModelInput(x, placement, "", pixels if keep_image else None, input_image)
 
 
 def require_reducible(explainer: Explainer) -> None:

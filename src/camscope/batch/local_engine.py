@@ -1,11 +1,11 @@
-"""The local engine: compute one chunk after another in this process while threads read images ahead."""
+"""The chunks of a run: which are open, what became of them, and the local engine, which computes them in this process."""
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Any
 
 from camscope.batch import result_rows
@@ -20,8 +20,9 @@ from camscope.plurals import plural
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Failure = tuple[str, str | None]  # reason and kind of a failure: see `result_rows.failure_row`
+Failure = tuple[str, str | None]  # reason, and kind: "transient" or "permanent"
 OutcomeCallback = Callable[["BatchOutcome"], None]  # called with the outcome so far
+Steps = Generator[tuple[int, Mapping[Failure, int]], None, None]  # how many images were processed, and their failures
 
 
 @dataclass(frozen=True)
@@ -109,26 +110,8 @@ class BatchOutcome:
             if kind == result_rows.TRANSIENT:
                 self.transient_failure_counts[reason] += count
 
-    def record(
-        self,
-        n_images: int,
-        failures: Mapping[Failure, int],
-        max_failures: int | None,
-        on_progress: OutcomeCallback | None,
-    ) -> None:
-        """Add processed images and report progress; raise a RunError for more failures than `max_failures`."""
-        self.add_failures(failures)
-        self.n_processed += n_images
-        if on_progress is not None:
-            on_progress(self)
-        if max_failures is not None and self.n_failures > max_failures:
-            reasons = "; ".join(f"{reason} ({count} x)" for reason, count in self.failure_counts.most_common(3))
-            raise RunError(f"{plural(self.n_failures, 'image')} failed, more than {max_failures}: {reasons}")
 
-
-def list_open_tasks(
-    plan: ChunkPlan, store: RunStore, *, retry_failed: bool = False
-) -> tuple[list[ChunkTask], BatchOutcome]:
+def list_open_tasks(plan: ChunkPlan, store: RunStore, retry_failed: bool) -> tuple[list[ChunkTask], BatchOutcome]:
     """List the tasks that remain, and return them with the outcome of the parts that exist."""
     sizes = {chunk: stop - start for chunk in plan.shard_chunks for start, stop in [plan.row_range(chunk)]}
     done = store.select_parts_of_run(sorted(sizes.keys() & store.finished_chunks()))
@@ -143,28 +126,39 @@ def list_open_tasks(
 
 
 def run_chunks(
-    worker: BatchWorker,
+    compute: Callable[[Sequence[ChunkTask]], Steps],
     store: RunStore,
     plan: ChunkPlan,
-    num_threads: int,
     max_failures: int | None = None,
     on_progress: OutcomeCallback | None = None,
     *,
     retry_failed: bool = False,
 ) -> BatchOutcome:
-    """Compute the chunks without a part; raise a RunError for more failures than `max_failures`."""
-    tasks, outcome = list_open_tasks(plan, store, retry_failed=retry_failed)
-    outcome.record(0, {}, max_failures, on_progress)
-    table = worker.manifest.table
+    """Compute the chunks without a part with an engine; raise a RunError for more failures than `max_failures`."""
+    tasks, outcome = list_open_tasks(plan, store, retry_failed)
+    with closing(compute(tasks)) as steps:
+        for n_images, failures in chain([(0, {})], steps if tasks else ()):
+            outcome.add_failures(failures)
+            outcome.n_processed += n_images
+            if on_progress is not None:
+                on_progress(outcome)
+            if max_failures is not None and outcome.n_failures > max_failures:
+                reasons = "; ".join(f"{reason} ({count} x)" for reason, count in outcome.failure_counts.most_common(3))
+                raise RunError(f"{plural(outcome.n_failures, 'image')} failed, more than {max_failures}: {reasons}")
+    return outcome
+
+
+def compute_chunks(
+    worker: BatchWorker, store: RunStore, plan: ChunkPlan, num_threads: int, tasks: Sequence[ChunkTask]
+) -> Steps:
+    """Compute one chunk after another while threads read images ahead."""
+    table, memory = worker.manifest.table, MemoryBudget(num_threads)
     rows = (row for task in tasks for row in task.select_rows(plan, table).to_pylist())
-    memory = MemoryBudget(num_threads)
     with closing(load_images(worker.manifest, rows, worker.read_item, num_threads, memory)) as images:
         for task in tasks:
             chunk_images = islice(images, task.select_rows(plan, table).num_rows)
             with closing(write_chunk(task, chunk_images, worker, store, num_threads, memory)) as steps:
-                for n_images, failures in steps:
-                    outcome.record(n_images, failures, max_failures, on_progress)
-    return outcome
+                yield from steps
 
 
 def write_chunk(
@@ -174,22 +168,16 @@ def write_chunk(
     store: RunStore,
     num_threads: int,
     memory: MemoryBudget,
-) -> Generator[tuple[int, Mapping[Failure, int]], None, None]:
-    """Compute the rows of a chunk and write its part. Yields the number of images and the failures of each batch.
-
-    `num_threads` threads draw overlays meanwhile. All overlays are written before the part.
-    """
+) -> Steps:
+    """Compute the rows of a chunk, while threads draw overlays, and write its part when all overlays are written."""
     rows: list[dict[str, Any]] = []
     writer = worker.overlay_writer
     with nullcontext() if writer is None else writer.open_queue(num_threads, memory) as overlay_queue:
         for batch in prefetch_batches(group_into_batches(images, worker)):
             batch_rows = worker.compute_rows(batch, overlay_queue)
             rows += batch_rows
-            failures = {
-                row["row"]: (row["error"], row["failure_kind"])
-                for row in batch_rows
-                if row["status"] == result_rows.FAILED
-            }
+            failed_rows = (row for row in batch_rows if row["status"] == result_rows.FAILED)
+            failures = {row["row"]: (row["error"], row["failure_kind"]) for row in failed_rows}
             yield len(batch.images), Counter(failures.values())
         if overlay_queue is not None:
             overlay_queue.wait_and_report(rows)

@@ -4,9 +4,10 @@ The table is never converted to Python objects as a whole, so a manifest may hav
 """
 
 import hashlib
+import io
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,35 +25,36 @@ from camscope.plurals import plural
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# columns of a run that a manifest cannot add; the first group is read for a summary
-SUMMARY_COLUMNS = (
-    "row",
-    "sha256",
-    "status",
-    "error",
-    "failure_kind",
-    "label",
-    "score",
-    "probability",
-    "method",
-    "layer",
-    "parameters_digest",
-)
-RESULT_COLUMNS = (
-    *SUMMARY_COLUMNS,
-    "grid",
-    "attribution",
-    "input_size",
-    "image_size",
-    "placement",
-    "affine",
-    "scan_steps",
-    "seconds",
-    "notes",
-    "overlay",
-)
+# the columns of every run and the aliases of their Arrow types; a manifest may only add columns with other names
+COLUMN_TYPES = {
+    "row": "int64",
+    "id": "string",
+    "path": "string",
+    "sha256": "string",
+    "status": "string",
+    "error": "string",
+    "failure_kind": "string",
+    "target": "string",
+    "label": "string",
+    "score": "float64",
+    "probability": "float64",
+    "method": "string",
+    "layer": "string",
+    "parameters_digest": "string",
+    "grid": "list int32",
+    "attribution": "list float32",
+    "input_size": "list int32",
+    "image_size": "list int32",
+    "placement": "list float64",
+    "affine": "list float64",
+    "scan_steps": "list string",
+    "notes": "list string",
+    "seconds": "float64",
+    "overlay": "string",
+}
+RESULT_COLUMNS = tuple(name for name in COLUMN_TYPES if name not in ("id", "path", "target"))
 PSEUDONYMIZED_DATASET = "pseudonymized scans"  # the dataset of a run that does not name its files
-RESERVED_COLUMNS = {*RESULT_COLUMNS, "id", "path", "target"}  # a run keeps all other columns of its manifest
+RESERVED_COLUMNS = frozenset(COLUMN_TYPES)  # a run keeps all other columns of its manifest
 
 
 class SupportsImageIndex(Protocol):
@@ -116,6 +118,10 @@ class Manifest:
         position = self.row_position(number)
         return self.rows(position, position + 1)[0]
 
+    def read_source(self, row: Mapping[str, Any]) -> Any:
+        """Return the image of a row in a dataset, the bytes of its file, or the path of a scan."""
+        return self.path_resolver.read(row["path"]) if self.images is None else self.images[row["row"]]
+
     def row_position(self, number: int) -> int:
         """Return the position of the row with this number; raise an InputError if there is none."""
         position = int(np.searchsorted(self._row_numbers, number))
@@ -130,10 +136,6 @@ class Manifest:
         """The numbers of the rows, ascending."""
         return np.asarray(self.table["row"].to_numpy(), np.int64)
 
-    def resolve_path(self, path: str) -> str:
-        """Return the file or URL of a path; raise an InputError if it leads out of the root."""
-        return self.path_resolver.resolve(path)
-
     @cached_property
     def path_resolver(self) -> PathResolver:
         """The rule for paths in the table. A dataset has no folder, so its masks lie below the working folder."""
@@ -142,36 +144,32 @@ class Manifest:
 
 def hash_manifest(manifest: Manifest) -> str:
     """Return 16 hex digits that change with any cell of a manifest."""
-    sha = hashlib.sha256()
-    stream = import_arrow().PythonFile(_HashingFile(sha), mode="w")
+    file = _HashingFile()
+    stream = import_arrow().PythonFile(file, mode="w")
     with import_arrow("ipc").new_stream(stream, manifest.table.schema.remove_metadata()) as writer:
         writer.write_table(manifest.table.combine_chunks().replace_schema_metadata())
-    return sha.hexdigest()[:16]
+    return file.sha256.hexdigest()[:16]
 
 
-class _HashingFile:
-    """A file object that only hashes what is written to it."""
+class _HashingFile(io.RawIOBase):
+    """A file that keeps only a hash and the number of the bytes that are written to it."""
 
-    closed = False
-
-    def __init__(self, sha: Any) -> None:
-        self._sha, self._size = sha, 0
+    def __init__(self) -> None:
+        self.sha256, self.size = hashlib.sha256(), 0
 
     def write(self, data: Any) -> int:
         """Hash some bytes."""
-        self._sha.update(data)
-        self._size += len(data)
+        self.sha256.update(data)
+        self.size += len(data)
         return len(data)
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
 
     def tell(self) -> int:
         """Return the number of bytes written."""
-        return self._size
-
-    def flush(self) -> None:
-        """Do nothing: no bytes are buffered."""
-
-    def close(self) -> None:
-        """Do nothing: no file is open."""
+        return self.size
 
 
 def add_row_columns(table: "pa.Table", source_name: str, *, strict: bool = True) -> "pa.Table":
@@ -179,8 +177,7 @@ def add_row_columns(table: "pa.Table", source_name: str, *, strict: bool = True)
 
     Without `strict`, empty paths, repeated ids and reserved column names are kept.
     """
-    # the name of a column may be invalid UTF-8
-    with read_errors_converted(f"{source_name}: it cannot be read", quote_original=False):
+    with read_errors_converted(f"{source_name}: it cannot be read", quote_original=False):  # names may be invalid UTF-8
         return _build_manifest_table(table, source_name, strict=strict)
 
 

@@ -17,7 +17,7 @@ from camscope.batch.manifest import PSEUDONYMIZED_DATASET, Manifest, SupportsIma
 from camscope.batch.path_resolver import PathResolver
 from camscope.batch.pseudonymize import ImageAccessor, pseudonymize_manifest
 from camscope.batch.query import Query, RowReader, open_map_parts, read_rows, table_to_dicts, translate_part_errors
-from camscope.batch.result_rows import FAILED
+from camscope.batch.result_rows import EXPLANATION_COLUMNS, FAILED
 from camscope.batch.run_store import RUN_FILE, RunStore
 from camscope.batch.sources import DATASET_PREFIXES, build_manifest
 from camscope.data_readers import read_errors_converted
@@ -46,12 +46,10 @@ class MapCollection:
         self.folder, self._source, self._open_lock = Path(folder), dataset, threading.Lock()
         self.fetch = fetch
         run_info = RunStore(folder).run_info
-        if run_info is None and self.folder.is_file():
-            raise InputError(f"{folder}: it is a file; expected the folder of a run, as camscope batch writes it")
         if run_info is None:
-            raise InputError(
-                f"{folder}: it is not the folder of a run, since it holds no run.json; pass the output of a run"
-            )
+            reason = "not the folder of a run, since it holds no run.json; pass the folder"
+            reason = "a file; expected the folder" if self.folder.is_file() else reason
+            raise InputError(f"{folder}: it is {reason} of a run, as camscope batch writes it")
         if invalid := [name for name, is_valid in _check_run_info(run_info).items() if not is_valid]:
             raise InputError(f"{self.folder / RUN_FILE}: it is damaged: {', '.join(invalid)} is missing or invalid")
         self.run_info: dict[str, Any] = run_info
@@ -161,22 +159,20 @@ class MapCollection:
         try:
             with self._open_lock:
                 images = self._images
-            if images is not None:
-                return images[row["row"]]
-            return self.path_resolver.read(path)
+            return self.path_resolver.read(path) if images is None else images[row["row"]]
         except ImageError:
             raise
         except FileNotFoundError as error:
             raise ImageError(f"{path}: there is no such file") from (None if self.is_pseudonymized else error)
         except Exception as error:  # the package of a store may raise anything
+            reason = getattr(error, "strerror", None)
             if self.is_pseudonymized:  # the message may contain the file name
-                reason = getattr(error, "strerror", None) or type(error).__name__
-                raise ImageError(f"{path}: it cannot be read: {reason}") from None
+                raise ImageError(f"{path}: it cannot be read: {reason or type(error).__name__}") from None
             if isinstance(error, InputError):
                 raise ImageError(str(error)) from error
             if not isinstance(error, OSError | ValueError):
                 raise
-            raise ImageError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}") from error
+            raise ImageError(f"{path}: it cannot be read: {reason or error}") from error
 
     @property
     def is_pseudonymized(self) -> bool:
@@ -239,24 +235,23 @@ class MapCollection:
             return check_explanation(self._build_explanation(row, image))
 
     def _build_explanation(self, row: Mapping[str, Any], image: PixelArray | None) -> Explanation:
-        run_config = self.run_info["run_config"]
+        run_config, class_names, target = self.run_info["run_config"], self.run_info["class_names"], row["target"]
+        if target is not None and target.isdecimal():
+            class_index: int | None = int(target)
+        else:  # None if the target is not a class
+            class_index = class_names.index(row["label"]) if row["label"] in class_names else None
         input_size = tuple(row["input_size"])
         placement = None
         if row["placement"] is not None:
             matrix = np.array(row["placement"], np.float64).reshape(len(input_size), len(input_size) + 1)
             placement = Placement(matrix, input_size, tuple(row["image_size"]))
         return Explanation(
+            **{name: row[name] for name in EXPLANATION_COLUMNS},
             attribution=np.array(row["attribution"], np.float32).reshape(tuple(row["grid"])),
-            method=row["method"],
-            target=self._target_index(row),
-            label=row["label"],
-            score=row["score"],
-            probability=row["probability"],
-            layer=row["layer"],
+            target=class_index,
             layout=None,
             input_size=input_size,
             placement=placement,
-            status=row["status"],
             notes=tuple(row["notes"]),
             name=row["id"],
             diagnostics={},
@@ -268,13 +263,6 @@ class MapCollection:
             affine=None if row.get("affine") is None else np.array(row["affine"], np.float64).reshape(4, 4),
             scan_steps=tuple(row.get("scan_steps") or ()),
         )
-
-    def _target_index(self, row: Mapping[str, Any]) -> int | None:
-        """Return the index of the explained class, or None if the target is not a class."""
-        class_names, target = self.run_info["class_names"], row["target"]
-        if target is not None and target.isdecimal():
-            return int(target)
-        return class_names.index(row["label"]) if row["label"] in class_names else None
 
     @property
     def n_failed_rows(self) -> int:
@@ -292,7 +280,7 @@ class MapCollection:
         return {
             "model": f"{run_config['model']['source']} ({run_config['model']['digest'][:12]})",
             "methods": ", ".join(sorted({key.rpartition(" ")[0] for key in run_config["methods"]})),
-            "targets": ", ".join("the top class" if target is None else target for target in run_config["targets"]),
+            "targets": ", ".join(target or "the top class" for target in run_config["targets"]),
             "images": f"{n_done:,}" if n_done == n_planned else f"{n_done:,} of {n_planned:,} so far",
             "rows": f"{len(self) if chunks else 0:,}" + (f" ({n_failed:,} without a map)" if n_failed else ""),
         }
@@ -311,36 +299,25 @@ class MapCollection:
 
 def _check_run_info(run_info: Mapping[str, Any]) -> dict[str, bool]:
     """Check the entries of a run.json: name of the entry -> whether it is valid."""
-    run_config, root = run_info["run_config"], run_info.get("root")
-    if not isinstance(run_config, Mapping):
-        return {"run_config": False}
-    model, manifest, targets = run_config.get("model"), run_config.get("manifest"), run_config.get("targets")
+    run_config = run_info["run_config"]
+    methods, targets, class_names = run_config.get("methods"), run_config.get("targets"), run_info.get("class_names")
+    entries = (run_config.get("model"), run_config.get("manifest"), run_info.get("root"), run_info.get("versions"))
+    model, manifest, root, versions = (entry if isinstance(entry, Mapping) else {} for entry in entries)
+    n_rows, chunk_size = (
+        value if isinstance(value, int) and not isinstance(value, bool) else -1
+        for value in (manifest.get("rows"), run_config.get("chunk_size"))
+    )
     return {
-        "model": isinstance(model, Mapping) and all(isinstance(model.get(key), str) for key in ("source", "digest")),
-        "methods": isinstance(run_config.get("methods"), Mapping)
-        and all(map(_is_mapping, run_config["methods"].values())),
+        "model": all(isinstance(model.get(key), str) for key in ("source", "digest")),
+        "methods": isinstance(methods, Mapping) and all(isinstance(value, Mapping) for value in methods.values()),
         "targets": isinstance(targets, list) and all(isinstance(target, str | None) for target in targets),
-        "manifest": isinstance(manifest, Mapping)
-        and _is_count(manifest.get("rows"))
-        and isinstance(manifest.get("dataset", 0), str | None),
-        "chunk_size": _is_count(run_config.get("chunk_size")) and run_config["chunk_size"] > 0,
+        "manifest": n_rows >= 0 and isinstance(manifest.get("dataset", 0), str | None),
+        "chunk_size": chunk_size > 0,
         "window": isinstance(run_config.get("window"), str | None),
-        "root": isinstance(root, Mapping)
-        and isinstance(root.get("folder"), str)
-        and isinstance(root.get("confined"), bool),
-        "versions": _is_mapping(run_info.get("versions"))
-        and all(isinstance(run_info["versions"].get(name), str) for name in ("camscope", "torch")),
-        "class_names": isinstance(run_info.get("class_names"), list)
-        and all(isinstance(name, str) for name in run_info["class_names"]),
+        "root": isinstance(root.get("folder"), str) and isinstance(root.get("confined"), bool),
+        "versions": all(isinstance(versions.get(name), str) for name in ("camscope", "torch")),
+        "class_names": isinstance(class_names, list) and all(isinstance(name, str) for name in class_names),
     }
-
-
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def read_display_image(source: Any, window: str | None = None) -> PixelArray:

@@ -2,31 +2,27 @@
 
 import ctypes
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from threading import Condition
+from typing import Any
 
 from camscope.explanation import PixelArray
 
 BYTES_PER_THREAD, MIN_BUDGET_BYTES = 2**28, 2**29  # work in progress: per thread, and at least
-MAX_BUDGET_BYTES = (
-    700_000_000  # for any number of threads: with waiting images and libraries, a process needs under 1.5 GB
-)
+MAX_BUDGET_BYTES = 700_000_000  # so that a process with waiting images and libraries needs under 1.5 GB
 MAX_WAITING_BYTES = 2**27  # decoded images that wait to be drawn on; further images are read again
 DECODING_BYTES_PER_PIXEL = 11  # per pixel of a file: two copies of Pillow, and ours
 DRAWING_BYTES_PER_PIXEL = 26  # per pixel of an overlay: values, their copies, colors, and the result
 TRIM_THRESHOLD_BYTES = 2**28  # work after which free memory is returned to the system
 
-TrimFunction = Callable[[int], int]
-
 
 @cache
-def _find_malloc_trim() -> TrimFunction | None:
+def _find_malloc_trim() -> Any:
     """Return `malloc_trim` of the C library, which returns free memory to the system, or None if there is none."""
     with suppress(OSError, TypeError):
         return getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return None
 
 
 def trim_free_memory(n_bytes: int) -> None:

@@ -23,14 +23,7 @@ IMAGES_PER_FOLDER = 1000  # more files per folder make file systems and viewers 
 
 @dataclass(frozen=True)
 class Background:
-    """What a map is drawn on.
-
-    Attributes:
-        read_images: Returns the image and the image that the model saw. Called when the overlay is drawn.
-        n_pixels: The number of pixels of the image.
-        in_memory: Whether the images are already decoded.
-
-    """
+    """What a map is drawn on: `read_images` returns the image and the image that the model saw, which may be `in_memory`."""
 
     read_images: Callable[[], tuple[PixelArray | None, PixelArray | None]]
     n_pixels: int
@@ -45,15 +38,7 @@ class Background:
 
 @dataclass(frozen=True)
 class OverlayWriter:
-    """Writes overlays into the folder of a run.
-
-    Attributes:
-        folder: The folder of the run.
-        image_format: "jpg", "png" or "webp".
-        output_names: Builds the names of the files.
-        height: Height of an overlay in pixels. None: the height of the image.
-
-    """
+    """Writes overlays into the folder of a run: "jpg", "png" or "webp", and a height in pixels (None: that of the image)."""
 
     folder: Path
     image_format: str
@@ -62,9 +47,8 @@ class OverlayWriter:
 
     def __post_init__(self) -> None:
         if f".{self.image_format}" not in render.IMAGE_FORMATS:
-            raise InputError(
-                f"overlays={self.image_format!r}; expected {', '.join(suffix[1:] for suffix in render.IMAGE_FORMATS)}"
-            )
+            formats = ", ".join(suffix[1:] for suffix in render.IMAGE_FORMATS)
+            raise InputError(f"overlays={self.image_format!r}; expected {formats}")
         if self.height is not None:
             render.check_image_height("overlay_height", self.height)
 
@@ -77,19 +61,15 @@ class OverlayWriter:
     def write(self, path: Path, explanation: Explanation, background: Background, memory: MemoryBudget) -> None:
         """Draw and write an overlay. It is not synced to disk, since it can be drawn again from the map."""
         with memory.reserve(background.memory_bytes):
-            data = self._render(path.suffix, explanation, background)
+            image, model_input_image = background.read_images()
+            if image is not None and explanation.attribution.ndim == 2:
+                image = limit_pixels(image)
+            if image is not None and explanation.placement is not None:
+                size = image.shape[: len(explanation.placement.image_size)]
+                explanation = replace(explanation, placement=explanation.placement.on_resized_image(size))
+            explanation = replace(explanation, image=image, model_input_image=model_input_image)
+            data = render.encode_image(explanation.annotated_image(self.height), path.suffix)
         write_bytes(path, data, sync=False)
-
-    def _render(self, suffix: str, explanation: Explanation, background: Background) -> bytes:
-        image, model_input_image = background.read_images()
-        if image is not None and explanation.attribution.ndim == 2:
-            image = limit_pixels(image)
-        if image is not None and explanation.placement is not None:
-            size = image.shape[: len(explanation.placement.image_size)]
-            explanation = replace(explanation, placement=explanation.placement.on_resized_image(size))
-        return render.encode_image(
-            replace(explanation, image=image, model_input_image=model_input_image).annotated_image(self.height), suffix
-        )
 
 
 def limit_pixels(image: PixelArray) -> PixelArray:
@@ -111,11 +91,8 @@ class OverlayQueue:
 
     def __call__(self, row: Mapping[str, Any], explanation: Explanation, background: Background) -> str:
         """Queue the overlay of a row, and return its path inside the folder of the run."""
-        names = (
-            OVERLAYS_FOLDER,
-            f"{row['row'] // IMAGES_PER_FOLDER:06d}",
-            f"{self._writer.output_names.file_stem(row)}.{self._writer.image_format}",
-        )
+        file_name = f"{self._writer.output_names.file_stem(row)}.{self._writer.image_format}"
+        names = (OVERLAYS_FOLDER, f"{row['row'] // IMAGES_PER_FOLDER:06d}", file_name)
         name, path = "/".join(names), build_output_path(self._writer.folder, *names)
         self._free_slots.acquire()
         future = self._pool.submit(self._writer.write, path, explanation, background, self._memory)

@@ -19,9 +19,8 @@ REMOTE_SCHEMES = frozenset(
         "https", "lakefs", "memory", "oci", "ocilake", "oss", "s3", "s3a", "tos", "tosfs", "wandb", "webdav", "webhdfs",
     )
 )  # fmt: skip
-WRAPPER_SCHEMES = frozenset(
-    ("blockcache", "cached", "filecache", "simplecache", "tar", "zip")
-)  # around another URL: zip://a.png::s3://…
+# around another URL: zip://a.png::s3://…
+WRAPPER_SCHEMES = frozenset(("blockcache", "cached", "filecache", "simplecache", "tar", "zip"))
 NETWORK_SHARE = re.compile(r"[\\/]{2}[^\\/]")  # on Windows: \\server\share
 
 
@@ -29,19 +28,15 @@ NETWORK_SHARE = re.compile(r"[\\/]{2}[^\\/]")  # on Windows: \\server\share
 class PathResolver:
     """Resolve and read the paths in a table: images and masks.
 
-    Attributes:
-        root: The folder where relative paths begin. None: the working folder.
-        confined: Whether every path must stay in `root`, after symlinks are resolved, and every URL must name a remote store.
-        fetch: Whether other machines may be contacted.
-
+    Relative paths begin in `root`, or in the working folder. If `confined`, every path must stay there after symlinks are
+    resolved, and every URL must name a remote store. `fetch` allows other machines to be contacted.
     """
 
     root: Path | None = None
     confined: bool = True
     fetch: bool = True
-    _real_folders: dict[str, str] = field(
-        default_factory=dict, repr=False, compare=False
-    )  # a cache: many files share a folder
+    # a cache: many files share a folder
+    _real_folders: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def resolve(self, path: str) -> str:
         """Return the file, folder or URL of a path; raise an InputError if it leads out of `root`."""
@@ -121,9 +116,10 @@ def is_remote_store_url(url: str) -> bool:
     Only listed schemes are known, since fsspec treats an unknown scheme, such as one in capitals, as a local file.
     """
     *wrappers, last = (element.partition("://") for element in url.split("::"))
-    return all(
-        scheme in WRAPPER_SCHEMES or (scheme in REMOTE_SCHEMES and bool(separator)) for scheme, separator, _ in wrappers
-    ) and (last[0] in REMOTE_SCHEMES and bool(last[1]))
+    is_wrapped = all(
+        scheme in WRAPPER_SCHEMES or (scheme in REMOTE_SCHEMES and separator) for scheme, separator, _ in wrappers
+    )
+    return is_wrapped and last[0] in REMOTE_SCHEMES and bool(last[1])
 
 
 def _list_linked_companions(file: str) -> Iterator[str]:
@@ -132,23 +128,20 @@ def _list_linked_companions(file: str) -> Iterator[str]:
         return
     folder = file if os.path.isdir(file) else os.path.dirname(file) if file.lower().endswith(".mhd") else None  # noqa: PTH112, PTH120
     if folder is not None:
-        with (
-            suppress(OSError),
-            os.scandir(folder or os.curdir) as entries,
-        ):  # a folder that cannot be listed cannot be read
+        # a folder that cannot be listed cannot be read
+        with suppress(OSError), os.scandir(folder or os.curdir) as entries:
             yield from (entry.path for entry in entries if entry.is_symlink())
 
 
 def read_image_source(location: str) -> bytes | Path:
     """Return the bytes of a file or URL, or the path of a scan on this machine."""
-    if is_url(location) or location.lower().endswith(PHOTO_SUFFIXES):
-        return read_location_bytes(location)
-    file = split_selector(location)[0]
-    if file.is_dir():
-        return Path(location)
-    if is_scan_name(location):
-        check_regular_file(file)
-        return Path(location)
+    if not is_url(location) and not location.lower().endswith(PHOTO_SUFFIXES):
+        file = split_selector(location)[0]
+        if file.is_dir():
+            return Path(location)
+        if is_scan_name(location):
+            check_regular_file(file)
+            return Path(location)
     return read_location_bytes(location)
 
 
@@ -157,7 +150,6 @@ def read_location_bytes(location: str) -> bytes:
     if not is_url(location):
         with open_regular_file(location, MAX_FILE_BYTES) as local_file:
             return local_file.read()
-    fsspec = require("fsspec", extra="batch")
-    with fsspec.open(location, "rb") as file:
+    with require("fsspec", extra="batch").open(location, "rb") as file:
         data: bytes = file.read()
     return data

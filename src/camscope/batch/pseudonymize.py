@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from camscope.batch.image_loading import read_row_source
 from camscope.batch.manifest import PSEUDONYMIZED_DATASET, Manifest, import_arrow
 from camscope.batch.options import PrivacyOptions
 from camscope.errors import InputError
@@ -23,9 +22,8 @@ class ImageAccessor:
     manifest: Manifest
 
     def __getitem__(self, index: int) -> Any:
-        if self.manifest.images is not None:
-            return self.manifest.images[index]
-        return read_row_source(self.manifest, self.manifest.table["path"][self.manifest.row_position(index)].as_py())
+        images = self.manifest.images
+        return self.manifest.read_source(self.manifest.row_by_number(index)) if images is None else images[index]
 
 
 def apply_privacy_options(manifest: Manifest, privacy: PrivacyOptions, preprocess: object) -> Manifest:
@@ -46,25 +44,20 @@ def contains_scans(manifest: Manifest) -> bool:
     if manifest.images is not None:
         return False
     compute, paths = import_arrow("compute"), manifest.table["path"]
-    scan_pattern = rf"(?i)({_build_suffix_pattern(SCAN_SUFFIXES)})(#\d+)?$"
-    if compute.any(compute.match_substring_regex(paths, scan_pattern)).as_py():
+    scan_suffixes, photo_suffixes = ("|".join(map(re.escape, suffixes)) for suffixes in (SCAN_SUFFIXES, PHOTO_SUFFIXES))
+    if compute.any(compute.match_substring_regex(paths, rf"(?i)({scan_suffixes})(#\d+)?$")).as_py():
         return True
-    photo_pattern = rf"(?i)({_build_suffix_pattern(PHOTO_SUFFIXES)})$|://"
-    other_paths = paths.filter(compute.invert(compute.match_substring_regex(paths, photo_pattern)))
-    return any(_is_scan_path(manifest, path.as_py()) for path in other_paths)
+    is_photo_or_url = compute.match_substring_regex(paths, rf"(?i)({photo_suffixes})$|://")
+    return any(_is_scan_path(manifest, path.as_py()) for path in paths.filter(compute.invert(is_photo_or_url)))
 
 
 def _is_scan_path(manifest: Manifest, path: str) -> bool:
     """Return whether a path is a folder or holds a scan. A path outside the root is not read."""
     try:
-        location = manifest.resolve_path(path)
+        location = manifest.path_resolver.resolve(path)
     except InputError:
         return False
     return split_selector(location)[0].is_dir() or is_scan(location)
-
-
-def _build_suffix_pattern(suffixes: Sequence[str]) -> str:
-    return "|".join(map(re.escape, suffixes))
 
 
 def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) -> Manifest:
@@ -77,16 +70,13 @@ def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) 
             f"no column {unknown[0]!r} to keep; the columns are {', '.join(manifest.extra_columns) or 'none'}"
         )
     pa, compute, table = import_arrow(), import_arrow("compute"), manifest.table
-    identifiers = (_identify_source(manifest, path) for path in table["path"].to_pylist())
+    if manifest.images is not None:  # the number of an image in a named dataset
+        identifiers: list[Any] = [f"{manifest.dataset}{path}".encode() for path in table["path"].to_pylist()]
+    else:  # an absolute path or a URL
+        root = manifest.root or Path.cwd()
+        identifiers = [path if "://" in path else str(root / path) for path in table["path"].to_pylist()]
     names = pa.array([pseudonymize_source(identifier) for identifier in identifiers], pa.string())
     has_own_id = compute.not_equal(table["id"], table["path"])
     columns = {"row": table["row"], "id": compute.if_else(has_own_id, table["id"], names), "path": names}
     columns |= {name: table[name] for name in table.column_names if name in ("target", *keep_columns)}
     return Manifest(pa.table(columns), None, ImageAccessor(manifest), PSEUDONYMIZED_DATASET)
-
-
-def _identify_source(manifest: Manifest, path: str) -> str | bytes:
-    """Return what is hashed for a pseudonym: an absolute path, a URL, or the number of an image in a named dataset."""
-    if manifest.images is not None:
-        return f"{manifest.dataset}{path}".encode()
-    return path if "://" in path else str((manifest.root or Path.cwd()) / path)

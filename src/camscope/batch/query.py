@@ -99,7 +99,11 @@ class Query:
                 self._check_statements(connection)
                 yield connection.execute(self._build_sql(columns, ignore_limit))
             except duckdb.Error as error:
-                raise InputError(self._format_error(error, dataset)) from error
+                message = str(error).partition("\n")[0].partition(": ")[2] or str(error)
+                names = ", ".join(dataset.schema.names)
+                raise InputError(
+                    f"the query ({self.description}): {message.rstrip('.!')}; the columns are {names}"
+                ) from error
 
     def _build_sql(self, columns: str, ignore_limit: bool) -> str:
         sql = f"SELECT {columns} FROM (SELECT row_number() OVER () - 1 AS {POSITION_COLUMN}, * FROM run) AS run"  # noqa: S608 - checked
@@ -117,11 +121,6 @@ class Query:
         for sql in statements:
             if len(connection.extract_statements(sql)) != 1:
                 raise InputError(f"the query ({self.description}) holds several statements; expected one condition")
-
-    def _format_error(self, error: Exception, dataset: "ds.Dataset") -> str:
-        message = str(error).partition("\n")[0].partition(": ")[2] or str(error)
-        columns = ", ".join(dataset.schema.names)
-        return f"the query ({self.description}): {message.rstrip('.!')}; the columns are {columns}"
 
 
 class RowReader:
@@ -150,13 +149,12 @@ class RowReader:
         for group_positions in np.split(positions, np.flatnonzero(np.diff(group_numbers)) + 1):
             if len(group_positions):
                 number = int(np.searchsorted(self._group_starts, group_positions[0], side="right")) - 1
-                names = None if columns is None else list(columns)
-                path = self._row_groups[number].path
-                with translate_part_errors(path):
-                    if path not in self._checked_files:
-                        check_parquet([path])
-                        self._checked_files.add(path)
-                    table = require_key_columns(self._row_groups[number].to_table(schema=self._schema, columns=names))
+                group, names = self._row_groups[number], None if columns is None else list(columns)
+                with translate_part_errors(group.path):
+                    if group.path not in self._checked_files:
+                        check_parquet([group.path])
+                        self._checked_files.add(group.path)
+                    table = require_key_columns(group.to_table(schema=self._schema, columns=names))
                     rows = table.take(group_positions - self._group_starts[number])
                 yield rows
 
@@ -185,16 +183,13 @@ def _require_column_types(schema: "pa.Schema") -> None:
     repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if repeated:
         raise InputError(f"several columns are named {', '.join(repeated)}")
+    is_list = import_arrow().types.is_list
     for name, expected in column_types().items():
-        if name in schema.names and not _is_same_type(schema.field(name).type, expected):
-            raise InputError(f"its column {name} holds {schema.field(name).type}; expected {expected}")
-
-
-def _is_same_type(actual: "pa.DataType", expected: "pa.DataType") -> bool:
-    """Return whether two types are equal, apart from the names of list items."""
-    if not import_arrow().types.is_list(expected):
-        return bool(actual == expected)
-    return bool(import_arrow().types.is_list(actual) and actual.value_type == expected.value_type)
+        actual = schema.field(name).type if name in schema.names else expected
+        # the names of list items may differ
+        is_same_list = is_list(actual) and is_list(expected) and actual.value_type == expected.value_type
+        if actual != expected and not is_same_list:
+            raise InputError(f"its column {name} holds {actual}; expected {expected}")
 
 
 def require_key_columns(table: "pa.Table") -> "pa.Table":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from camscope.batch.manifest import Manifest, import_arrow
+from camscope.batch.manifest import COLUMN_TYPES, Manifest, import_arrow
 from camscope.explanation import Explanation
 from camscope.safe_files import slug
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 OPTIONAL_COLUMNS = ("failure_kind", "affine", "scan_steps", "overlay")  # columns that only some runs have
 REQUIRED_COLUMNS = ("row", "id", "status", "method")  # columns in which every row has a value
+EXPLANATION_COLUMNS = ("status", "label", "score", "probability", "method", "layer")  # columns that are equal in both
 FAILED = "failed"
 TRANSIENT, PERMANENT = "transient", "permanent"  # kinds of failure: a retry may succeed, or not
 
@@ -36,79 +37,42 @@ def part_schema(manifest: Manifest, *, with_overlays: bool = False) -> "pa.Schem
     failed rows. With `with_overlays`, `overlay` holds the path of the overlay inside the folder of the run.
     """
     pa = import_arrow()
-    own_types = {name: arrow_type for name, arrow_type in column_types().items() if with_overlays or name != "overlay"}
-    extra_types = {name: manifest.table.schema.field(name).type for name in manifest.extra_columns}
-    return pa.schema({**own_types, **extra_types})
+    types = {name: arrow_type for name, arrow_type in column_types().items() if with_overlays or name != "overlay"}
+    types |= {name: manifest.table.schema.field(name).type for name in manifest.extra_columns}
+    return pa.schema(types)
 
 
 def column_types() -> dict[str, "pa.DataType"]:
     """Return the columns that every part has, apart from those of the manifest."""
     pa = import_arrow()
     return {
-        "row": pa.int64(),
-        "id": pa.string(),
-        "path": pa.string(),
-        "sha256": pa.string(),
-        "status": pa.string(),
-        "error": pa.string(),
-        "failure_kind": pa.string(),
-        "target": pa.string(),
-        "label": pa.string(),
-        "score": pa.float64(),
-        "probability": pa.float64(),
-        "method": pa.string(),
-        "layer": pa.string(),
-        "parameters_digest": pa.string(),
-        "grid": pa.list_(pa.int32()),
-        "attribution": pa.list_(pa.float32()),
-        "input_size": pa.list_(pa.int32()),
-        "image_size": pa.list_(pa.int32()),
-        "placement": pa.list_(pa.float64()),
-        "affine": pa.list_(pa.float64()),
-        "scan_steps": pa.list_(pa.string()),
-        "notes": pa.list_(pa.string()),
-        "seconds": pa.float64(),
-        "overlay": pa.string(),
+        name: pa.list_(pa.type_for_alias(alias[5:])) if alias.startswith("list ") else pa.type_for_alias(alias)
+        for name, alias in COLUMN_TYPES.items()
     }
-
-
-def common_columns(row: Mapping[str, Any], extra_columns: Sequence[str], sha256: str | None) -> dict[str, Any]:
-    """Return the columns that all rows of one image share."""
-    return {name: row[name] for name in ("row", "id", "path", *extra_columns)} | {"sha256": sha256}
 
 
 def map_row(
     image_columns: Mapping[str, Any], explanation: Explanation, target: str | None, seconds: float
 ) -> dict[str, Any]:
     """Build the row of a map."""
+    placement = explanation.placement
+    if target is None and explanation.target is not None:
+        target = str(explanation.target)
     return {
         **image_columns,
-        "status": explanation.status,
-        "target": target if target is not None else None if explanation.target is None else str(explanation.target),
-        "label": explanation.label,
-        "score": explanation.score,
-        "probability": explanation.probability,
-        "method": explanation.method,
-        "layer": explanation.layer,
+        **{name: getattr(explanation, name) for name in EXPLANATION_COLUMNS},
+        "target": target,
         "parameters_digest": hash_parameters(explanation.parameters),
         "grid": list(explanation.grid),
         "attribution": np.ascontiguousarray(explanation.attribution, dtype=np.float32).ravel(),
         "input_size": list(explanation.input_size),
-        "image_size": None if explanation.placement is None else list(explanation.placement.image_size),
-        "placement": None if explanation.placement is None else explanation.placement.matrix.ravel(),
+        "image_size": None if placement is None else list(placement.image_size),
+        "placement": None if placement is None else placement.matrix.ravel(),
         "affine": None if explanation.affine is None else explanation.affine.ravel(),
         "scan_steps": list(explanation.scan_steps) or None,
         "notes": list(explanation.notes),
         "seconds": seconds,
     }
-
-
-def failure_row(
-    image_columns: Mapping[str, Any], error: str, target: str | None, method: str, *, transient: bool = False
-) -> dict[str, Any]:
-    """Build the row of a missing map with its reason. `transient`: a retry may succeed."""
-    kind = TRANSIENT if transient else PERMANENT
-    return {**image_columns, "status": FAILED, "error": error, "failure_kind": kind, "target": target, "method": method}
 
 
 def replace_rows(existing: "pa.Table", new: "pa.Table") -> "pa.Table":

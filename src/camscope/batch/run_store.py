@@ -43,11 +43,7 @@ OVERLAY_PATTERN = re.compile(r"\d{8,}-[0-9a-f]{8}-.+\.(jpe?g|png|webp)")
 OVERLAY_FOLDER_PATTERN = re.compile(r"\d{6,}")
 IDENTITY_KEY = b"camscope.run"  # metadata of a part: the digest of the configuration of its run
 SOURCE_DIGEST_KEY = b"camscope.source"  # metadata of a part: the digest of the part that it was computed from
-CONTENT_BY_CONFIG_KEY = {
-    "agreement": "the agreement of methods",
-    "metrics": "metric values",
-    "methods": "maps",
-}  # by a key of `run_config`
+CONTENT_BY_CONFIG_KEY = {"agreement": "the agreement of methods", "metrics": "metric values", "methods": "maps"}
 
 
 class RunStore:
@@ -86,9 +82,15 @@ class RunStore:
             raise OutputError(
                 f"{path}: it is damaged or belongs to another program ({reason}); remove it, or choose another folder"
             ) from None
-        if isinstance(run_info, dict):
-            _require_current_schema(run_info, path)
-        if not isinstance(run_info, dict) or not isinstance(run_info.get("run_config"), dict):
+        if not isinstance(run_info, dict):
+            raise OutputError(f"{path}: it belongs to another program; choose another folder")
+        schema = run_info.get("schema", "camscope/run/1" if "made_with" in run_info else None)
+        if schema != SCHEMA_VERSION and str(schema).startswith("camscope/run/"):
+            raise OutputError(
+                f"{path}: the run has the schema {schema}, and this version of camscope reads {SCHEMA_VERSION}; compute the "
+                "run again in another folder, or use the version that wrote it"
+            )
+        if not isinstance(run_info.get("run_config"), dict):
             raise OutputError(f"{path}: it belongs to another program; choose another folder")
         return run_info
 
@@ -109,11 +111,19 @@ class RunStore:
                 raise OutputError(f"{self.folder}: {FOLDER_BUSY_MESSAGE}")
             if not overwrite and self.run_info is None:
                 self._require_no_parts()
-                with suppress(FileExistsError):  # another process was faster, and its file counts
-                    is_new = self._write_run_info(data)
+                try:
+                    write_bytes(self.folder / RUN_FILE, data, overwrite=False)
+                    is_new = True
+                except OutputError:
+                    if self.run_info is None:
+                        raise  # else another process was faster, and its file counts
             self.identity = hash_run_config(self._require_same_run(json.loads(data)))
             make_folder(self.parts_folder)
-            self._remove_stale_files()
+            # files that killed processes left incomplete a day ago or earlier
+            for path in _iter_matching_files(self.parts_folder, TEMPORARY_FILE_PATTERN):
+                with suppress(OSError):  # another process does the same
+                    if time.time() - path.stat().st_mtime > SECONDS_PER_DAY:
+                        path.unlink()
         except OSError as error:
             self.release()
             if isinstance(error, OutputError):
@@ -136,16 +146,6 @@ class RunStore:
             self._lock.release()
             self._lock = None
 
-    def _write_run_info(self, data: bytes) -> bool:
-        """Write run.json; raise a FileExistsError if another process has written it."""
-        try:
-            write_bytes(self.folder / RUN_FILE, data, overwrite=False)
-        except OutputError:
-            if self.run_info is None:
-                raise
-            raise FileExistsError from None
-        return True
-
     def _replace_run(self, data: bytes) -> bool:
         """Remove the run that the folder holds and write the run.json of another run with the same kind of content."""
         if self._lock is None or not self._lock.acquire_exclusive():
@@ -153,10 +153,8 @@ class RunStore:
         existing = self.run_info
         if existing is None:
             self._require_no_parts()
-        elif (old_content := describe_content(existing)) != (new_content := describe_content(json.loads(data))):
-            raise OutputError(
-                f"{self.folder} holds {old_content}, which are not replaced by {new_content}; choose another folder"
-            )
+        elif (old := describe_content(existing)) != (new := describe_content(json.loads(data))):
+            raise OutputError(f"{self.folder} holds {old}, which are not replaced by {new}; choose another folder")
         else:
             self._remove_outputs()
         write_bytes(self.folder / RUN_FILE, data)
@@ -171,9 +169,9 @@ class RunStore:
     def _require_same_run(self, run_info: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the contents of run.json; raise an OutputError that names the difference if it is another run."""
         existing = self.run_info or {}
-        differences = diff_run_configs(existing, run_info)
+        differences = diff_run_configs(existing, run_info).items()
         if differences:
-            details = "; ".join(f"{name}: {old} there, {new} here" for name, (old, new) in differences.items())
+            details = "; ".join(f"{name}: {old} there, {new} here" for name, (old, new) in differences)
             raise OutputError(
                 f"{self.folder} holds another run ({details})",
                 fix="pass overwrite, or another folder",
@@ -194,32 +192,21 @@ class RunStore:
         with suppress(OSError):  # not empty, or missing
             self.folder.rmdir()
 
-    def _remove_stale_files(self) -> None:
-        """Remove files that killed processes left incomplete a day ago or earlier."""
-        for path in _iter_matching_files(self.parts_folder, TEMPORARY_FILE_PATTERN):
-            with suppress(OSError):  # another process does the same
-                if time.time() - path.stat().st_mtime > SECONDS_PER_DAY:
-                    path.unlink()
-
     def _remove_outputs(self) -> None:
         """Remove parts and overlays, recognized by their names. All other files in these folders belong to the user.
 
         Raises an OutputError if one of the folders is a symlink, since its target may belong to another run.
         """
-        overlays = [
-            self.folder / OVERLAYS_FOLDER,
-            *_iter_matching_files(self.folder / OVERLAYS_FOLDER, OVERLAY_FOLDER_PATTERN),
-        ]
-        for folder in (self.parts_folder, *overlays):
+        root = self.folder / OVERLAYS_FOLDER
+        overlays = list(_iter_matching_files(root, OVERLAY_FOLDER_PATTERN))
+        for folder in (self.parts_folder, root, *overlays):
             if folder.is_symlink():
                 raise OutputError(f"{folder}: it is a symlink, and its target is not removed; choose another folder")
-        for path in _iter_matching_files(self.parts_folder, PART_PATTERN, TEMPORARY_FILE_PATTERN):
-            path.unlink(missing_ok=True)
-        for folder in overlays[1:]:
             check_inside_folder(folder, self.folder)
-            for path in _iter_matching_files(folder, OVERLAY_PATTERN, TEMPORARY_FILE_PATTERN):
+        for folder, pattern in ((self.parts_folder, PART_PATTERN), *((folder, OVERLAY_PATTERN) for folder in overlays)):
+            for path in _iter_matching_files(folder, pattern, TEMPORARY_FILE_PATTERN):
                 path.unlink(missing_ok=True)
-        for folder in (*overlays[1:], overlays[0], self.parts_folder):
+        for folder in (*overlays, root, self.parts_folder):
             with suppress(OSError):  # not empty, or missing
                 folder.rmdir()
 
@@ -276,7 +263,12 @@ class RunStore:
             import_arrow("parquet").write_table(rows, file, compression="zstd")
             file.flush()
             self.require_current_run()
-        _sync_folder(self.parts_folder)
+        if hasattr(os, "O_DIRECTORY"):  # so that new names survive a loss of power
+            handle = os.open(self.parts_folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
 
     def require_current_run(self) -> None:
         """Raise a RunError unless the folder still holds the run that was begun."""
@@ -312,16 +304,6 @@ class RunStore:
         return None if value is None else value.decode(errors="replace")
 
 
-def _require_current_schema(run_info: Mapping[str, Any], path: Path) -> None:
-    """Raise an OutputError for the run.json of another version of camscope."""
-    schema = run_info.get("schema", "camscope/run/1" if "made_with" in run_info else None)
-    if schema != SCHEMA_VERSION and str(schema).startswith("camscope/run/"):
-        raise OutputError(
-            f"{path}: the run has the schema {schema}, and this version of camscope reads {SCHEMA_VERSION}; compute the run "
-            "again in another folder, or use the version that wrote it"
-        )
-
-
 def hash_run_config(run_info: Mapping[str, Any]) -> str:
     """Return 16 hex digits that change with anything that a run is made with."""
     return hashlib.sha256(json.dumps(run_info["run_config"], sort_keys=True).encode()).hexdigest()[:16]
@@ -335,21 +317,18 @@ def describe_content(run_info: Mapping[str, Any]) -> str:
 def diff_run_configs(existing: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the values in which two run configurations differ, by the path of their key."""
     configs = [run_info.get("run_config", {}) for run_info in (existing, new)]
-    methods = [_list_method_names(config) for config in configs]
-    if None not in methods and methods[0] != methods[1]:  # the names tell the difference, so settings are not listed
-        configs = [{**config, "methods": names} for config, names in zip(configs, methods, strict=True)]
+    methods = [config["methods"] for config in configs if isinstance(config.get("methods"), Mapping)]
+    if len(methods) == 2:
+        # the names, each once and without digests, tell the difference if they differ, so settings are not listed
+        names = [", ".join(sorted({key.rpartition(" ")[0] for key in settings})) for settings in methods]
+        if names[0] != names[1]:
+            configs = [{**config, "methods": text} for config, text in zip(configs, names, strict=True)]
     old_values, new_values = (dict(_flatten("", config)) for config in configs)
     return {
         key: (old_values.get(key), new_values.get(key))
         for key in dict.fromkeys((*old_values, *new_values))
         if old_values.get(key) != new_values.get(key)
     }
-
-
-def _list_method_names(run_config: Any) -> str | None:
-    """Return the names of the methods of a run, each once and without digests; None if it is not a run of maps."""
-    methods = run_config.get("methods") if isinstance(run_config, Mapping) else None
-    return ", ".join(sorted({key.rpartition(" ")[0] for key in methods})) if isinstance(methods, Mapping) else None
 
 
 def _iter_matching_files(folder: Path, *patterns: re.Pattern[str]) -> Iterator[Path]:
@@ -362,13 +341,3 @@ def _flatten(name: str, value: Any) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping) or not value:
         return [(name, value)]
     return [pair for key, inner in value.items() for pair in _flatten(f"{name}.{key}" if name else str(key), inner)]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder, so that new names survive a loss of power, if the system supports it."""
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

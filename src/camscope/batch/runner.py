@@ -3,14 +3,15 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from camscope.batch import local_engine, ray_engine
+from camscope.batch import ray_engine
 from camscope.batch.batch_worker import RUN_LEVEL_ERRORS, BatchWorker
 from camscope.batch.image_loading import require_valid_num_threads
-from camscope.batch.local_engine import BatchOutcome, ChunkPlan, OutcomeCallback
-from camscope.batch.manifest import Manifest
+from camscope.batch.local_engine import BatchOutcome, ChunkPlan, OutcomeCallback, compute_chunks, run_chunks
+from camscope.batch.manifest import Manifest, hash_manifest
 from camscope.batch.options import (
     DEFAULT_BATCH_OPTIONS,
     DEFAULT_PRIVACY_OPTIONS,
@@ -20,16 +21,19 @@ from camscope.batch.options import (
 )
 from camscope.batch.overlays import OverlayWriter
 from camscope.batch.pseudonymize import ImageAccessor, apply_privacy_options
-from camscope.batch.result_rows import OutputNames
-from camscope.batch.run_config import build_run_info
+from camscope.batch.result_rows import OutputNames, hash_parameters
 from camscope.batch.run_store import RunStore
 from camscope.batch.sources import build_manifest
 from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
-from camscope.explainers.core.base_method import format_without_address
+from camscope.explainers.core.base_method import format_without_address, redact_parameters
 from camscope.explainers.core.call_arguments import reject_foreign_keywords
 from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.explainers.core.runner import get_library_versions
+from camscope.hooks.base import unwrap
 from camscope.images.scans.scan import Window
+from camscope.model_card import compute_model_digest, get_card
+from camscope.models import redact_file_names
 from camscope.targets import TargetLike
 
 SMALL_FILE_BYTES = 32_768  # bytes of a file
@@ -97,13 +101,14 @@ def run_batch(
     overlay_options = OverlayOptions(overlays) if isinstance(overlays, str) else overlays
     manifest = apply_privacy_options(build_manifest(source, root), privacy, explainer_list[0].preprocess)
     store, plan = RunStore(output), ChunkPlan(len(manifest), options.chunk_size, options.shard)
+    window = None if options.window is None else Window.parse(options.window)
     worker = BatchWorker(
         explainer_list,
         list(targets),
         manifest,
         batch_size,
         options.reduced_decoding,
-        window=_format_window(options.window),
+        window=window and f"{window.center:g},{window.width:g},{window.kind}",  # as `Window.parse` reads it
         allow_burned_in_text=privacy.allow_burned_in_text,
     )
     run_info = build_run_info(worker, options.chunk_size, overlay_options)
@@ -112,28 +117,13 @@ def run_batch(
         writer = OverlayWriter(store.folder, overlay_options.format, names, overlay_options.height)
         worker = replace(worker, overlay_writer=writer)
     is_new = store.begin(run_info, overwrite=overwrite)
+    if options.engine == "ray":
+        arguments = (worker, store, plan, num_threads, options.address, options.num_workers)
+        compute = partial(ray_engine.compute_chunks_on_ray, *arguments)
+    else:
+        compute = partial(compute_chunks, worker, store, plan, num_threads or choose_num_threads(manifest))
     try:
-        if options.engine == "ray":
-            return ray_engine.run_chunks_on_ray(
-                worker,
-                store,
-                plan,
-                num_threads,
-                options.max_failures,
-                on_progress,
-                options.address,
-                options.num_workers,
-                retry_failed=retry_failed,
-            )
-        return local_engine.run_chunks(
-            worker,
-            store,
-            plan,
-            num_threads or choose_num_threads(manifest),
-            options.max_failures,
-            on_progress,
-            retry_failed=retry_failed,
-        )
+        return run_chunks(compute, store, plan, options.max_failures, on_progress, retry_failed=retry_failed)
     except (*RUN_LEVEL_ERRORS, TargetError):
         if is_new:
             store.discard_empty_run()
@@ -149,18 +139,10 @@ def choose_num_threads(manifest: Manifest) -> int:
     if files.images is not None or not len(files):
         return n_cores
     try:
-        n_bytes = Path(files.resolve_path(files.table["path"][0].as_py())).stat().st_size
+        n_bytes = Path(files.path_resolver.resolve(files.table["path"][0].as_py())).stat().st_size
     except (OSError, InputError):  # a URL, or a missing file
         return n_cores
     return 1 if n_bytes < SMALL_FILE_BYTES else n_cores
-
-
-def _format_window(window: Any) -> str | None:
-    """Format a display window as text that `Window.parse` reads."""
-    if window is None:
-        return None
-    parsed = Window.parse(window)
-    return f"{parsed.center:g},{parsed.width:g},{parsed.kind}"
 
 
 def _check_target_names(targets: Sequence[TargetLike]) -> None:
@@ -170,3 +152,51 @@ def _check_target_names(targets: Sequence[TargetLike]) -> None:
         name = format_without_address(target)
         if target_by_name.setdefault(name, target) is not target:
             raise InputError(f"two targets are called {name}: define them as functions with different names")
+
+
+def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOptions | None = None) -> dict[str, Any]:
+    """Build the contents of a run.json. Two starts of one run have the same `run_config`."""
+    explainer, manifest = worker.explainers[0], worker.manifest
+    model = unwrap(explainer.model)
+    root = _build_root_info(manifest)
+    card = get_card(model)
+    source = card.source if card else type(model).__name__
+    parameters = [explainer.parameters for explainer in worker.explainers]
+    if manifest.is_pseudonymized:  # no file names
+        source, parameters = redact_file_names(source), [redact_parameters(settings) for settings in parameters]
+    return {
+        "run_config": {
+            "model": {"source": source, "digest": compute_model_digest(model)},
+            "preprocess": format_without_address(explainer.preprocess),
+            "methods": {  # by name and digest of the settings
+                f"{explainer.full_name} {hash_parameters(explainer.parameters)}": {
+                    name: value if isinstance(value, int | float | str) else str(value)
+                    for name, value in settings.items()
+                }
+                for explainer, settings in zip(worker.explainers, parameters, strict=True)
+            },
+            "targets": [None if target is None else format_without_address(target) for target in worker.targets],
+            "manifest": {
+                "rows": len(manifest),
+                "digest": hash_manifest(manifest),
+                "dataset": manifest.dataset,
+                # the same relative paths may name other images elsewhere
+                "folder": root["folder"] if manifest.has_relative_paths else None,
+            },
+            "chunk_size": chunk_size,
+            "reduced_decoding": worker.reduced_decoding,
+            **({} if worker.window is None else {"window": worker.window}),
+            **({} if overlays is None else {"overlays": {"format": overlays.format, "height": overlays.height}}),
+        },
+        "root": root,
+        "versions": dict(get_library_versions()),
+        "class_names": list(explainer.class_names or ()),
+    }
+
+
+def _build_root_info(manifest: Manifest) -> dict[str, Any]:
+    """Return the folder of relative paths, and whether paths must stay inside it."""
+    if manifest.is_pseudonymized:
+        return {"folder": "", "confined": False}
+    resolver = manifest.path_resolver
+    return {"folder": str((resolver.root or Path.cwd()).resolve()), "confined": resolver.confined}

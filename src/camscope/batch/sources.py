@@ -20,7 +20,7 @@ from torch import Tensor
 
 from camscope.batch.manifest import Manifest, add_row_columns, import_arrow
 from camscope.data_readers import read_errors_converted, read_parquet
-from camscope.errors import InputError
+from camscope.errors import CamscopeError, InputError
 from camscope.explainers.core.base_method import format_without_address
 from camscope.images.files.redaction import pseudonymize_source
 from camscope.images.files.source_files import is_scan_name, list_image_paths
@@ -68,50 +68,41 @@ def build_manifest(source: Any, root: str | Path | None = None, *, strict: bool 
         return source
     if isinstance(source, str) and source.startswith(DATASET_PREFIXES):
         return _build_manifest_from_dataset(load_dataset_by_name(source, root), source)
-    if isinstance(source, str | Path) or (isinstance(source, list | tuple) and _are_paths(source)):
+    if isinstance(source, str | Path) or (
+        isinstance(source, list | tuple) and all(isinstance(item, str | Path) for item in source)
+    ):
         return _build_manifest_from_files(source, root, strict=strict)
     return _build_manifest_from_dataset(source)
-
-
-def _are_paths(items: Sequence[Any]) -> bool:
-    return all(isinstance(item, str | Path) for item in items)
 
 
 def _build_manifest_from_files(
     source: str | Path | Sequence[str | Path], root: str | Path | None, *, strict: bool
 ) -> Manifest:
     path = Path(source) if isinstance(source, str | Path) else None
-    default_root: Path | None = None
     if path is not None and path.suffix.lower() in TABLE_SUFFIXES and not glob.has_magic(str(path)):
-        table, default_root = _read_table_file(path), path.parent
+        table, root = _read_table_file(path), path.parent if root is None else root
     else:
         table = _list_files_as_table(source)
-    base = default_root if root is None else Path(root) if str(root) else None
-    return Manifest(add_row_columns(table, "the manifest", strict=strict), base)
+    return Manifest(add_row_columns(table, "the manifest", strict=strict), Path(root) if root and str(root) else None)
 
 
 def _read_table_file(path: Path) -> "pa.Table":
-    import_arrow("csv")
+    csv, kind = import_arrow("csv"), path.suffix[1:].upper()
     if not path.is_file():
         problem = describe_file_problem(path) if path.exists() else f"the {path.suffix} file does not exist"
         raise InputError(f"there is no such manifest: {problem}")
-    with read_errors_converted(f"the manifest: this is not a {path.suffix[1:].upper()} table", quote_original=False):
-        return _parse_table_file(path)
-
-
-def _parse_table_file(path: Path) -> "pa.Table":
-    csv = import_arrow("csv")
-    try:
-        if path.suffix.lower() == ".parquet":
-            return read_parquet(path)
-        # these are text even if all values look like numbers
-        text_columns = dict.fromkeys(("path", "id", "target"), import_arrow().string())
-        options = csv.ConvertOptions(column_types=text_columns, strings_can_be_null=True)
-        return csv.read_csv(path, convert_options=options)
-    except import_arrow().ArrowInvalid as error:
-        safe_parts = "; ".join(match[0] for match in SAFE_ARROW_MESSAGES.finditer(str(error)))
-        reason = safe_parts or "it is damaged or has another format"
-        raise InputError(f"the manifest: this is not a {path.suffix[1:].upper()} table: {reason}") from None
+    with read_errors_converted(f"the manifest: this is not a {kind} table", quote_original=False):
+        try:
+            if kind == "PARQUET":
+                return read_parquet(path)
+            # these are text even if all values look like numbers
+            text_columns = dict.fromkeys(("path", "id", "target"), import_arrow().string())
+            options = csv.ConvertOptions(column_types=text_columns, strings_can_be_null=True)
+            return csv.read_csv(path, convert_options=options)
+        except import_arrow().ArrowInvalid as error:
+            safe_parts = "; ".join(match[0] for match in SAFE_ARROW_MESSAGES.finditer(str(error)))
+            reason = safe_parts or "it is damaged or has another format"
+            raise InputError(f"the manifest: this is not a {kind} table: {reason}") from None
 
 
 def _list_files_as_table(source: str | Path | Sequence[str | Path]) -> "pa.Table":
@@ -150,16 +141,20 @@ def load_dataset_by_name(spec: str, root: str | Path | None = None) -> Any:
     """
     library, _, name_and_split = spec.partition(":")
     name, _, split = name_and_split.partition(":")
-    return _load_hugging_face_dataset(name, split) if library == "hf" else _build_torchvision_dataset(name, split, root)
+    try:
+        if library == "hf":
+            return _load_hugging_face_dataset(name, split)
+        return _build_torchvision_dataset(name, split, root)
+    except CamscopeError:
+        raise
+    except Exception as error:
+        raise InputError(f"{library}:{name}: it cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def _load_hugging_face_dataset(name: str, split: str) -> Any:
     datasets = require("datasets", extra="hub")
-    try:
-        on_disk = Path(name).is_dir()
-        dataset = datasets.load_from_disk(name) if on_disk else datasets.load_dataset(name, split=split or None)
-    except Exception as error:
-        raise InputError(f"hf:{name}: it cannot be loaded: {type(error).__name__}: {error}") from error
+    on_disk = Path(name).is_dir()
+    dataset = datasets.load_from_disk(name) if on_disk else datasets.load_dataset(name, split=split or None)
     if not isinstance(dataset, Mapping):
         return dataset
     if split not in dataset:
@@ -182,10 +177,7 @@ def _build_torchvision_dataset(name: str, split: str, root: str | Path | None) -
         arguments["train"] = split == "train"
     elif split:
         arguments["split"] = split
-    try:
-        return dataset_cls(**arguments)
-    except Exception as error:
-        raise InputError(f"torchvision:{name}: it cannot be loaded: {type(error).__name__}: {error}") from error
+    return dataset_cls(**arguments)
 
 
 class DatasetImages:
@@ -213,30 +205,21 @@ def _build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manif
     `dataset` is a Hugging Face dataset with a column of images, a torchvision dataset, or an object with `__len__` and
     `__getitem__`. Its items are images, begin with an image, or hold one as "image". `name` loads the dataset again.
     """
-    if isinstance(getattr(dataset, "samples", None), list) and hasattr(
-        dataset, "classes"
-    ):  # ImageFolder and subclasses
-        return _build_image_folder_manifest(dataset)
+    pa, kind = import_arrow(), type(dataset).__name__
+    if isinstance(getattr(dataset, "samples", None), list) and hasattr(dataset, "classes"):
+        # ImageFolder and subclasses: the files are read as files, so that they can be found again
+        paths, labels = zip(*dataset.samples, strict=True)
+        names = _map_labels_to_names(np.array(labels), dataset.classes)
+        table = pa.table({"path": pa.array(paths, pa.string()), LABEL_COLUMN: names})
+        return Manifest(add_row_columns(table, kind), None)
     if hasattr(dataset, "features") and hasattr(dataset, "with_format"):
         table, images = _split_hugging_face_dataset(dataset)
     elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         table, images = _build_label_table(dataset), DatasetImages(dataset, None)
     else:
-        raise InputError(
-            f"a {type(dataset).__name__} has no __len__ or no __getitem__; pass a dataset that has both, or files"
-        )
+        raise InputError(f"a {kind} has no __len__ or no __getitem__; pass a dataset that has both, or files")
     identity = name or getattr(dataset, "_fingerprint", None) or dataset
-    return Manifest(add_row_columns(table, type(dataset).__name__), None, images, format_without_address(identity))
-
-
-def _build_image_folder_manifest(dataset: Any) -> Manifest:
-    """Build the manifest of the files that a dataset lists. They are read as files, so they can be found again."""
-    paths, labels = zip(*dataset.samples, strict=True)
-    columns = {
-        "path": import_arrow().array(paths, import_arrow().string()),
-        LABEL_COLUMN: _map_labels_to_names(np.array(labels), dataset.classes),
-    }
-    return Manifest(add_row_columns(import_arrow().table(columns), type(dataset).__name__), None)
+    return Manifest(add_row_columns(table, kind), None, images, format_without_address(identity))
 
 
 def _split_hugging_face_dataset(dataset: Any) -> tuple["pa.Table", DatasetImages]:
@@ -255,9 +238,8 @@ def _split_hugging_face_dataset(dataset: Any) -> tuple["pa.Table", DatasetImages
             columns[name] = _map_labels_to_names(columns[name].to_numpy(), dataset.features[name].names)
     if "label" in columns and LABEL_COLUMN not in columns:
         columns = {LABEL_COLUMN if name == "label" else name: column for name, column in columns.items()}
-    return import_arrow().table({"path": _number_paths(len(dataset)), **columns}), DatasetImages(
-        undecoded, image_columns[0]
-    )
+    table = import_arrow().table({"path": _number_paths(len(dataset)), **columns})
+    return table, DatasetImages(undecoded, image_columns[0])
 
 
 def _build_label_table(dataset: Any) -> "pa.Table":

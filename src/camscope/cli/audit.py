@@ -125,7 +125,8 @@ def compare(
     console.print(table)
     for agreement in comparison.cross_model_agreements:
         correlation = format_interval(agreement.correlation)
-        description = f"{METHODS.display_name(agreement.method)}, {agreement.finding}: rank correlation of both models' maps {correlation}"
+        method = METHODS.display_name(agreement.method)
+        description = f"{method}, {agreement.finding}: rank correlation of both models' maps {correlation}"
         base.print_field("maps", description)
     for change in comparison.verdict_changes:
         base.print_field("verdict", f"{change.claim} {change.first} → {change.second}")

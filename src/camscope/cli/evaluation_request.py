@@ -150,7 +150,9 @@ def _select_answering_explainers(explainers: "list[Explainer]", manifest: "Manif
             base.collect_warnings(),
             base.spinner("checking which methods support the model"),
         ):
-            source = manifest.resolve_path(row["path"]) if manifest.images is None else manifest.images[row["row"]]
+            source = (
+                manifest.path_resolver.resolve(row["path"]) if manifest.images is None else manifest.images[row["row"]]
+            )
             return list(explain_supported(explainers, source, [None])[0])
     return explainers
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from camscope.batch import DatasetInspection, DatasetIssue
-    from camscope.batch.inspection.distributions import TargetPrevalence
+    from camscope.batch.inspection.inspection_table import TargetPrevalence
 
 EXAMPLE = "camscope inspect-images camscope-demo/images --output check.json"
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}

@@ -43,7 +43,7 @@ def run(
     with progress.progress_bar("drawing", min(limit, matching), base.stderr_console()) as bar:
         contact_sheet = build_contact_sheet(batch_run, query, image_height, os.cpu_count() or 1, bar.advance)
     write_bytes(file, contact_sheet.html.encode(), overwrite=overwrite)
-    row_counts = contact_sheet.row_counts
-    rows_text = f"{plural(row_counts.n_displayed, 'row')} of {row_counts.n_matching}"
-    rows_text += "" if row_counts.n_matching == row_counts.n_rows else f" that match, of {row_counts.n_rows}"
+    rows_text = f"{plural(contact_sheet.n_displayed, 'row')} of {contact_sheet.n_matching}"
+    is_filtered = contact_sheet.n_matching != contact_sheet.n_rows
+    rows_text += f" that match, of {contact_sheet.n_rows}" if is_filtered else ""
     base.print_field("page", f"{rows_text}: {file}")

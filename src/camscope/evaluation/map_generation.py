@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from camscope.batch import BatchOptions, BatchOutcome, Manifest, build_manifest, run_batch
-from camscope.batch.image_loading import read_row_source
 from camscope.batch.local_engine import OutcomeCallback
 from camscope.batch.pseudonymize import contains_scans
 from camscope.errors import CategoryError, InputError, RunError, UndefinedError
@@ -137,7 +136,7 @@ def check_ground_truth(
 def _matches_image(ground_truth: GroundTruth, row: dict[str, Any], manifest: Manifest) -> bool:
     """Return True if a mask fits its image, False if the image cannot be read; InputError if the mask does not fit."""
     try:
-        source = read_row_source(manifest, row["path"]) if manifest.images is None else manifest.images[row["row"]]
+        source = manifest.read_source(row)
         scan = isinstance(source, Path) or is_scan(source)
         size = read_scan(source).shape if scan else read_photo(source).pixels.shape[:2]
     except Exception:  # a store, a network or a dataset may raise anything; the run reports it for each image

@@ -242,7 +242,7 @@ class ModelMetricEvaluator:
             return
         explained = [(row, self.explainers[key], False) for (key, _), row in case.rows.items()]
         for name in CONTROL_EXPLAINERS:
-            explainer = METHODS[name](self.replay.model, mode=case.mode, **case.call_settings)
+            explainer = METHODS[name](self.replay.model, mode=case.mode, **case.forward_options)
             explained.append((build_control_row(case.first_row, name), explainer, True))
         for row, explainer, is_control in explained:
             for metric in metrics:

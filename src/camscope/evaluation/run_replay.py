@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from camscope.batch import BatchRun
 from camscope.batch.batch_worker import parse_target
-from camscope.batch.image_loading import InputOptions, prepare_input
+from camscope.batch.image_loading import prepare_input
 from camscope.batch.map_collection import require_unchanged
 from camscope.batch.result_rows import hash_parameters
 from camscope.errors import ImageError, InputError, PreprocessError, UndefinedError
@@ -69,11 +69,14 @@ class RunReplay:
             raise UndefinedError(str(error)) from error
         require_unchanged(row, source)
         settings = self.run.run_info["run_config"]
-        options = InputOptions(reduced_decoding=settings["reduced_decoding"], window=settings.get("window"))
-        item = prepare_input(source, self.input_explainer, options)
-        size, matrix = tuple(item.x.shape[1:]), None if item.placement is None else item.placement.matrix
-        is_same = (row["placement"] is None) == (matrix is None) and list(size) == row["input_size"]
-        if not is_same or not (matrix is None or np.allclose(np.reshape(row["placement"], (len(size), -1)), matrix)):
+        options = {"reduced_decoding": settings["reduced_decoding"], "window": settings.get("window")}
+        item = prepare_input(source, self.input_explainer, **options)
+        size, placement = tuple(item.x.shape[1:]), item.placement
+        recorded = None if row["placement"] is None else np.reshape(row["placement"], (len(size), -1))
+        is_same = (recorded is None) == (placement is None) and (
+            recorded is None or placement is None or np.allclose(recorded, placement.matrix)
+        )
+        if list(size) != row["input_size"] or not is_same:
             raise PreprocessError(
                 f"{row['path']} enters the model as {size} and was explained as {tuple(row['input_size'])}, or its placement "
                 f"on the image differs: pass the preprocess that the run was made with"

@@ -1,10 +1,9 @@
 """Medical images: volumes explained slice by slice or patch by patch, and exports to DICOM and NIfTI."""
 
 from camscope.medical.dicom_export import compute_device_uid
+from camscope.medical.dicom_objects import to_parametric_map, to_secondary_capture
 from camscope.medical.export import EXPORT_KINDS, export
 from camscope.medical.nifti_export import to_nifti
-from camscope.medical.parametric_map import to_parametric_map
-from camscope.medical.secondary_capture import to_secondary_capture
 from camscope.medical.slices_and_patches import SliceExplanations, explain_patch, explain_patches, explain_slices
 
 __all__ = [

@@ -1,7 +1,6 @@
 """Shared parts of the DICOM exports: reading the source's headers, consent to copy them, and common attributes.
 
-- The device that made an object is camscope with this model. Other weights count as another device.
-- The position of a slice is copied unchanged from the elements of the source's header.
+The device that made an object is camscope with this model: other weights count as another device.
 """
 
 import io
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from camscope.errors import CamscopeError, ImageError, InputError, OutputError
 from camscope.explanation import Explanation
@@ -23,15 +23,15 @@ from camscope.images.scans.dicom_tags import iter_macro_items, read_first_number
 from camscope.images.scans.itk import ITK_SUFFIXES
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
-from camscope.medical.export_metadata import format_title, to_dicom_ascii
+from camscope.medical.scan_map import format_title, to_dicom_ascii
 from camscope.optional import require
 from camscope.version import __version__
 
 if TYPE_CHECKING:
-    from highdicom import ContributingEquipment
     from pydicom.dataset import Dataset
 
-
+MANUFACTURER = "camscope"
+DEVICE_UID_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "camscope.model.digest")
 PROFILES = ("research", "clinical")
 PIXEL_KEYWORDS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData", "OverlayData", "IconImageSequence")
 REQUIRED_UID_KEYWORDS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
@@ -41,6 +41,16 @@ OPTIONAL_VALUE_KEYWORDS = (
     *("StudyTime", "ReferringPhysicianName"),
 )
 FIRST_SERIES_NUMBER = 9000  # scanners rarely use such numbers
+ORIENTATION_SEQUENCE = "PlaneOrientationSequence"
+# the sequence of an enhanced file that holds each element; other files hold it at the root
+SEQUENCE_BY_KEYWORD = {
+    **dict.fromkeys(("PixelSpacing", "SliceThickness", "SpacingBetweenSlices"), "PixelMeasuresSequence"),
+    **dict.fromkeys(("ImagerPixelSpacing", "NominalScannedPixelSpacing"), "PixelMeasuresSequence"),
+    "ImageOrientationPatient": ORIENTATION_SEQUENCE,
+    "ImagePositionPatient": "PlanePositionSequence",
+    **dict.fromkeys(("FrameOfReferenceUID", "PositionReferenceIndicator"), "FrameOfReferenceMacro"),
+}
+DIRECTION_LETTERS = ("LR", "PA", "HF")  # high and low end of each LPS axis
 
 
 def check_clinical_profile(profile: str, object_name: str) -> None:
@@ -85,12 +95,8 @@ def read_dicom_source(source: Any) -> DicomSource:
     require_highdicom()
     scan = read_scan(source)
     files = [source] if isinstance(source, bytes) else scan.sources
-    other_suffixes = (*PHOTO_SUFFIXES, *ITK_SUFFIXES)
-    if (
-        not files
-        or scan.format_codes is not None
-        or any(str(file).lower().endswith(other_suffixes) for file in scan.sources)
-    ):
+    has_other_format = any(str(file).lower().endswith((*PHOTO_SUFFIXES, *ITK_SUFFIXES)) for file in scan.sources)
+    if not files or scan.format_codes is not None or has_other_format:
         raise ImageError(
             f"{scan.name} does not come from DICOM files, so that patient and study are unknown; use to_nifti"
         )
@@ -106,11 +112,10 @@ def _read_header(file: Any, name: str) -> "Dataset":
         if missing := [keyword for keyword in REQUIRED_UID_KEYWORDS if not dataset.get(keyword)]:
             raise ImageError(f"{name}: the header has no {', '.join(missing)}, which a reference needs")
         for keyword in OPTIONAL_VALUE_KEYWORDS:
-            if keyword not in dataset:
+            if keyword not in dataset or not _has_valid_value(dataset, keyword):
                 setattr(dataset, keyword, "")
-        for keyword in (*OPTIONAL_VALUE_KEYWORDS, "PatientBirthTime"):
-            if keyword in dataset and not _has_valid_value(dataset, keyword):
-                setattr(dataset, keyword, "")
+        if "PatientBirthTime" in dataset and not _has_valid_value(dataset, "PatientBirthTime"):
+            dataset.PatientBirthTime = ""
         return dataset
 
 
@@ -133,7 +138,7 @@ def set_common_attributes(image: "Dataset", explanation: Explanation, derivation
     image.DerivationDescription = derivation
     image.ContentQualification = "RESEARCH"
     image.ManufacturerModelName, image.SoftwareVersions = MANUFACTURER, __version__
-    image.DeviceSerialNumber = to_dicom_ascii(get_device_serial_number(explanation), 64)
+    image.DeviceSerialNumber = to_dicom_ascii(explanation.model or "unknown", 64)
     if explanation.model:
         image.DeviceUID = compute_device_uid(explanation.model)
     image.SeriesDescription = to_dicom_ascii(f"Model attribution: {format_title(explanation)}", 64)
@@ -164,10 +169,6 @@ def encode_dicom(image: "Dataset") -> bytes:
     return buffer.getvalue()
 
 
-MANUFACTURER = "camscope"
-DEVICE_UID_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "camscope.model.digest")
-
-
 def compute_device_uid(digest: str) -> str:
     """Return the device UID that follows from a model's digest. Other weights give another UID.
 
@@ -184,49 +185,36 @@ def compute_device_uid(digest: str) -> str:
     return f"2.25.{uuid.uuid5(DEVICE_UID_NAMESPACE, digest).int}"
 
 
-def create_equipment_item(explanation: Explanation) -> "ContributingEquipment":
-    """Build the item of ContributingEquipmentSequence that names method, version and model."""
-    from highdicom import ContributingEquipment
+def build_common_arguments(explanation: Explanation) -> dict[str, Any]:
+    """Return the arguments of highdicom that all objects share: new UIDs, and the device with method, version and model."""
+    from highdicom import UID, ContributingEquipment
     from pydicom.sr.codedict import codes
+    from pydicom.uid import ExplicitVRLittleEndian
 
-    item = ContributingEquipment(
+    digest = explanation.model or "unknown"
+    equipment = ContributingEquipment(
         manufacturer=MANUFACTURER,
         purpose_of_reference=codes.DCM.ProcessingEquipment,
         manufacturer_model_name=to_dicom_ascii(explanation.method, 64),
         software_versions=__version__,
-        device_serial_number=get_device_serial_number(explanation),
-        contribution_description=to_dicom_ascii(
-            f"{format_title(explanation)}; model digest {get_device_serial_number(explanation)}", 1024
-        ),
+        device_serial_number=digest,
+        contribution_description=to_dicom_ascii(f"{format_title(explanation)}; model digest {digest}", 1024),
     )
     if explanation.model:
-        item.DeviceUID = compute_device_uid(explanation.model)
-    return item
-
-
-def get_device_serial_number(explanation: Explanation) -> str:
-    """Return the model's digest, or "unknown"."""
-    return explanation.model or "unknown"
-
-
-MEASURES_SEQUENCE, ORIENTATION_SEQUENCE, POSITION_SEQUENCE = (
-    "PixelMeasuresSequence",
-    "PlaneOrientationSequence",
-    "PlanePositionSequence",
-)
-# the sequence of an enhanced file that holds each element; other files hold it at the root
-SEQUENCE_BY_KEYWORD = {
-    **dict.fromkeys(("PixelSpacing", "SliceThickness", "SpacingBetweenSlices"), MEASURES_SEQUENCE),
-    **dict.fromkeys(("ImagerPixelSpacing", "NominalScannedPixelSpacing"), MEASURES_SEQUENCE),
-    "ImageOrientationPatient": ORIENTATION_SEQUENCE,
-    "ImagePositionPatient": POSITION_SEQUENCE,
-    **dict.fromkeys(("FrameOfReferenceUID", "PositionReferenceIndicator"), "FrameOfReferenceMacro"),
-}
-DIRECTION_LETTERS = ("LR", "PA", "HF")  # high and low end of each LPS axis
+        equipment.DeviceUID = compute_device_uid(explanation.model)
+    return {
+        "series_instance_uid": UID(),
+        "sop_instance_uid": UID(),
+        "manufacturer": MANUFACTURER,
+        "transfer_syntax_uid": ExplicitVRLittleEndian,
+        "contributing_equipment": [equipment],
+    }
 
 
 def copy_slice_geometry(image: "Dataset", source: DicomSource, index: int) -> None:
     """Copy spacing, orientation, position and frame of reference of a slice from its header."""
+    from pydicom.valuerep import DS
+
     header, frame = source.get_slice_header(index)
     groups = read_functional_groups(header, [frame])[0]
     for keyword, sequence in SEQUENCE_BY_KEYWORD.items():
@@ -234,18 +222,12 @@ def copy_slice_geometry(image: "Dataset", source: DicomSource, index: int) -> No
         if holder is not None:
             setattr(image, keyword, holder[keyword].value)
     if int(header.get("NumberOfFrames") or 1) > 1 and "PerFrameFunctionalGroupsSequence" not in header:
-        _set_frame_position(image, source, index)
-
-
-def _set_frame_position(image: "Dataset", source: DicomSource, index: int) -> None:
-    """Compute the position of a frame from the affine, for frames that share one position in the header."""
-    from pydicom.valuerep import DS
-
-    if "ImagePositionPatient" in image:
-        del image.ImagePositionPatient
-    if source.scan.affine is not None:
-        position = LPS_TO_RAS @ source.scan.affine @ [index, 0, 0, 1]
-        image.ImagePositionPatient = [DS(value, auto_format=True) for value in position[:3].tolist()]
+        # all frames share one position in the header, so that of this frame is computed
+        if "ImagePositionPatient" in image:
+            del image.ImagePositionPatient
+        if source.scan.affine is not None:
+            position = LPS_TO_RAS @ source.scan.affine @ [index, 0, 0, 1]
+            image.ImagePositionPatient = [DS(value, auto_format=True) for value in position[:3].tolist()]
 
 
 def get_patient_orientation(header: "Dataset", frame: int) -> list[str] | None:
@@ -253,16 +235,13 @@ def get_patient_orientation(header: "Dataset", frame: int) -> list[str] | None:
     declared = header.get("PatientOrientation")
     if declared and len(declared) == 2:
         return list(declared)
-    directions = read_first_numbers(
-        read_functional_groups(header, [frame])[0], ORIENTATION_SEQUENCE, "ImageOrientationPatient", 6
-    )
-    return (
-        None
-        if directions is None
-        else [_get_direction_letter(np.array(directions[:3])), _get_direction_letter(np.array(directions[3:]))]
-    )
+    groups = read_functional_groups(header, [frame])[0]
+    directions = read_first_numbers(groups, ORIENTATION_SEQUENCE, "ImageOrientationPatient", 6)
+    if directions is None:
+        return None
+    return [_get_direction_letter(np.array(part)) for part in (directions[:3], directions[3:])]
 
 
-def _get_direction_letter(direction: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> str:
+def _get_direction_letter(direction: NDArray[np.float64]) -> str:
     axis = int(abs(direction).argmax())
     return DIRECTION_LETTERS[axis][int(direction[axis] < 0)]

@@ -7,9 +7,8 @@ from typing import Any
 from camscope.errors import InputError
 from camscope.explanation import Explanation
 from camscope.medical.dicom_export import require_highdicom
+from camscope.medical.dicom_objects import to_parametric_map, to_secondary_capture
 from camscope.medical.nifti_export import require_nibabel, to_nifti
-from camscope.medical.parametric_map import to_parametric_map
-from camscope.medical.secondary_capture import to_secondary_capture
 
 EXPORT_KINDS = ("nifti", "pmap", "sc")
 

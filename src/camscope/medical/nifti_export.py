@@ -14,8 +14,7 @@ from camscope.explanation import Explanation
 from camscope.images.scans.nifti import read_nifti_header
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
-from camscope.medical.export_metadata import build_sidecar, to_dicom_ascii
-from camscope.medical.scan_space import ScanSpaceMap, resample_to_scan
+from camscope.medical.scan_map import ScanSpaceMap, build_sidecar, resample_to_scan, to_dicom_ascii
 from camscope.optional import require
 from camscope.safe_files import write_bytes
 
@@ -53,28 +52,30 @@ def to_nifti(
 
     """
     path = Path(path)
-    stem, suffix = _split_nifti_suffix(path)
+    suffix = next(
+        (end for end in (".nii.gz", ".nii") if path.name.lower().endswith(end) and path.name.lower() != end), ""
+    )
+    if not suffix:
+        raise OutputError(f"{path}: expected a file name that ends in .nii or .nii.gz")
+    stem = path.name[: -len(suffix)]
     require_nibabel()
     scan = None if source is None else read_scan(source)
     scan_map = resample_to_scan(explanation, scan)
     header = _build_header(scan_map, scan, source)
     mask_path, sidecar_path = path.with_name(f"{stem}_covered{suffix}"), path.with_name(f"{stem}.json")
-    _check_paths_free((path, mask_path, sidecar_path), overwrite)
+    for existing in () if overwrite else filter(os.path.lexists, (path, mask_path, sidecar_path)):
+        raise OutputError(f"{existing} exists; allow overwriting, or choose another name")
     if scan_map.covered.all() and mask_path.exists() and not _is_camscope_map(mask_path):
         raise OutputError(f"{mask_path} exists and was not written by camscope; move it, or choose another name")
-    values = _to_volume(scan_map.values, scan)
     header["cal_min"], header["cal_max"] = scan_map.value_range
     header["descrip"] = to_dicom_ascii(f"camscope {explanation.method}", 79).encode()
-    write_bytes(path, _encode_nifti(header, values, suffix), overwrite=overwrite)
+    write_bytes(path, _encode_nifti(header, _to_volume(scan_map.values, scan), suffix), overwrite=overwrite)
     if scan_map.covered.all():
         mask_path.unlink(missing_ok=True)  # left over from a former map
     else:
         header["cal_min"], header["cal_max"] = 0, 1
-        write_bytes(
-            mask_path,
-            _encode_nifti(header, _to_volume(scan_map.covered, scan).astype(np.uint8), suffix),
-            overwrite=overwrite,
-        )
+        covered = _to_volume(scan_map.covered, scan).astype(np.uint8)
+        write_bytes(mask_path, _encode_nifti(header, covered, suffix), overwrite=overwrite)
     data = json.dumps(build_sidecar(explanation, scan_map), indent=1, allow_nan=False).encode()
     write_bytes(sidecar_path, data, overwrite=overwrite)
     return path
@@ -83,20 +84,6 @@ def to_nifti(
 def require_nibabel() -> None:
     """Raise MissingExtraError without nibabel, before anything is read."""
     require("nibabel", extra="medical")
-
-
-def _split_nifti_suffix(path: Path) -> tuple[str, str]:
-    """Split `map.nii.gz` into `map` and `.nii.gz`."""
-    for suffix in (".nii.gz", ".nii"):
-        if path.name.lower().endswith(suffix) and len(path.name) > len(suffix):
-            return path.name[: -len(suffix)], suffix
-    raise OutputError(f"{path}: expected a file name that ends in .nii or .nii.gz")
-
-
-def _check_paths_free(paths: tuple[Path, ...], overwrite: bool) -> None:
-    for path in () if overwrite else paths:
-        if os.path.lexists(path):
-            raise OutputError(f"{path} exists; allow overwriting, or choose another name")
 
 
 def _is_camscope_map(path: Path) -> bool:
@@ -121,7 +108,12 @@ def _build_header(scan_map: ScanSpaceMap, scan: Scan | None, scan_source: Any) -
     """Build nibabel's header with the geometry and without text."""
     from nibabel.nifti1 import Nifti1Header
 
-    source = _read_source_header(scan, scan_source)
+    source = None
+    if (
+        scan is not None and scan.format_codes is not None
+    ):  # a NIfTI file, or a `Scan` that may have been read from bytes
+        file = scan_source if isinstance(scan_source, bytes) else next(iter(scan.sources), None)
+        source = None if file is None else read_nifti_header(file)
     kind: Any = Nifti1Header if source is None else type(source)
     header = kind()
     header.set_data_shape(_to_volume(scan_map.values, scan).shape)
@@ -129,26 +121,17 @@ def _build_header(scan_map: ScanSpaceMap, scan: Scan | None, scan_source: Any) -
         for key in GEOMETRY_FIELDS:
             header[key] = source[key]
         sides = np.abs(source["pixdim"][1:4])
-        header["pixdim"][0] = source["pixdim"][0]
-        header["pixdim"][1:4] = np.where(sides > 0, sides, 1)
+        header["pixdim"][:4] = source["pixdim"][0], *np.where(sides > 0, sides, 1)
         header["xyzt_units"] = int(source["xyzt_units"]) & 7
         return header
     header.set_xyzt_units("mm")
     if scan_map.affine is not None:
-        codes = scan.format_codes if scan is not None else None
         default = ALIGNED_CODE if scan is None else SCANNER_CODE
-        _set_affine(header, scan_map.affine, max((codes or {}).get("sform_code", default), 1))
+        codes = (scan and scan.format_codes) or {}
+        _set_affine(header, scan_map.affine, max(codes.get("sform_code", default), 1))
     elif scan is not None and scan.spacing is not None:
         header["pixdim"][1:4] = (*(1.0,) * (3 - len(scan.spacing)), *scan.spacing)
     return header
-
-
-def _read_source_header(scan: Scan | None, scan_source: Any) -> Any:
-    """Read the header of a NIfTI source; None for any other source, and for a `Scan` read from bytes."""
-    if scan is None or scan.format_codes is None:
-        return None
-    source = scan_source if isinstance(scan_source, bytes) else next(iter(scan.sources), None)
-    return None if source is None else read_nifti_header(source)
 
 
 def _set_affine(header: Any, affine: NDArray[np.float64], code: int) -> None:

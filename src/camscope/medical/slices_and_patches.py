@@ -92,13 +92,10 @@ def explain_slices(
     slices = [_extract_slice(scan, n, order) for n in range(scan.shape[axis])]
     explanations, notes = _explain_slice_batches(explainer, slices, target, batch_size, progress), list[str]()
     if target is None:
-        most_confident = max(
-            explanations,
-            key=lambda explanation: explanation.score if explanation.probability is None else explanation.probability,
-        )
-        notes.append(f"no target given: {most_confident.label} is the class with the highest probability on any slice")
-        if any(explanation.target != most_confident.target for explanation in explanations):
-            explanations = _explain_slice_batches(explainer, slices, most_confident.target, batch_size, progress)
+        best = max(explanations, key=lambda slice_: slice_.score if slice_.probability is None else slice_.probability)
+        notes.append(f"no target given: {best.label} is the class with the highest probability on any slice")
+        if any(explanation.target != best.target for explanation in explanations):
+            explanations = _explain_slice_batches(explainer, slices, best.target, batch_size, progress)
     scores, probabilities = (
         np.array([getattr(explanation, key) for explanation in explanations], np.float64)
         for key in ("score", "probability")
@@ -110,20 +107,15 @@ def explain_slices(
 def _orient_scan(explainer: Explainer, scan: Scan) -> tuple[Explainer, Scan, Placement]:
     """Return the explainer for single slices, the volume they are cut from, and its placement on the scan."""
     preprocess, placement = explainer.preprocess, Placement.identity(scan.shape)
-    if isinstance(preprocess, ScanPreprocess) and preprocess.orientation is not None:
-        reduced_explainer = copy.copy(explainer)
-        reduced_explainer.preprocess = replace(preprocess, orientation=None)
-        reoriented, placement = reorient_scan(scan, preprocess.orientation)
-        return (
-            reduced_explainer,
-            replace(reoriented, steps=(*scan.steps, f"reoriented to {preprocess.orientation}")),
-            placement,
-        )
-    return (
-        explainer,
-        scan if isinstance(preprocess, ScanPreprocess) or scan.is_color else rescale_to_display_range(scan),
-        placement,
-    )
+    if not isinstance(preprocess, ScanPreprocess):
+        return explainer, scan if scan.is_color else rescale_to_display_range(scan), placement
+    if preprocess.orientation is None:
+        return explainer, scan, placement
+    slice_explainer = copy.copy(explainer)
+    slice_explainer.preprocess = replace(preprocess, orientation=None)
+    reoriented, placement = reorient_scan(scan, preprocess.orientation)
+    steps = (*scan.steps, f"reoriented to {preprocess.orientation}")
+    return slice_explainer, replace(reoriented, steps=steps), placement
 
 
 def _extract_slice(scan: Scan, index: int, order: Sequence[int]) -> Scan:
@@ -156,28 +148,23 @@ def _stack_explanations(
         matrix[1:, 1:] = slice_placement.matrix
         sizes = ((len(explanations), *slice_placement.input_size), (len(explanations), *slice_placement.image_size))
         placement = volume_placement.composed(Placement(matrix, *sizes))
-    attribution, input_images = (
-        np.stack([explanation.attribution for explanation in explanations]),
-        [explanation.model_input_image for explanation in explanations if explanation.model_input_image is not None],
-    )
-    flagged_statuses = {explanation.status for explanation in explanations} - {STATUS_OK}
-    if flagged_statuses:
-        count = sum(explanation.status != STATUS_OK for explanation in explanations)
-        notes = [
-            *notes,
-            f"flagged: {count} of {plural(len(explanations), 'slice')} ({', '.join(sorted(flagged_statuses)).replace('_', ' ')})",
-        ]
+    n_slices, statuses = len(explanations), [explanation.status for explanation in explanations]
+    flagged = [status for status in statuses if status != STATUS_OK]
+    if flagged:
+        flags = ", ".join(sorted(set(flagged))).replace("_", " ")
+        notes = [*notes, f"flagged: {len(flagged)} of {plural(n_slices, 'slice')} ({flags})"]
+    input_images = [image for explanation in explanations if (image := explanation.model_input_image) is not None]
     return replace(
         best,
-        attribution=attribution,
+        attribution=np.stack([explanation.attribution for explanation in explanations]),
         standard_error=None,
-        input_size=(len(explanations), *first.input_size),
+        input_size=(n_slices, *first.input_size),
         placement=placement,
-        status=STATUS_OK if any(explanation.status == STATUS_OK for explanation in explanations) else first.status,
+        status=STATUS_OK if len(flagged) < n_slices else first.status,
         notes=(*dict.fromkeys(note for explanation in explanations for note in explanation.notes), *notes),
         diagnostics={},
         parameters={**best.parameters, "slices along axis": order[0]},
-        model_input_image=np.stack(input_images) if len(input_images) == len(explanations) else None,
+        model_input_image=np.stack(input_images) if len(input_images) == n_slices else None,
         scan_steps=(*best.scan_steps, f"slices along axis {order[0]}"),
     )
 
@@ -243,7 +230,8 @@ def explain_patches(
     input_size = tuple(item.x.shape[1:])
     total, count, best, n_ok = np.zeros(input_size), np.zeros(input_size), None, 0
     starts = list(_compute_patch_starts(input_size, size, overlap))
-    with track_steps(f"{explainer.full_name}, {plural(len(starts), 'patch')}", len(starts), progress) as advance:
+    n_patches = plural(len(starts), "patch")
+    with track_steps(f"{explainer.full_name}, {n_patches}", len(starts), progress) as advance:
         for start in starts:
             explanation = _explain_item_patch(explainer, item, start, size, target)
             part = tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))
@@ -256,8 +244,7 @@ def explain_patches(
         raise InputError("there are no patches")
     size_text, notes = " x ".join(map(str, size)), best.notes
     if n_ok < len(starts):
-        notes = (*notes, f"the maps of {len(starts) - n_ok} of {plural(len(starts), 'patch')} are flagged")
-    settings = {**best.parameters, "patch": f"each of {size_text}, overlap {overlap:g}"}
+        notes = (*notes, f"the maps of {len(starts) - n_ok} of {n_patches} are flagged")
     return replace(
         best,
         attribution=(total / count).astype(best.attribution.dtype),
@@ -267,12 +254,9 @@ def explain_patches(
         status=STATUS_OK if n_ok else best.status,
         layout=None,
         diagnostics={},
-        parameters=settings,
+        parameters={**best.parameters, "patch": f"each of {size_text}, overlap {overlap:g}"},
         model_input_image=item.model_input_image,
-        notes=(
-            *notes,
-            f"the mean of {plural(len(starts), 'patch')} of {size_text}; the score is that of the highest",
-        ),
+        notes=(*notes, f"the mean of {n_patches} of {size_text}; the score is that of the highest"),
     )
 
 
@@ -288,14 +272,10 @@ def _explain_item_patch(
         raise InputError(f"a patch of {size} from {start} on exceeds the input {shape}")
     part = (slice(None), *(slice(s, s + n) for s, n in zip(start, size, strict=True)))
     placement = None if model_input.placement is None else model_input.placement.cropped(start, size)
-    model_input_image = (
-        model_input.model_input_image[part[1:]]
-        if model_input.model_input_image is not None and model_input.model_input_image.shape[: len(shape)] == shape
-        else None
-    )
-    explanation = explainer.explain(
-        replace(model_input, x=model_input.x[part], placement=placement, model_input_image=model_input_image), target
-    )
+    image = model_input.model_input_image
+    image = None if image is None or image.shape[: len(shape)] != shape else image[part[1:]]
+    patch = replace(model_input, x=model_input.x[part], placement=placement, model_input_image=image)
+    explanation = explainer.explain(patch, target)
     return replace(explanation, parameters={**explanation.parameters, "patch": f"{size} from {start} on"})
 
 
@@ -304,7 +284,5 @@ def _compute_patch_starts(input_size: Sequence[int], size: Sequence[int], overla
     if len(input_size) != len(size) or any(n < 1 or n > side for n, side in zip(size, input_size, strict=False)):
         raise InputError(f"patches of {tuple(size)} do not fit the input {tuple(input_size)}")
     steps = [max(1, round(n * (1 - overlap))) for n in size]
-    starts_per_axis = [
-        sorted({*range(0, side - n, step), side - n}) for side, n, step in zip(input_size, size, steps, strict=True)
-    ]
-    return itertools.product(*starts_per_axis)
+    axes = zip(input_size, size, steps, strict=True)
+    return itertools.product(*(sorted({*range(0, side - n, step), side - n}) for side, n, step in axes))

@@ -25,9 +25,8 @@ from pydicom.uid import JPEGLosslessSV1, generate_uid
 
 from camscope.batch import inspect_images
 from camscope.batch.inspection import ISSUES
-from camscope.batch.inspection.distributions import cramers_v
 from camscope.batch.inspection.image_metadata import ImageMetadata, hash_pixels
-from camscope.batch.inspection.inspection_table import EncodedColumn, repeated_rows, rows_in_mixed_groups
+from camscope.batch.inspection.inspection_table import EncodedColumn, cramers_v
 from camscope.cli import app
 from camscope.errors import CamscopeError, InputError, OutputError
 from camscope.images.scans.scan_reader import read_scan
@@ -509,8 +508,8 @@ def test_the_digest_knows_shape_values_nan_and_key():
 def test_groups_by_hand():
     rows = EncodedColumn(np.array([0, 1, 0, -1, 1, 2]), ["a", "b", "c"])
     splits = EncodedColumn(np.array([0, 0, 1, 1, 0, -1]), ["train", "test"])
-    assert rows_in_mixed_groups(rows, splits)[0].tolist() == [0, 2]
-    assert repeated_rows(rows)[0].tolist() == [0, 2, 1, 4]
+    assert rows.mixed_rows(splits)[0].tolist() == [0, 2]
+    assert rows.repeated_rows[0].tolist() == [0, 2, 1, 4]
 
 
 def test_association_by_hand():

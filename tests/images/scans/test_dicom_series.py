@@ -100,7 +100,7 @@ def test_two_series_are_listed_without_their_uids(tmp_path):
         read_series(tmp_path)
     message = str(caught.value)
     assert (
-        "2 series (0: 4 slices 4 x 6 CT axial; 1: 1 slice 8 x 8 CT sagittal); choose one: folder#0 or series=0"
+        "2 series (0: 4 slices 4 x 6 CT axial; 1: 1 slice 8 x 8 CT sagittal); choose one: folder#0 or frame=0"
         in message
     )
     assert scout[0].SeriesInstanceUID not in message

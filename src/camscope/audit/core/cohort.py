@@ -18,7 +18,6 @@ from camscope.audit.core.subgroup_levels import (
     normalize_label,
 )
 from camscope.batch import Manifest, build_manifest
-from camscope.batch.image_loading import read_row_source
 from camscope.batch.manifest import RESULT_COLUMNS, import_arrow
 from camscope.batch.pseudonymize import pseudonymize_manifest
 from camscope.errors import InputError
@@ -175,7 +174,7 @@ class Cohort:
         if self.manifest.images is not None:
             return self.manifest.images[row]
         position = self.manifest_positions[row]
-        return read_row_source(self.manifest, self.manifest.rows(position, position + 1)[0]["path"])
+        return self.manifest.read_source(self.manifest.rows(position, position + 1)[0])
 
     def open_ground_truth(self, mask_source: str | MaskSource) -> GroundTruth:
         """Open the masks, boxes or points that a column, a folder or a file holds."""

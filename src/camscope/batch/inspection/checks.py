@@ -2,21 +2,20 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from camscope.batch.inspection.inspection_table import (
     MAX_GROUPS_PER_ISSUE,
-    Codes,
+    NO_ROWS,
     EncodedColumn,
     InspectionTable,
-    repeated_rows,
-    rows_in_mixed_groups,
-    split_into_groups,
+    IntArray,
+    TargetPrevalence,
 )
-from camscope.batch.inspection.issues import ISSUE_ORDER, DatasetIssue, flags_to_codes
+from camscope.batch.inspection.issues import DatasetIssue, flags_to_codes
 from camscope.batch.manifest import import_arrow, reserved_names
 from camscope.images.scans.dicom_geometry import DIRECTION_TOLERANCE, MAX_SPACING_DEVIATION
 from camscope.mask_labels import MAX_LISTED_NAMES
@@ -24,38 +23,56 @@ from camscope.mask_labels import MAX_LISTED_NAMES
 MAX_DETAILS_PER_ISSUE = 20  # details that an issue lists
 LARGE_SPACING_RATIO, NOTICEABLE_SPACING_RATIO = 2.0, 1.01  # ratios of voxel sizes
 MIN_ANISOTROPY = 3.0  # length of a voxel divided by its width
+SAME_POSITION_MM = 1e-4  # mm
+SLICE_PLANE_LENGTH = 11  # position, across, down, spacing
+MIN_ASSOCIATION_FOR_ISSUE, MIN_ROWS_FOR_ISSUE = 0.5, 30  # Cramér's V, rows
 UNKNOWN_TARGET_PATTERN = re.compile(r"\?+|-1|unknown|unlabell?ed|nan|null|n/?a|missing|tbd|todo|-+", re.IGNORECASE)
 SPLIT_NAME_PATTERN = re.compile(
     r"train(ing)?|val(id(ation)?)?|dev(elopment)?|test(ing)?|hold-?out|internal|external|(fold[ _-]?)?\d{1,2}", re.I
 )
 FAILURE_CODES = ("missing-file", "missing-codec", "no-pixels", "ambiguous-series", "unreadable")
 FLAG_CODES = ("missing-slices", "irregular-slices", "skipped-files", "no-position", "other-flag", "wrong-suffix")
-LabeledRow = tuple[int, list[str]]  # a row and the labels of its mask
 MIXED_COLUMN_CODES = {
     "modality": "mixed-modalities",
     "format": "mixed-formats",
     "codec": "mixed-codecs",
     "stored_type": "mixed-stored-types",
+    "orientation": "mixed-orientations",
 }
 
 
-def check_dataset(table: InspectionTable, class_names: Sequence[str], *, pseudonymize: bool) -> list[DatasetIssue]:
-    """Run all checks, and return the issues, the most severe first."""
-    issues = [
-        *collect_row_issues(table),
-        *check_manifest_columns(table),
-        *check_mask_labels(table),
-        *check_mixed_metadata(table),
-        *check_spacings(table),
-        *check_slice_positions(table),
-        *check_duplicates(table),
-        *check_splits(table, pseudonymize=pseudonymize),
-        *check_targets(table, class_names),
-    ]
-    return sorted((issue for issue in issues if issue.n_rows), key=lambda issue: ISSUE_ORDER[issue.code])
+def check_dataset(
+    table: InspectionTable, class_names: Sequence[str], prevalences: Sequence[TargetPrevalence], *, pseudonymize: bool
+) -> Iterator[DatasetIssue]:
+    """Run all checks, and yield the issues, of which some concern no row."""
+    yield from _collect_row_issues(table)
+    yield from _check_manifest_columns(table)
+    yield from _check_mask_labels(table)
+    yield from _check_mixed_metadata(table)
+    yield from _check_spacings(table)
+    yield from _check_slice_positions(table)
+    yield from _check_duplicates(table)
+    yield from _check_splits(table, pseudonymize=pseudonymize)
+    yield from _check_targets(table, class_names)
+    row_counts = {
+        f"{prevalence.column} (Cramér's V {prevalence.association:.2f})": int(prevalence.counts.sum())
+        for prevalence in prevalences
+        if prevalence.counts.sum() >= MIN_ROWS_FOR_ISSUE and (prevalence.association or 0) >= MIN_ASSOCIATION_FOR_ISSUE
+    }
+    rows = np.arange(len(table.manifest)) if row_counts else NO_ROWS
+    yield DatasetIssue("target-associated-with-group", rows, row_counts)
 
 
-def collect_row_issues(table: InspectionTable) -> Iterator[DatasetIssue]:
+def _group_issue(
+    code: str, groups: tuple[IntArray, IntArray], row_counts: Mapping[str, int] | None = None
+) -> DatasetIssue:
+    """Build the issue of rows that are sorted by group, with the code of each row's group."""
+    rows, group_codes = groups
+    parts = np.split(rows, np.flatnonzero(np.diff(group_codes)) + 1)[:MAX_GROUPS_PER_ISSUE] if len(rows) else []
+    return DatasetIssue(code, rows, row_counts or {}, tuple(tuple(part.tolist()) for part in parts))
+
+
+def _collect_row_issues(table: InspectionTable) -> Iterator[DatasetIssue]:
     """Group the issues that were recorded for single images by code, with the reasons of failures."""
     compute, column = import_arrow("compute"), table.metadata["issue_codes"].combine_chunks()
     issue_codes = EncodedColumn.encode(compute.list_flatten(column))
@@ -63,10 +80,11 @@ def collect_row_issues(table: InspectionTable) -> Iterator[DatasetIssue]:
     for index, code in enumerate(issue_codes.values):
         rows = np.unique(row_of_code[issue_codes.codes == index])
         yield DatasetIssue(code, rows, _count_reasons(table, code, rows))
-    yield DatasetIssue("mixed-lossy-compression", _rows_true_if_mixed(table, "is_lossy"))
+    is_lossy = table.read_numbers("is_lossy")
+    yield DatasetIssue("mixed-lossy-compression", np.flatnonzero(is_lossy == 1) if (is_lossy == 0).any() else NO_ROWS)
 
 
-def _count_reasons(table: InspectionTable, code: str, rows: Codes) -> dict[str, int]:
+def _count_reasons(table: InspectionTable, code: str, rows: IntArray) -> dict[str, int]:
     """Count the errors or flags that explain an issue."""
     metadata = table.metadata.select(["error", "flags"]).take(import_arrow().array(rows)).to_pylist()
     if code in FLAG_CODES:
@@ -76,64 +94,47 @@ def _count_reasons(table: InspectionTable, code: str, rows: Codes) -> dict[str, 
     return dict(reasons.most_common(MAX_DETAILS_PER_ISSUE))
 
 
-def _rows_true_if_mixed(table: InspectionTable, name: str) -> Codes:
-    """Return the rows where a column is true, if it is false in other rows."""
-    values = table.read_numbers(name)
-    return np.flatnonzero(values == 1) if (values == 0).any() else np.empty(0, np.int64)
-
-
-def check_manifest_columns(table: InspectionTable) -> Iterator[DatasetIssue]:
+def _check_manifest_columns(table: InspectionTable) -> Iterator[DatasetIssue]:
     """Check the columns of the manifest: repeated ids, reserved names, missing masks."""
-    ids = EncodedColumn.encode(table.manifest.table["id"])
-    rows, groups = repeated_rows(ids)
-    yield DatasetIssue("repeated-id", rows, row_groups=split_into_groups(rows, groups))
+    yield _group_issue("repeated-id", EncodedColumn.encode(table.manifest.table["id"]).repeated_rows)
+    n_rows = len(table.manifest)
     names = [name for name in reserved_names(table.manifest.table.column_names) if name not in ("row", "target")]
-    if names:
-        yield DatasetIssue(
-            "reserved-columns", np.arange(len(table.manifest)), dict.fromkeys(names, len(table.manifest))
-        )
+    yield DatasetIssue("reserved-columns", np.arange(n_rows) if names else NO_ROWS, dict.fromkeys(names, n_rows))
     masks = table.encode_manifest_column("mask")
     if masks is not None:
         yield DatasetIssue("no-mask", masks.missing_rows)
 
 
-def check_mask_labels(table: InspectionTable) -> Iterator[DatasetIssue]:
+def _check_mask_labels(table: InspectionTable) -> Iterator[DatasetIssue]:
     """Check for masks whose labels are ambiguous until a label is chosen, and count the masks with each label."""
-    with_one_label: list[LabeledRow] = []
-    with_several_labels: list[LabeledRow] = []
-    with_many_levels: list[LabeledRow] = []
-    for row, names in enumerate(table.metadata["mask_labels"].to_pylist()):
-        if names:
-            few = with_one_label if len(names) == 1 else with_several_labels
-            (few if len(names) <= MAX_LISTED_NAMES else with_many_levels).append((row, names))
-    label_counts = Counter(name for _, names in with_several_labels for name in names)
-    yield DatasetIssue("mask-labels", _list_rows(with_several_labels), _list_most_common(label_counts))
-    yield DatasetIssue("mask-levels", _list_rows(with_many_levels))
-    counts = Counter(name for _, (name,) in with_one_label)
-    most_common = counts.most_common(1)[0][0] if counts else ""
-    other_rows = _list_rows([(row, names) for row, names in with_one_label if names != [most_common]])
-    yield DatasetIssue("mask-labels-differ", other_rows, _list_most_common(counts) if len(other_rows) else {})
+    labels = table.metadata["mask_labels"].to_pylist()
+    n_labels = np.array([len(names) for names in labels])
+    several = np.flatnonzero((n_labels > 1) & (n_labels <= MAX_LISTED_NAMES))
+    counts = Counter(name for row in several for name in labels[row])
+    yield DatasetIssue("mask-labels", several, dict(counts.most_common(MAX_DETAILS_PER_ISSUE)))
+    yield DatasetIssue("mask-levels", np.flatnonzero(n_labels > MAX_LISTED_NAMES))
+    single = {row: labels[row][0] for row in np.flatnonzero(n_labels == 1).tolist()}
+    common = Counter(single.values()).most_common(MAX_DETAILS_PER_ISSUE)
+    other_rows = np.array([row for row, name in single.items() if name != common[0][0]], np.int64)
+    yield DatasetIssue("mask-labels-differ", other_rows, dict(common) if len(other_rows) else {})
 
 
-def _list_rows(labeled_rows: Sequence[LabeledRow]) -> Codes:
-    return np.array([row for row, _ in labeled_rows], np.int64)
-
-
-def _list_most_common(counts: Counter[str]) -> dict[str, int]:
-    return dict(counts.most_common(MAX_DETAILS_PER_ISSUE))
-
-
-def check_mixed_metadata(table: InspectionTable) -> Iterator[DatasetIssue]:
+def _check_mixed_metadata(table: InspectionTable) -> Iterator[DatasetIssue]:
     """Check for metadata that are not the same for all images that have them."""
     for name, code in MIXED_COLUMN_CODES.items():
         yield _mixed_values_issue(table.encode_metadata(name), code)
     yield _mixed_values_issue(_encode_units(table), "mixed-units")
-    yield _mixed_values_issue(table.encode_metadata("orientation"), "mixed-orientations")
     is_color = table.read_numbers("is_color")
     mostly_color = np.nanmean(is_color) >= 0.5 if np.isfinite(is_color).any() else True
     yield DatasetIssue("mixed-colors", np.flatnonzero(is_color == (0 if mostly_color else 1)))
-    yield _check_monochrome1(table.encode_metadata("photometric"))
-    yield _check_dimensions(table)
+    photometric = table.encode_metadata("photometric")
+    code_by_name = {name: code for code, name in enumerate(photometric.values)}
+    inverted = np.flatnonzero(photometric.codes == code_by_name.get("MONOCHROME1", -2))
+    yield DatasetIssue("monochrome1" if "MONOCHROME2" in code_by_name else "all-monochrome1", inverted)
+    lengths = import_arrow("compute").list_value_length(table.metadata["shape"])
+    flat, volumes = (np.flatnonzero(np.asarray(lengths.fill_null(0)) == n_axes) for n_axes in (2, 3))
+    details = {"2-D images": len(flat), "volumes": len(volumes)} if len(flat) and len(volumes) else {}
+    yield DatasetIssue("mixed-dimensions", min(flat, volumes, key=len), details)
     yield _check_windows(table)
 
 
@@ -151,19 +152,6 @@ def _encode_units(table: InspectionTable) -> EncodedColumn:
     return EncodedColumn(codes, [*units.values, "none"] if (codes == len(units.values)).any() else units.values)
 
 
-def _check_monochrome1(photometric: EncodedColumn) -> DatasetIssue:
-    code_by_name = {name: code for code, name in enumerate(photometric.values)}
-    rows = np.flatnonzero(photometric.codes == code_by_name.get("MONOCHROME1", -2))
-    return DatasetIssue("monochrome1" if "MONOCHROME2" in code_by_name else "all-monochrome1", rows)
-
-
-def _check_dimensions(table: InspectionTable) -> DatasetIssue:
-    lengths = import_arrow("compute").list_value_length(table.metadata["shape"])
-    flat, volumes = (np.flatnonzero(np.asarray(lengths.fill_null(0)) == n_axes) for n_axes in (2, 3))
-    details = {"2-D images": len(flat), "volumes": len(volumes)} if len(flat) and len(volumes) else {}
-    return DatasetIssue("mixed-dimensions", min(flat, volumes, key=len), details)
-
-
 def _check_windows(table: InspectionTable) -> DatasetIssue:
     """Check for rows whose window is not the most frequent one, or is missing while others have one."""
     rows, pairs = table.read_fixed_length_lists("window", 2)
@@ -179,7 +167,7 @@ def _check_windows(table: InspectionTable) -> DatasetIssue:
     return DatasetIssue("mixed-windows", np.union1d(other_rows, without), details if len(details) > 1 else {})
 
 
-def check_spacings(table: InspectionTable) -> Iterator[DatasetIssue]:
+def _check_spacings(table: InspectionTable) -> Iterator[DatasetIssue]:
     """Check for voxels of different sizes, missing sizes, and voxels much longer than wide."""
     spacings, has_spacing = [], np.zeros(len(table.manifest), np.bool_)
     for n_axes in (2, 3):
@@ -199,21 +187,18 @@ def check_spacings(table: InspectionTable) -> Iterator[DatasetIssue]:
         deviating = [
             rows[deviation > min_deviation] for rows, deviation, spread in spacings if min_spread < spread <= max_spread
         ]
-        yield DatasetIssue(code, np.sort(np.concatenate(deviating)) if deviating else np.empty(0, np.int64))
+        yield DatasetIssue(code, np.sort(np.concatenate(deviating)) if deviating else NO_ROWS)
     is_medical = (table.encode_metadata("modality").codes >= 0) & np.isfinite(table.read_numbers("minimum"))
-    without = np.flatnonzero(is_medical & ~has_spacing) if has_spacing.any() else np.empty(0, np.int64)
+    without = np.flatnonzero(is_medical & ~has_spacing) if has_spacing.any() else NO_ROWS
     yield DatasetIssue("no-spacing", without)
 
 
-def check_duplicates(table: InspectionTable) -> Iterator[DatasetIssue]:
+def _check_duplicates(table: InspectionTable) -> Iterator[DatasetIssue]:
     """Check for rows with equal pixels. Constant images are not compared: they are reported as such."""
-    pixels = _encode_pixel_digests(table)
-    rows, groups = repeated_rows(pixels)
-    yield DatasetIssue("duplicates", rows, row_groups=split_into_groups(rows, groups))
-    targets = table.encode_manifest_column("target")
+    pixels, targets = _encode_pixel_digests(table), table.encode_manifest_column("target")
+    yield _group_issue("duplicates", pixels.repeated_rows)
     if targets is not None:
-        rows, groups = rows_in_mixed_groups(pixels, targets)
-        yield DatasetIssue("duplicates-with-different-targets", rows, row_groups=split_into_groups(rows, groups))
+        yield _group_issue("duplicates-with-different-targets", pixels.mixed_rows(targets))
 
 
 def _encode_pixel_digests(table: InspectionTable) -> EncodedColumn:
@@ -222,8 +207,8 @@ def _encode_pixel_digests(table: InspectionTable) -> EncodedColumn:
     return EncodedColumn(np.where(is_constant, -1, pixels.codes), pixels.values)
 
 
-def check_splits(table: InspectionTable, *, pseudonymize: bool) -> Iterator[DatasetIssue]:
-    """Check for patients, studies and pixels in several splits, and for rows without a split or patient."""
+def _check_splits(table: InspectionTable, *, pseudonymize: bool) -> Iterator[DatasetIssue]:
+    """Check for patients, studies and pixels in several splits. With `pseudonymize`, only usual names of splits are shown."""
     split, patient = table.encode_manifest_column("split"), table.encode_manifest_column("patient")
     if patient is not None:
         yield DatasetIssue("no-patient", patient.missing_rows)
@@ -236,23 +221,17 @@ def check_splits(table: InspectionTable, *, pseudonymize: bool) -> Iterator[Data
     }
     if patient is not None:
         columns["patient-in-several-splits"] = patient
+    names = [
+        name if not pseudonymize or SPLIT_NAME_PATTERN.fullmatch(name) else f"split {number}"
+        for number, name in enumerate(split.values, 1)
+    ]
     for code, column in columns.items():
-        rows, group_codes = rows_in_mixed_groups(column, split)
-        counts = _count_by_split(split, rows, pseudonymize=pseudonymize)
-        yield DatasetIssue(code, rows, counts, split_into_groups(rows, group_codes))
+        groups = column.mixed_rows(split)
+        counts = np.bincount(split.codes[groups[0]], minlength=len(names)).tolist()
+        yield _group_issue(code, groups, {name: count for name, count in zip(names, counts, strict=True) if count})
 
 
-def _count_by_split(split: EncodedColumn, rows: Codes, *, pseudonymize: bool) -> dict[str, int]:
-    """Count the rows of each split. With `pseudonymize`, only usual names of splits are shown."""
-    counts = np.bincount(split.codes[rows], minlength=len(split.values))
-    return {
-        name if not pseudonymize or SPLIT_NAME_PATTERN.fullmatch(name) else f"split {index + 1}": int(counts[index])
-        for index, name in enumerate(split.values)
-        if counts[index]
-    }
-
-
-def check_targets(table: InspectionTable, class_names: Sequence[str]) -> Iterator[DatasetIssue]:
+def _check_targets(table: InspectionTable, class_names: Sequence[str]) -> Iterator[DatasetIssue]:
     """Check for missing targets, placeholders such as "unknown", and targets that are not classes."""
     targets = table.encode_manifest_column("target")
     if targets is None:
@@ -263,57 +242,40 @@ def check_targets(table: InspectionTable, class_names: Sequence[str]) -> Iterato
     placeholders = {name for name in foreign if UNKNOWN_TARGET_PATTERN.fullmatch(name)}
     unknown = {name for name in foreign if class_names and name not in placeholders}
     for code, names in (("placeholder-target", placeholders), ("unknown-target", unknown)):
-        is_listed = np.array([name in names for name in targets.values], np.bool_)
-        rows = np.flatnonzero(np.isin(targets.codes, np.flatnonzero(is_listed)))
+        rows = np.flatnonzero(np.isin(targets.codes, [n for n, name in enumerate(targets.values) if name in names]))
         details = [(name, count) for name, count in targets.value_counts.items() if name in names]
         yield DatasetIssue(code, rows, dict(details[:MAX_DETAILS_PER_ISSUE]))
 
 
-Floats = NDArray[np.float64]
-SAME_POSITION_MM = 1e-4  # mm
-SLICE_PLANE_LENGTH = 11  # position, across, down, spacing
-
-
-def check_slice_positions(table: InspectionTable) -> Iterator[DatasetIssue]:
+def _check_slice_positions(table: InspectionTable) -> Iterator[DatasetIssue]:
     """Check series whose slices are separate rows for missing slices, and for slices at the same position."""
     rows, planes = table.read_fixed_length_lists("slice_plane", SLICE_PLANE_LENGTH)
     plane_index = np.full(len(table.manifest), -1)
     plane_index[rows] = np.arange(len(rows))
-    slices, series = repeated_rows(table.encode_metadata("series_digest"))
+    slices, series = table.encode_metadata("series_digest").repeated_rows
     pixels = table.encode_metadata("pixel_digest").codes
     has_plane = plane_index[slices] >= 0
     slices, series = slices[has_plane], series[has_plane]
-    next_to_gaps: list[Codes] = []
+    next_to_gaps: list[IntArray] = [NO_ROWS]
     groups: list[tuple[int, ...]] = []
-    n_series_with_gaps = 0
     for series_rows in np.split(slices, np.flatnonzero(np.diff(series)) + 1) if len(slices) else []:
-        for stack in _iter_parallel_slices(series_rows, planes[plane_index[series_rows]]):
+        remaining = series_rows
+        while len(remaining):  # slices with the same orientation: a localizer has three views in one series
+            directions = planes[plane_index[remaining], 3:9]
+            is_parallel = np.abs(directions - directions[0]).max(axis=1) < DIRECTION_TOLERANCE
+            stack, remaining = remaining[is_parallel], remaining[~is_parallel]
             gap_rows, same_position_groups = _check_slice_stack(stack, planes[plane_index[stack]])
-            n_series_with_gaps += bool(len(gap_rows))
             next_to_gaps.append(gap_rows)
             # slices with the same pixels are duplicates
             groups += [group for group in same_position_groups if len({*pixels[list(group)].tolist()}) > 1]
+    n_series_with_gaps = sum(len(rows) > 0 for rows in next_to_gaps)
     details = {"series whose slices are separate rows": n_series_with_gaps} if n_series_with_gaps else {}
-    yield DatasetIssue("missing-slices", _concatenate_rows(next_to_gaps), details)
-    same_position_rows = _concatenate_rows([np.array(group) for group in groups])
-    yield DatasetIssue("slices-at-same-position", same_position_rows, row_groups=tuple(groups[:MAX_GROUPS_PER_ISSUE]))
+    yield DatasetIssue("missing-slices", np.unique(np.concatenate(next_to_gaps)), details)
+    same_position = np.unique(np.array([row for group in groups for row in group], np.int64))
+    yield DatasetIssue("slices-at-same-position", same_position, row_groups=tuple(groups[:MAX_GROUPS_PER_ISSUE]))
 
 
-def _concatenate_rows(parts: list[Codes]) -> Codes:
-    return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
-
-
-def _iter_parallel_slices(rows: Codes, planes: Floats) -> Iterator[Codes]:
-    """Split slices into groups with the same orientation: a localizer has three views in one series."""
-    remaining = np.arange(len(rows))
-    while len(remaining):
-        difference = np.abs(planes[remaining, 3:9] - planes[remaining[0], 3:9]).max(axis=1)
-        is_parallel = difference < DIRECTION_TOLERANCE
-        yield rows[remaining[is_parallel]]
-        remaining = remaining[~is_parallel]
-
-
-def _check_slice_stack(rows: Codes, planes: Floats) -> tuple[Codes, list[tuple[int, ...]]]:
+def _check_slice_stack(rows: IntArray, planes: NDArray[np.float64]) -> tuple[IntArray, list[tuple[int, ...]]]:
     """Return the rows next to an unusual distance, and the groups of rows at the same position."""
     normal = np.cross(planes[0, 3:6], planes[0, 6:9])
     depths = planes[:, :3] @ normal
@@ -324,7 +286,7 @@ def _check_slice_stack(rows: Codes, planes: Floats) -> tuple[Codes, list[tuple[i
     is_shared = np.bincount(positions)[positions] > 1
     groups = [tuple(rows[order[positions == position]].tolist()) for position in np.unique(positions[is_shared])]
     if np.count_nonzero(is_apart) < 2:
-        return np.empty(0, np.int64), groups
+        return NO_ROWS, groups
     usual = float(np.median(distances[is_apart]))
     unusual = np.flatnonzero(is_apart & (abs(distances - usual) > max(MAX_SPACING_DEVIATION * usual, 0.01)))
     return rows[order[np.union1d(unusual, unusual + 1)]], groups

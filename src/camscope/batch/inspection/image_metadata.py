@@ -1,50 +1,46 @@
-"""The metadata that an inspection keeps of one image: numbers and known terms, but no pixels and no patient data."""
+"""The metadata that an inspection reads of one image: numbers and known terms, but no pixels and no patient data."""
 
 import hashlib
+import io
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import islice, product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from camscope.batch.inspection.issues import flags_to_codes
 from camscope.batch.manifest import import_arrow
+from camscope.errors import CamscopeError, ImageError
+from camscope.images.files.redaction import pseudonymize_source, redact_errors, suppress_library_output
+from camscope.images.files.source_files import split_selector
+from camscope.images.mask_files import SegmentationObjectError, read_label_image, read_mask_scan
+from camscope.images.photo import EXIF_ORIENTATION_TAG, find_file_flags, read_photo
+from camscope.images.scans import dicom_tags
+from camscope.images.scans.dicom import build_scan
+from camscope.images.scans.dicom_file import load_dicom_dataset, require_pydicom
+from camscope.images.scans.dicom_geometry import read_plane
+from camscope.images.scans.nifti import is_nifti
+from camscope.images.scans.raster import read_raster
+from camscope.images.scans.scan import Affine, Scan
+from camscope.images.scans.scan_preprocess import get_axis_codes
+from camscope.images.scans.scan_reader import is_scan, read_scan
+from camscope.mask_labels import MAX_LISTED_NAMES, LabelImage
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pydicom.dataset import Dataset
 
 Array = NDArray[Any]
 IMAGES_PER_TABLE = 4096  # images converted to Arrow at once
 VALUES_PER_HASH_UPDATE = 1 << 20  # values
 SOURCE_PREFIX_PATTERN = re.compile(r"(scan-[0-9a-f]{8}|the file|bytes|tensor|array): ")
-DICTIONARY_TYPE, FLOAT_LIST_TYPE, STRING_LIST_TYPE = "dictionary", "list_float", "list_string"
-METADATA_COLUMNS = {
-    "error": "string",
-    "format": DICTIONARY_TYPE,
-    "codec": DICTIONARY_TYPE,
-    "modality": DICTIONARY_TYPE,
-    "photometric": DICTIONARY_TYPE,
-    "stored_type": DICTIONARY_TYPE,
-    "value_unit": DICTIONARY_TYPE,
-    "is_color": "bool",
-    "shape": "list_int",
-    "spacing": FLOAT_LIST_TYPE,
-    "orientation": DICTIONARY_TYPE,
-    "minimum": "float",
-    "maximum": "float",
-    "n_not_finite": "int",
-    "window": FLOAT_LIST_TYPE,
-    "n_windows": "int",
-    "burned_in": DICTIONARY_TYPE,
-    "is_lossy": "bool",
-    "exif_orientation": "int",
-    "mask_status": DICTIONARY_TYPE,
-    "pixel_digest": "string",
-    "flags": STRING_LIST_TYPE,
-    "issue_codes": STRING_LIST_TYPE,
-}
+UNIQUE_TEXTS = ("error", "pixel_digest", "study_digest", "series_digest")  # texts that few images share
+INTERNAL_COLUMNS = ("study_digest", "series_digest", "slice_plane", "mask_labels")  # only used to compare rows
 IMAGE_ONLY_FIELDS = (
     "modality",
     "photometric",
@@ -56,29 +52,20 @@ IMAGE_ONLY_FIELDS = (
     "series_digest",
     "slice_plane",
 )
-INTERNAL_COLUMNS = {
-    "study_digest": "string",
-    "series_digest": "string",
-    "slice_plane": FLOAT_LIST_TYPE,
-    "mask_labels": STRING_LIST_TYPE,
-}  # only used to compare rows
+HIGH_BIT_DEPTH_MODES = ("I", "F")  # the beginnings of Pillow's modes with more than 8 bits
+BIT_DEPTH_NAMES = {"1": "1 bit", "P": "8 bits, palette", "I": "32 bits", "F": "32 bits, floating point"}
+FORMAT_BY_SUFFIX = {".nii": "NIfTI", ".nii.gz": "NIfTI", ".nrrd": "NRRD", ".mha": "MetaImage", ".mhd": "MetaImage"}
+FORMAT_BY_SUFFIX |= {".tif": "TIFF", ".tiff": "TIFF", ".png": "PNG"}  # as scans, not as photos
+BURNED_IN_TEXT = {True: "yes", False: "no", None: "not stated"}
+NON_FILE_PREFIXES = ("[", "{")  # boxes, points, outlines
 
 
 @dataclass(slots=True)
 class ImageMetadata:
-    """What could be read of one image.
+    """What could be read of one image. The digests are keyed, and that of the pixels is equal for equal images in any format.
 
-    Attributes:
-        error: Why the image cannot be used.
-        shape: (H,W) or (D,H,W).
-        window: Center and width of the first of `n_windows` windows in the header.
-        pixel_digest: A keyed digest of shape and values, equal for equal images in any format.
-        study_digest: A keyed digest of the study UID.
-        series_digest: A keyed digest of the series UID.
-        slice_plane: Position, row and column direction, and spacing of a slice.
-        mask_labels: The first labels of the mask.
-        issue_codes: Codes of the issues of this image: see `ISSUES`.
-
+    `shape` is (H,W) or (D,H,W), `window` is the first of `n_windows` in the header, and `slice_plane` holds the position,
+    row and column direction, and spacing of a slice. `error` tells why the image cannot be used.
     """
 
     row: int
@@ -102,13 +89,13 @@ class ImageMetadata:
     is_lossy: bool | None = None
     exif_orientation: int | None = None
     mask_status: str | None = None
-    mask_labels: tuple[str, ...] = ()
     pixel_digest: str | None = None
     flags: tuple[str, ...] = ()
     issue_codes: list[str] = field(default_factory=list)
     study_digest: str | None = None
     series_digest: str | None = None
     slice_plane: tuple[float, ...] | None = None
+    mask_labels: tuple[str, ...] = ()
 
     def record_failure(self, code: str, reason: str) -> None:
         """Record that the image cannot be used, with a reason from which the name of the source is removed."""
@@ -133,6 +120,9 @@ class ImageMetadata:
         self.pixel_digest = hash_pixels(values, is_color=is_color, key=key)
 
 
+METADATA_COLUMNS = [column.name for column in fields(ImageMetadata) if column.name not in ("row", *INTERNAL_COLUMNS)]
+
+
 def hash_pixels(values: Array, *, is_color: bool, key: bytes) -> str:
     """Return 32 hex digits of a keyed hash of shape and values. Axes of length 1 and the sign of zero are ignored."""
     shape = [side for side in values.shape if side != 1]
@@ -150,31 +140,163 @@ def hash_pixels(values: Array, *, is_color: bool, key: bytes) -> str:
 def metadata_to_table(metadata: Iterable[ImageMetadata]) -> "pa.Table":
     """Convert metadata to a table with one row per image, in order; it needs a few hundred bytes per image."""
     pa, source = import_arrow(), iter(metadata)
-    tables = [_build_metadata_table(piece) for piece in iter(lambda: list(islice(source, IMAGES_PER_TABLE)), [])]
+    text, number, texts, numbers = pa.string(), pa.float64(), pa.list_(pa.string()), pa.list_(pa.float64())
+    arrow_types: dict[Any, Any] = {
+        int: pa.int64(),
+        str | None: pa.dictionary(pa.int32(), text),
+        bool | None: pa.bool_(),
+        int | None: pa.int64(),
+        float | None: number,
+        tuple[int, ...] | None: pa.list_(pa.int32()),
+        **dict.fromkeys((tuple[float, ...] | None, tuple[float, float] | None), numbers),
+        **dict.fromkeys((tuple[str, ...], list[str]), texts),
+    }
+    columns = {column.name: arrow_types[column.type] for column in fields(ImageMetadata)} | dict.fromkeys(
+        UNIQUE_TEXTS, text
+    )
+    pieces = iter(lambda: list(islice(source, IMAGES_PER_TABLE)), [])
+    tables = [
+        pa.table({name: pa.array([getattr(image, name) for image in piece], kind) for name, kind in columns.items()})
+        for piece in pieces
+    ]
     return pa.concat_tables(tables).unify_dictionaries()
 
 
-def _build_metadata_table(batch: list[ImageMetadata]) -> "pa.Table":
-    columns = {"row": import_arrow().array([metadata.row for metadata in batch], import_arrow().int64())}
-    columns |= {
-        name: import_arrow().array([getattr(metadata, name) for metadata in batch], arrow_type)
-        for name, arrow_type in iter_column_types()
-    }
-    return import_arrow().table(columns)
+def read_photo_metadata(source: Any, path: str, metadata: ImageMetadata, key: bytes) -> None:
+    """Fill in the metadata of a photo: the bytes of a file, or an image of a dataset."""
+    if not isinstance(source, bytes):
+        metadata.format = "decoded"
+        if isinstance(source, Tensor) and source.is_floating_point():
+            values = np.asarray(source.detach().cpu().numpy())  # (C,H,W)
+            if not values.size:
+                raise ImageError(f"a tensor of shape {tuple(values.shape)}; expected at least one value")
+        else:
+            values = read_photo(source).pixels
+        metadata.stored_type = str(values.dtype)
+        is_color = values.dtype == np.uint8 and values.ndim == 3 and values.shape[-1] == 3
+        metadata.record_pixel_statistics(values, is_color=is_color, key=key)
+        return
+    has_high_bit_depth = _read_photo_header(source, metadata)
+    values = read_raster(source, frame=0).values if has_high_bit_depth else read_photo(source).pixels
+    metadata.record_pixel_statistics(values, is_color=values.ndim == 3, key=key)
+    metadata.flags = find_file_flags(source, path)
+    metadata.issue_codes += flags_to_codes(metadata.flags)
 
 
-def iter_column_types() -> "Iterator[tuple[str, pa.DataType]]":
-    """Iterate over the columns and their Arrow types."""
-    pa = import_arrow()
-    arrow_types = {
-        DICTIONARY_TYPE: pa.dictionary(pa.int32(), pa.string()),
-        FLOAT_LIST_TYPE: pa.list_(pa.float64()),
-        STRING_LIST_TYPE: pa.list_(pa.string()),
-        "list_int": pa.list_(pa.int32()),
-        "string": pa.string(),
-        "float": pa.float64(),
-        "int": pa.int64(),
-        "bool": pa.bool_(),
-    }
-    for name, type_name in (METADATA_COLUMNS | INTERNAL_COLUMNS).items():
-        yield name, arrow_types[type_name]
+def _read_photo_header(data: bytes, metadata: ImageMetadata) -> bool:
+    """Read the header of a photo and return whether it has a high bit depth. Invalid files are left to the reader."""
+    from PIL import Image
+
+    try:
+        with suppress_library_output(), Image.open(io.BytesIO(data)) as image:
+            mode = image.mode
+            metadata.format = "JPEG" if image.format == "MPO" else image.format
+            metadata.photometric = mode.partition(";")[0]
+            is_16_bit = mode.startswith("I;16") or (mode == "I" and image.format == "PNG")
+            metadata.stored_type = "16 bits" if is_16_bit else BIT_DEPTH_NAMES.get(mode, "8 bits")
+            metadata.exif_orientation = int(image.getexif().get(EXIF_ORIENTATION_TAG, 1))
+    except Exception:
+        return False
+    if metadata.exif_orientation not in (0, 1):
+        metadata.issue_codes.append("exif-rotation")
+    has_high_bit_depth = mode.startswith(HIGH_BIT_DEPTH_MODES) and metadata.format in ("PNG", "TIFF")
+    if has_high_bit_depth and not is_16_bit:
+        metadata.issue_codes.append("unknown-value-range")
+    return has_high_bit_depth
+
+
+def read_scan_metadata(source: Path | bytes, metadata: ImageMetadata, hash_key: bytes) -> Scan:
+    """Fill in the metadata of a scan as far as it can be read; raise an ImageError if it cannot be used."""
+    metadata.format = _scan_format(source)
+    if metadata.format == "DICOM":  # the file is parsed once
+        path, selector = split_selector(source)
+        name = pseudonymize_source(path)
+        require_pydicom()
+        with redact_errors(name):
+            dataset, flags = load_dicom_dataset(path, name)
+            _read_dicom_header(dataset, metadata, hash_key)
+            scan = build_scan(dataset, selector, name, (), flags)
+    else:
+        scan = read_scan(source)
+        if metadata.format == "DICOM series" and scan.sources:
+            with redact_errors(scan.name):
+                dataset, _ = load_dicom_dataset(scan.sources[0], scan.name, with_pixels=False)
+                _read_dicom_header(dataset, metadata, hash_key)
+            metadata.series_digest = metadata.slice_plane = None  # the row holds the whole series
+            metadata.burned_in = BURNED_IN_TEXT[scan.has_burned_in_text]
+    metadata.stored_type = next((step[8:] for step in scan.steps if step.startswith("stored: ")), None)
+    metadata.modality = scan.modality or metadata.modality
+    metadata.value_unit, metadata.spacing, metadata.flags = scan.unit or None, scan.spacing, scan.flags
+    metadata.orientation = None if scan.affine is None else get_axis_codes(scan.affine)
+    metadata.issue_codes += flags_to_codes(scan.flags)
+    metadata.record_pixel_statistics(scan.values, is_color=scan.is_color, key=hash_key)
+    return scan
+
+
+def _scan_format(source: Path | bytes) -> str:
+    if isinstance(source, bytes):
+        return "NIfTI" if is_nifti(source[:4096]) else "DICOM"
+    path, _ = split_selector(source)
+    if path.is_dir():
+        return "DICOM series"
+    return next((name for suffix, name in FORMAT_BY_SUFFIX.items() if path.name.lower().endswith(suffix)), "DICOM")
+
+
+def _read_dicom_header(dataset: "Dataset", metadata: ImageMetadata, hash_key: bytes) -> None:
+    metadata.codec = dicom_tags.get_uid_name(dataset.file_meta.TransferSyntaxUID) or "unknown transfer syntax"
+    metadata.modality = dicom_tags.read_code(dataset, "Modality", dicom_tags.MODALITIES) or None
+    metadata.photometric = (
+        dicom_tags.read_code(dataset, "PhotometricInterpretation", dicom_tags.PHOTOMETRIC_INTERPRETATIONS) or None
+    )
+    metadata.burned_in = BURNED_IN_TEXT[dicom_tags.has_burned_in_text(dataset)]
+    metadata.is_lossy = dicom_tags.read_code(dataset, "LossyImageCompression", {"00", "01"}) == "01"
+    groups = dicom_tags.read_functional_groups(dataset, [0])
+    windows = (
+        (dicom_tags.read_numbers(item, "WindowCenter"), dicom_tags.read_numbers(item, "WindowWidth"))
+        for item in dicom_tags.iter_macro_items(groups[0], "FrameVOILUTSequence")
+    )
+    centers, widths = next(((centers, widths) for centers, widths in windows if centers and widths), ((), ()))
+    metadata.n_windows = min(len(centers), len(widths))
+    metadata.window = (centers[0], widths[0]) if centers else None
+    metadata.study_digest, metadata.series_digest = (
+        hashlib.blake2b(uid.encode(), digest_size=8, key=hash_key).hexdigest() if uid else None
+        for uid in (str(dataset.get(name, "") or "") for name in ("StudyInstanceUID", "SeriesInstanceUID"))
+    )
+    plane, _ = read_plane(groups[0])
+    if plane is not None and (dicom_tags.read_integer(dataset, "NumberOfFrames") or 1) == 1:
+        metadata.slice_plane = (*plane.position, *plane.row_cosines, *plane.column_cosines, *plane.spacing)
+
+
+def check_mask(
+    source: bytes | Path, image_shape: Sequence[int] | None, image_affine: Affine | None
+) -> tuple[str, tuple[str, ...]]:
+    """Return the status of a mask ("ok" or an issue code) and its labels, at most one more than a message lists.
+
+    The size of the image is (H,W) or (D,H,W).
+    """
+    mask_affine = None
+    try:
+        if isinstance(source, Path) or is_scan(source):
+            scan = read_mask_scan(source)
+            labels = LabelImage.from_colors(scan.values) if scan.is_color else LabelImage(scan.values)
+            mask_affine = scan.affine
+        else:
+            labels = read_label_image(source)
+    except FileNotFoundError:
+        return "mask-missing", ()
+    except SegmentationObjectError:
+        return "mask-segmentation", ()
+    except (CamscopeError, OSError) as error:
+        return "mask-missing" if "no such file" in str(error) else "mask-unreadable", ()
+    shape, names = labels.values.shape, labels.label_names(MAX_LISTED_NAMES + 1)
+    if image_shape is not None and [n for n in shape if n != 1] != [n for n in image_shape if n != 1]:
+        return "mask-size", names
+    if image_affine is not None and mask_affine is not None:
+        # the largest distance between the corners of the array under the two affines, in voxels of the image
+        sides = (1,) * (3 - len(shape)) + tuple(shape)
+        corners = np.array([[*corner, 1.0] for corner in product(*((0, side - 1) for side in sides))]).T
+        displacement = (np.asarray(mask_affine) - np.asarray(image_affine)) @ corners
+        voxel_size = np.linalg.norm(np.asarray(image_affine)[:3, :3], axis=0)[-len(shape) :].min()
+        if np.linalg.norm(displacement[:3], axis=0).max() / voxel_size > 1:
+            return "mask-position", names
+    return "ok" if names else "mask-empty", names

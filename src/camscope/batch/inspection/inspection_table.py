@@ -1,4 +1,4 @@
-"""The columns of an inspected set, encoded as integers, and groups of rows that share a value."""
+"""The columns of an inspected set as integers, and what is counted in them: groups, values, and targets by group."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,36 +10,37 @@ from numpy.typing import NDArray
 
 from camscope.batch.manifest import Manifest, import_arrow
 from camscope.errors import InputError
+from camscope.plurals import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Codes = NDArray[np.int64]
+IntArray = NDArray[np.int64]
+NO_ROWS: IntArray = np.empty(0, np.int64)
 DEFAULT_COLUMNS = {
     "patient": ("patient", "patient_id"),
     "split": ("split",),
     "target": ("target",),
     "mask": ("mask", "mask_path"),
 }
-MAX_GROUPS_PER_ISSUE = 50  # groups of rows that an issue lists
-METADATA_GROUP_COLUMNS = (
-    "format",
-    "codec",
-    "modality",
-    "photometric",
-    "stored_type",
-    "value_unit",
-    "orientation",
-    "burned_in",
-    "is_color",
-)
+MAX_GROUPS_PER_ISSUE, MAX_LISTED_VALUES = 50, 50  # groups of rows of an issue; values of a kind of metadata
+MISSING_NAME = "–"
+TEXT_COLUMNS = {  # kind of metadata -> column
+    "format": "format",
+    "codec": "codec",
+    "modality": "modality",
+    "photometric": "photometric",
+    "stored": "stored_type",
+    "unit": "value_unit",
+}
+GROUP_COLUMNS = (*TEXT_COLUMNS.values(), "orientation", "burned_in", "is_color")  # of the metadata
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedColumn:
     """A column as integers: `codes` (n,) holds for each row the index of its value in `values`, or -1 for no value."""
 
-    codes: Codes
+    codes: IntArray
     values: Sequence[str]
 
     @classmethod
@@ -61,27 +62,47 @@ class EncodedColumn:
         return cls(codes, encoded.dictionary.to_pylist())
 
     @cached_property
-    def counts(self) -> Codes:
+    def counts(self) -> IntArray:
         """The number of rows of each value (values,)."""
         return np.bincount(self.codes[self.codes >= 0], minlength=len(self.values)).astype(np.int64)
 
     @cached_property
+    def order(self) -> list[int]:
+        """The indices of the values, that of the most frequent value first."""
+        return sorted(range(len(self.values)), key=lambda index: (-int(self.counts[index]), self.values[index]))
+
+    @property
     def value_counts(self) -> dict[str, int]:
         """The number of rows of each value, the most frequent value first."""
-        order = sorted(range(len(self.values)), key=lambda index: (-int(self.counts[index]), self.values[index]))
-        return {self.values[index]: int(self.counts[index]) for index in order}
+        return {self.values[index]: int(self.counts[index]) for index in self.order}
 
     @property
-    def minority_rows(self) -> Codes:
+    def minority_rows(self) -> IntArray:
         """The rows whose value is not the most frequent one. Rows without a value are not included."""
-        if not len(self.values):
-            return np.empty(0, np.int64)
-        return np.flatnonzero((self.codes >= 0) & (self.codes != self.counts.argmax()))
+        return np.flatnonzero((self.codes >= 0) & (self.codes != self.counts.argmax())) if self.values else NO_ROWS
 
     @property
-    def missing_rows(self) -> Codes:
+    def missing_rows(self) -> IntArray:
         """The rows without a value."""
         return np.flatnonzero(self.codes < 0)
+
+    @property
+    def repeated_rows(self) -> tuple[IntArray, IntArray]:
+        """The rows that share their value with other rows, sorted by value, and their codes."""
+        with_value = np.flatnonzero(self.codes >= 0)
+        return self._sort_rows(with_value[self.counts[self.codes[with_value]] > 1])
+
+    def mixed_rows(self, values: "EncodedColumn") -> tuple[IntArray, IntArray]:
+        """Return the rows whose group, a value of this column, has several of `values`, sorted by group, and their codes."""
+        rows = np.flatnonzero((self.codes >= 0) & (values.codes >= 0))
+        n_values = max(1, len(values.values))
+        pairs = np.unique(self.codes[rows] * n_values + values.codes[rows])
+        is_mixed = np.bincount(pairs // n_values, minlength=len(self.values)) > 1
+        return self._sort_rows(rows[is_mixed[self.codes[rows]]])
+
+    def _sort_rows(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        rows = rows[np.argsort(self.codes[rows], kind="stable")]
+        return rows, self.codes[rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,18 +122,12 @@ class InspectionTable:
         column = self.column_names[role]
         return None if column is None else EncodedColumn.encode(self.manifest.table[column])
 
-    def encode_group_column(self, name: str) -> EncodedColumn:
-        """Encode a column of the manifest, or of the metadata if the manifest has no such column."""
-        return EncodedColumn.encode(
-            self.manifest.table[name] if name in self.manifest.table.column_names else self.metadata[name]
-        )
-
     def read_numbers(self, name: str) -> NDArray[np.float64]:
         """Return a column of the metadata as floats (n,), with NaN for no value."""
         cast = self.metadata[name].cast(import_arrow().float64())
         return np.asarray(cast.to_numpy(zero_copy_only=False), np.float64)
 
-    def read_fixed_length_lists(self, name: str, length: int) -> tuple[Codes, NDArray[np.float64]]:
+    def read_fixed_length_lists(self, name: str, length: int) -> tuple[IntArray, NDArray[np.float64]]:
         """Return the rows whose list has this length, and their lists (m,length)."""
         compute, column = import_arrow("compute"), self.metadata[name].combine_chunks()
         lengths = compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
@@ -133,27 +148,117 @@ def resolve_column_names(manifest: Manifest, requested: Mapping[str, str | None]
     }
 
 
-def rows_in_mixed_groups(groups: EncodedColumn, values: EncodedColumn) -> tuple[Codes, Codes]:
-    """Return the rows of groups that have several distinct values, sorted by group, and their group codes."""
-    both_known = np.flatnonzero((groups.codes >= 0) & (values.codes >= 0))
-    n_values = max(1, len(values.values))
-    pairs = np.unique(groups.codes[both_known] * n_values + values.codes[both_known])
-    is_mixed = np.bincount(pairs // n_values, minlength=len(groups.values)) > 1
-    return _sort_by_group(both_known[is_mixed[groups.codes[both_known]]], groups.codes)
+@dataclass(frozen=True, eq=False)
+class TargetPrevalence:
+    """How often each target occurs in each group of a column. A group that predicts the target is a possible shortcut.
+
+    `groups` and `targets` are sorted by frequency, and `counts` (groups,targets) are numbers of rows. `association` is
+    Cramér's V, from 0 (independent) to 1 (the group determines the target), or None if it is undefined.
+    """
+
+    column: str
+    groups: tuple[str, ...]
+    targets: tuple[str, ...]
+    counts: IntArray
+    association: float | None
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """The share of each target within each group (groups,targets)."""
+        return np.asarray(self.counts / np.maximum(1, self.counts.sum(axis=1, keepdims=True)))
 
 
-def repeated_rows(column: EncodedColumn) -> tuple[Codes, Codes]:
-    """Return the rows that share their value with other rows, sorted by value, and their codes."""
-    with_value = np.flatnonzero(column.codes >= 0)
-    return _sort_by_group(with_value[column.counts[column.codes[with_value]] > 1], column.codes)
+def compute_prevalences(table: InspectionTable, columns: Sequence[str]) -> list[TargetPrevalence]:
+    """Count targets, or rows if there is no target, by the groups of columns of the manifest or of the metadata."""
+    existing = [*table.manifest.table.column_names, *GROUP_COLUMNS]
+    if unknown := [name for name in columns if name not in existing]:
+        raise InputError(f"no column {unknown[0]!r} to group by; the columns are {', '.join(existing)}")
+    target = table.encode_manifest_column("target")
+    if target is None:
+        target = EncodedColumn(np.zeros(len(table.manifest), np.int64), ["images"])
+    return [_count_targets_by_group(table, name, target) for name in columns]
 
 
-def _sort_by_group(rows: Codes, codes: Codes) -> tuple[Codes, Codes]:
-    rows = rows[np.argsort(codes[rows], kind="stable")]
-    return rows, codes[rows]
+def _count_targets_by_group(table: InspectionTable, name: str, target: EncodedColumn) -> TargetPrevalence:
+    holder = table.manifest.table if name in table.manifest.table.column_names else table.metadata
+    encoded = EncodedColumn.encode(holder[name]), target
+    counts = np.zeros([len(column.values) + 1 for column in encoded], np.int64)
+    np.add.at(
+        counts, tuple(column.codes for column in encoded), 1
+    )  # -1, which is no value, means the last row or column
+    orders = [column.order + [-1] * bool(len(column.missing_rows)) for column in encoded]
+    counts = counts[np.ix_(*orders)]
+    groups, targets = (
+        tuple(MISSING_NAME if index < 0 else column.values[index] for index in order)
+        for column, order in zip(encoded, orders, strict=True)
+    )
+    association = cramers_v(counts[: len(encoded[0].values), : len(target.values)])
+    return TargetPrevalence(name, groups, targets, counts, association)
 
 
-def split_into_groups(rows: Codes, group_codes: Codes) -> tuple[tuple[int, ...], ...]:
-    """Split rows that are sorted by group into tuples, and return the first `MAX_GROUPS_PER_ISSUE` of them."""
-    starts = np.flatnonzero(np.diff(group_codes)) + 1
-    return tuple(tuple(part.tolist()) for part in np.split(rows, starts)[:MAX_GROUPS_PER_ISSUE]) if len(rows) else ()
+def cramers_v(counts: IntArray) -> float | None:
+    """Return Cramér's V of a table of counts, sqrt(chi² / (n · (min(rows, columns) - 1))), or None for one row or column."""
+    counts = counts[counts.sum(1) > 0][:, counts.sum(0) > 0]
+    total, min_side = int(counts.sum()), min(counts.shape, default=0)
+    if total < 1 or min_side < 2:
+        return None
+    expected = counts.sum(1, keepdims=True) * counts.sum(0, keepdims=True) / total
+    chi_squared = float(((counts - expected) ** 2 / expected).sum())
+    return float(np.sqrt(chi_squared / (total * (min_side - 1))))
+
+
+def count_values(table: InspectionTable) -> dict[str, dict[str, int]]:
+    """Count images by value for each kind of metadata, the most frequent value first. Kinds without values are left out."""
+    counts = {name: table.encode_metadata(column).value_counts for name, column in TEXT_COLUMNS.items()}
+    counts["color"] = _count_booleans(table, "is_color", ("gray", "color"))
+    counts["size"] = _count_number_lists(table, "shape", "{:.0f}", " x ", "")
+    counts["spacing"] = _count_number_lists(table, "spacing", "{:.3g}", " x ", " mm")
+    counts["orientation"] = table.encode_metadata("orientation").value_counts
+    counts["window"] = _count_number_lists(table, "window", "{:.6g}", ", ", "")
+    counts["burned-in text"] = table.encode_metadata("burned_in").value_counts
+    counts["lossy"] = _count_booleans(table, "is_lossy", ("no", "yes"))
+    counts["mask"] = table.encode_metadata("mask_status").value_counts
+    return {name: _limit_values(values) for name, values in counts.items() if values}
+
+
+def _count_booleans(table: InspectionTable, name: str, labels: tuple[str, str]) -> dict[str, int]:
+    values = table.read_numbers(name)
+    counts = {label: int(np.count_nonzero(values == value)) for value, label in enumerate(labels)}
+    return dict(sorted(((label, count) for label, count in counts.items() if count), key=lambda pair: -pair[1]))
+
+
+def _count_number_lists(
+    table: InspectionTable, name: str, number_format: str, separator: str, suffix: str
+) -> dict[str, int]:
+    """Count lists of numbers as texts such as `512 x 512` or `0.66 x 0.66 x 5 mm`."""
+    compute = import_arrow("compute")
+    max_length = compute.max(compute.list_value_length(table.metadata[name])).as_py() or 0
+    counts: dict[str, int] = {}
+    for length in range(1, max_length + 1):
+        _, lists = table.read_fixed_length_lists(name, length)
+        unique_lists, unique_counts = np.unique(lists, axis=0, return_counts=True)
+        for numbers, count in zip(unique_lists.tolist(), unique_counts.tolist(), strict=True):
+            text = separator.join(number_format.format(number) for number in numbers) + suffix
+            counts[text] = counts.get(text, 0) + count
+    return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def _limit_values(counts: Mapping[str, int]) -> dict[str, int]:
+    pairs = list(counts.items())
+    other = pairs[MAX_LISTED_VALUES:]
+    return dict(pairs[:MAX_LISTED_VALUES]) | (
+        {plural(len(other), "other"): sum(count for _, count in other)} if other else {}
+    )
+
+
+def compute_value_ranges(table: InspectionTable) -> dict[str, list[Any]]:
+    """Return the minimum and maximum of all pixel values ("values") and of all side lengths ("sides")."""
+    minimum, maximum = table.read_numbers("minimum"), table.read_numbers("maximum")
+    compute = import_arrow("compute")
+    sides = compute.min_max(compute.list_flatten(table.metadata["shape"])).as_py()
+    ranges: dict[str, list[Any]] = {}
+    if np.isfinite(minimum).any():
+        ranges["values"] = [float(np.nanmin(minimum)), float(np.nanmax(maximum))]
+    if sides["min"] is not None:
+        ranges["sides"] = [sides["min"], sides["max"]]
+    return ranges

@@ -1,8 +1,5 @@
 """`DatasetInspection`: the result of an inspection, as issues, as a table, and as JSON that may be shared."""
 
-import csv
-import html
-import io
 import json
 import os
 from collections.abc import Sequence
@@ -11,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from camscope.batch.export import CellEscaper
-from camscope.batch.inspection.distributions import TargetPrevalence
+from camscope.batch.export import write_escaped_csv
 from camscope.batch.inspection.image_metadata import INTERNAL_COLUMNS, METADATA_COLUMNS
+from camscope.batch.inspection.inspection_table import TargetPrevalence
 from camscope.batch.inspection.issues import SEVERITIES, DatasetIssue, RowNumbers
 from camscope.batch.manifest import import_arrow
 from camscope.errors import OutputError
@@ -26,10 +23,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = "camscope/inspection/2"
 MAX_NAMED_ROWS = 1000  # row ids per issue in the JSON; the table has all of them
-DATASET_LEVEL_CODES = (
-    "reserved-columns",
-    "target-associated-with-group",
-)  # issues that concern no single row
+DATASET_LEVEL_CODES = ("reserved-columns", "target-associated-with-group")  # issues that concern no single row
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,27 +79,19 @@ class DatasetInspection:
     def to_table(self) -> "pa.Table":
         """Return a table with one row per image: `row`, `id`, `path`, `status`, metadata, issue codes, visible columns."""
         pa = import_arrow()
-        table = self.visible_columns.select(["row", "id", "path"])
-        errors = self.metadata["error"].to_pylist()
-        table = table.append_column("status", pa.array(["ok" if error is None else "failed" for error in errors]))
-        for name in METADATA_COLUMNS:
-            column = self.metadata[name]
-            if name == "issue_codes":  # with those of checks of the whole set
-                column = pa.array(self._issue_codes_by_row(), pa.list_(pa.string()))
-            if pa.types.is_dictionary(column.type):
-                column = column.cast(pa.string())
-            table = table.append_column(name, column)
-        for name in self.visible_columns.column_names:
-            if name not in table.column_names and name not in INTERNAL_COLUMNS:
-                table = table.append_column(name, self.visible_columns[name])
-        return table
-
-    def _issue_codes_by_row(self) -> list[list[str]]:
-        codes: list[list[str]] = [[] for _ in range(len(self))]
+        codes: list[list[str]] = [[] for _ in range(len(self))]  # with those of checks of the whole set
         for issue in self.issues:
             for row in issue.rows.tolist() if issue.code not in DATASET_LEVEL_CODES else ():
                 codes[row].append(issue.code)
-        return codes
+        columns = {name: self.visible_columns[name] for name in ("row", "id", "path")}
+        columns["status"] = ["ok" if error is None else "failed" for error in self.metadata["error"].to_pylist()]
+        for name in METADATA_COLUMNS:
+            column = self.metadata[name]
+            columns[name] = column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+        columns["issue_codes"] = pa.array(codes, pa.list_(pa.string()))
+        further = set(self.visible_columns.column_names) - {*columns, *INTERNAL_COLUMNS}
+        columns |= {name: self.visible_columns[name] for name in self.visible_columns.column_names if name in further}
+        return pa.table(columns)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -119,20 +105,33 @@ class DatasetInspection:
             "severity_counts": self.severity_counts,
             "value_counts": self.value_counts,
             "value_ranges": self.value_ranges,
-            "issues": [self._issue_to_dict(issue) for issue in self.issues],
-            "prevalence": [_prevalence_to_dict(prevalence) for prevalence in self.prevalences],
+            "issues": [
+                {
+                    "code": issue.code,
+                    "severity": issue.severity,
+                    "message": issue.message,
+                    "n_rows": issue.n_rows,
+                    "details": dict(issue.row_counts),
+                    "row_ids": [] if issue.code in DATASET_LEVEL_CODES else self.row_ids(issue.rows),
+                    "row_groups": [self.row_ids(group) for group in issue.row_groups],
+                }
+                for issue in self.issues
+            ],
+            "prevalence": [
+                {
+                    "column": prevalence.column,
+                    "association": prevalence.association,
+                    "groups": [
+                        {"group": group, "target": target, "count": int(count), "share": float(share)}
+                        for group, counts, shares in zip(
+                            prevalence.groups, prevalence.counts, prevalence.shares, strict=True
+                        )
+                        for target, count, share in zip(prevalence.targets, counts, shares, strict=True)
+                    ],
+                }
+                for prevalence in self.prevalences
+            ],
             "missing_roles": list(self.missing_roles),
-        }
-
-    def _issue_to_dict(self, issue: DatasetIssue) -> dict[str, Any]:
-        return {
-            "code": issue.code,
-            "severity": issue.severity,
-            "message": issue.message,
-            "n_rows": issue.n_rows,
-            "details": dict(issue.row_counts),
-            "row_ids": [] if issue.code in DATASET_LEVEL_CODES else self.row_ids(issue.rows),
-            "row_groups": [self.row_ids(group) for group in issue.row_groups],
         }
 
     def to_json(self) -> str:
@@ -150,54 +149,12 @@ class DatasetInspection:
             if suffix == ".parquet":
                 import_arrow("parquet").write_table(self.to_table(), file)
             else:
-                _write_inspection_csv(self.to_table(), file)
+                table = self.to_table()
+                batches = table.to_batches(max_chunksize=4096)
+                rows = (row.values() for batch in batches for row in batch.to_pylist())
+                write_escaped_csv(file, table.column_names, rows)
         return Path(path)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {severity}s" for severity, count in self.severity_counts.items())
         return f"<DatasetInspection of {plural(len(self), 'image', spec=',')}, {self.n_readable:,} readable: {counts}>"
-
-    def _repr_html_(self) -> str:
-        """Return the issues and the value counts as HTML tables for notebooks."""
-        issue_rows = [
-            (issue.severity, f"{issue.n_rows:,}", issue.code, issue.message, ", ".join(self.row_ids(issue.rows, 3)))
-            for issue in self.issues
-        ]
-        value_rows = [
-            (name, " · ".join(f"{value} {count:,}" for value, count in list(counts.items())[:8]))
-            for name, counts in self.value_counts.items()
-        ]
-        return (
-            f"<p>{html.escape(repr(self)[1:-1])}</p>"
-            + _html_table(("severity", "rows", "issue", "meaning", "first rows"), issue_rows)
-            + _html_table(("", "images"), value_rows)
-        )
-
-
-def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _prevalence_to_dict(prevalence: TargetPrevalence) -> dict[str, Any]:
-    shares = prevalence.shares.tolist()
-    return {
-        "column": prevalence.column,
-        "association": prevalence.association,
-        "groups": [
-            {"group": group, "target": target, "count": int(prevalence.counts[r, c]), "share": shares[r][c]}
-            for r, group in enumerate(prevalence.groups)
-            for c, target in enumerate(prevalence.targets)
-        ],
-    }
-
-
-def _write_inspection_csv(table: "pa.Table", file: Any) -> None:
-    text, escaper = io.TextIOWrapper(file, "utf-8-sig", newline=""), CellEscaper()
-    writer = csv.writer(text)
-    writer.writerow(map(escaper.escape, table.column_names))
-    for batch in table.to_batches(max_chunksize=4096):
-        for row in batch.to_pylist():
-            writer.writerow(map(escaper.escape, row.values()))
-    text.detach()

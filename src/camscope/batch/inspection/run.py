@@ -8,19 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from camscope.batch.image_loading import map_in_order, require_valid_num_threads
-from camscope.batch.inspection import metadata_readers
 from camscope.batch.inspection.checks import check_dataset
-from camscope.batch.inspection.distributions import (
-    check_group_association,
-    compute_prevalences,
-    value_counts,
-    value_ranges,
+from camscope.batch.inspection.image_metadata import (
+    NON_FILE_PREFIXES,
+    ImageMetadata,
+    check_mask,
+    metadata_to_table,
+    read_photo_metadata,
+    read_scan_metadata,
 )
-from camscope.batch.inspection.image_metadata import ImageMetadata, metadata_to_table
-from camscope.batch.inspection.inspection_table import DEFAULT_COLUMNS, InspectionTable, resolve_column_names
+from camscope.batch.inspection.inspection_table import (
+    DEFAULT_COLUMNS,
+    InspectionTable,
+    compute_prevalences,
+    compute_value_ranges,
+    count_values,
+    resolve_column_names,
+)
 from camscope.batch.inspection.issues import ISSUE_ORDER
 from camscope.batch.inspection.report import DatasetInspection
-from camscope.batch.manifest import Manifest, import_arrow
+from camscope.batch.manifest import Manifest
 from camscope.batch.path_resolver import is_url, read_image_source
 from camscope.batch.pseudonymize import contains_scans, pseudonymize_manifest
 from camscope.batch.sources import build_manifest
@@ -96,35 +103,25 @@ def inspect_images(
         raise InputError(f"no column {unknown[0]!r} to keep; the columns are {', '.join(existing)}")
     hash_key = hashlib.sha256(load_pseudonym_key()).digest()
     reader = ImageMetadataReader(manifest, columns["mask"], hash_key, all_scans)
-    rows = _iter_manifest_rows(manifest, columns["mask"])
-    metadata = map_in_order(reader, rows, num_threads or os.cpu_count() or 1)
-    table = InspectionTable(
-        manifest, metadata_to_table(_report_progress(metadata, len(manifest), on_progress)), columns
-    )
-    pseudonymize = profile == "research" or (profile is None and (contains_scans(manifest) or _has_scan_formats(table)))
+    cells = manifest.table.select([name for name in ("row", "path", columns["mask"]) if name is not None])
+    rows = (row for batch in cells.to_batches(ROWS_PER_CHUNK) for row in batch.to_pylist())
+    images = map_in_order(reader, rows, num_threads or os.cpu_count() or 1)
+    table = InspectionTable(manifest, metadata_to_table(_report_progress(images, len(manifest), on_progress)), columns)
+    is_scan_format = set(SCAN_FORMATS).intersection(table.encode_metadata("format").values)
+    pseudonymize = profile == "research" or (profile is None and (bool(is_scan_format) or contains_scans(manifest)))
     prevalences = compute_prevalences(table, group_by)
-    issues = [
-        *check_dataset(table, class_names, pseudonymize=pseudonymize),
-        *check_group_association(table, prevalences),
-    ]
+    issues = check_dataset(table, class_names, prevalences, pseudonymize=pseudonymize)
     visible_names = [name for name in (columns["target"], *group_by, *keep_columns, split_column) if name in existing]
     return DatasetInspection(
-        visible_columns=_select_visible_columns(manifest, pseudonymize, visible_names),
+        visible_columns=_select_visible_columns(manifest, visible_names) if pseudonymize else manifest.table,
         metadata=table.metadata,
-        issues=tuple(sorted(issues, key=lambda issue: ISSUE_ORDER[issue.code])),
-        value_counts=value_counts(table),
-        value_ranges=value_ranges(table),
+        issues=tuple(sorted((issue for issue in issues if issue.n_rows), key=lambda issue: ISSUE_ORDER[issue.code])),
+        value_counts=count_values(table),
+        value_ranges=compute_value_ranges(table),
         prevalences=tuple(prevalences),
         missing_roles=tuple(role for role in DEFAULT_COLUMNS if columns[role] is None),
         profile="research" if pseudonymize else profile or "all",
     )
-
-
-def _iter_manifest_rows(manifest: Manifest, mask_column: str | None) -> Iterator[Mapping[str, Any]]:
-    """Iterate over the rows of a manifest with only the columns that a reader needs, a few thousand at a time."""
-    table = manifest.table.select([name for name in ("row", "path", mask_column) if name is not None])
-    for start in range(0, len(manifest), ROWS_PER_CHUNK):
-        yield from table.slice(start, ROWS_PER_CHUNK).to_pylist()
 
 
 def _report_progress(
@@ -136,20 +133,13 @@ def _report_progress(
         yield image_metadata
 
 
-def _has_scan_formats(table: InspectionTable) -> bool:
-    """Return whether any image turned out to be a scan, whatever its name."""
-    return not {*SCAN_FORMATS}.isdisjoint(table.encode_metadata("format").values)
-
-
-def _select_visible_columns(manifest: Manifest, pseudonymize: bool, allowed: Sequence[str | None]) -> "pa.Table":
-    """Return `row`, `id`, `path` and the visible columns; all columns unless the set is pseudonymized."""
-    if not pseudonymize:
-        return manifest.table
+def _select_visible_columns(manifest: Manifest, names: Sequence[str | None]) -> "pa.Table":
+    """Return the pseudonymized columns `row`, `id` and `path`, and further columns by name."""
     table = pseudonymize_manifest(manifest).table.select(["row", "id", "path"])
-    for name in dict.fromkeys(allowed):
+    for name in dict.fromkeys(names):
         if name is not None and name not in ("row", "id", "path"):
             table = table.append_column(name, manifest.table[name])
-    return import_arrow().table(table)
+    return table
 
 
 ERROR_CODE_PATTERNS = (
@@ -207,13 +197,13 @@ class ImageMetadataReader:
                 metadata.record_failure("outside-root", "its path leads out of the root folder")
                 return None
         if isinstance(source, Path) or is_scan(source):
-            return metadata_readers.read_scan_metadata(source, metadata, self.hash_key).affine
-        metadata_readers.read_photo_metadata(source, row["path"], metadata, self.hash_key)
+            return read_scan_metadata(source, metadata, self.hash_key).affine
+        read_photo_metadata(source, row["path"], metadata, self.hash_key)
         return None
 
     def _read_source(self, path: str) -> bytes | Path:
         """Return the bytes of a file, or the path of a scan, which may be several files."""
-        location = self.manifest.resolve_path(path)
+        location = self.manifest.path_resolver.resolve(path)
         if self.all_scans and not is_url(location) and Path(location).exists():
             return Path(location)
         return read_image_source(location)
@@ -224,7 +214,7 @@ class ImageMetadataReader:
         """Return the status of a mask, or None if the row has none, and the labels of the mask."""
         if cell is None or cell in ("", []):
             return None, ()
-        if not isinstance(cell, str) or cell.lstrip().startswith(metadata_readers.NON_FILE_PREFIXES):
+        if not isinstance(cell, str) or cell.lstrip().startswith(NON_FILE_PREFIXES):
             return "not a file", ()
         try:
             source = self._read_source(cell)
@@ -232,4 +222,4 @@ class ImageMetadataReader:
             return "mask-missing", ()
         except (CamscopeError, OSError):
             return "mask-unreadable", ()
-        return metadata_readers.check_mask(source, metadata.shape, image_affine)
+        return check_mask(source, metadata.shape, image_affine)

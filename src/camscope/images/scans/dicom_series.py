@@ -152,7 +152,7 @@ def select_series(groups: list[list[SliceHeader]], series: int | None, name: str
             f"one series of {plural(len(groups), 'orientation')}" if is_one_key else plural(len(groups), "series")
         )
         raise ImageError(
-            f"{name}: {ambiguity} ({listing}); choose one: folder#0 or series=0, or pass a list of its files"
+            f"{name}: {ambiguity} ({listing}); choose one: folder#0 or frame=0, or pass a list of its files"
         )
     return groups[0]
 

@@ -1,28 +1,69 @@
-"""Metadata of an exported map: facts about model and method, never about a patient or a file."""
+"""A map on the voxels of its scan, and what an export says about it: facts about model and method, none about a patient."""
 
 import math
 import unicodedata
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from camscope.errors import GeometryError
 from camscope.explainers.core.base_method import is_simple_setting
 from camscope.explanation import STATUS_OK, Explanation
-from camscope.medical.scan_space import ScanSpaceMap
+from camscope.images.scans.scan import Affine, Scan
+from camscope.plurals import plural
 from camscope.version import __version__
+
+
+@dataclass(frozen=True, eq=False)
+class ScanSpaceMap:
+    """A map on the scan's voxels: `values` (H,W) or (D,H,W) float32 in score units, 0 where not `covered`; `affine` or None."""
+
+    values: NDArray[np.float32]
+    covered: NDArray[np.bool_]
+    affine: Affine | None
+
+    @property
+    def value_range(self) -> tuple[float, float]:
+        """The smallest and largest covered value."""
+        covered_values = self.values[self.covered]
+        return (float(covered_values.min()), float(covered_values.max())) if covered_values.size else (0.0, 0.0)
+
+    @property
+    def slices(self) -> NDArray[np.float32]:
+        """(D,H,W). A 2-D image is one slice."""
+        return self.values[None] if self.values.ndim == 2 else self.values
+
+
+def resample_to_scan(explanation: Explanation, scan: Scan | None = None) -> ScanSpaceMap:
+    """Resample an explanation's map to the scan's resolution; raise a GeometryError if it belongs to another scan."""
+    values = explanation.heatmap("image", scale=None).astype(np.float32)
+    affine = explanation.affine
+    if values.ndim not in (2, 3):
+        raise GeometryError(
+            f"a map of {plural(values.ndim, 'axis')} is neither an image nor a volume; expected 2 or 3 axes"
+        )
+    if scan is not None:
+        if values.shape != scan.shape:
+            map_size, scan_size = (" x ".join(map(str, shape)) for shape in (values.shape, scan.shape))
+            raise GeometryError(
+                f"the map belongs to an image of {map_size}, {scan.name} is {scan_size}: pass the scan that was explained"
+            )
+        if affine is None:
+            affine = scan.affine
+        elif scan.affine is not None and not np.allclose(affine, scan.affine, rtol=1e-4, atol=1e-3):
+            raise GeometryError(f"the map has another position than {scan.name}: pass the scan that was explained")
+    return ScanSpaceMap(values, explanation.coverage_mask("image"), affine)
 
 
 def build_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict[str, Any]:
     """Build the JSON sidecar from an allow-list. Settings are included only if they are numbers or single words."""
-    low, high = scan_map.value_range
+    fields = ("method", "layer", "target", "label", "score", "probability", "status")
     metadata = {
         "software": "camscope",
         "software_version": __version__,
-        "method": explanation.method,
-        "layer": explanation.layer,
-        "target": explanation.target,
-        "label": explanation.label,
-        "score": explanation.score,
-        "probability": explanation.probability,
-        "status": explanation.status,
+        **{name: getattr(explanation, name) for name in fields},
         "diagnostics": dict(explanation.diagnostics),
         "parameters": {key: value for key, value in explanation.parameters.items() if is_simple_setting(value)},
         "model_digest": explanation.model,
@@ -32,7 +73,7 @@ def build_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict[str,
         "grid": list(explanation.grid),
         "input_size": list(explanation.input_size),
         "image_size": list(scan_map.values.shape),
-        "range": [low, high],
+        "range": list(scan_map.value_range),
         "unit": "of the score",
         "covered_share": float(scan_map.covered.mean()),
         "not_covered": "0; the file *_covered holds the mask" if not scan_map.covered.all() else "none",
@@ -51,10 +92,10 @@ def _replace_nonfinite(value: Any) -> Any:
 def describe_derivation(explanation: Explanation, scan_map: ScanSpaceMap) -> str:
     """Describe the map for DICOM's DerivationDescription: at most 1024 ASCII characters."""
     layer = f", layer {explanation.layer}" if explanation.layer else ""
+    target = explanation.label if explanation.target is None else f"{explanation.target} ({explanation.label})"
     share = float(scan_map.covered.mean())
     parts = [
-        f"Model attribution, not a diagnosis: {explanation.method_title}{layer}, target {format_target(explanation)}, "
-        f"score {explanation.score:.6g}",
+        f"Model attribution, not a diagnosis: {explanation.method_title}{layer}, target {target}, score {explanation.score:.6g}",
         f"raw values in units of the score, linear between the {' x '.join(map(str, explanation.grid))} cells of the map",
         f"model digest {explanation.model or 'unknown'}",
         f"camscope {__version__}",
@@ -64,11 +105,6 @@ def describe_derivation(explanation: Explanation, scan_map: ScanSpaceMap) -> str
     if explanation.status != STATUS_OK:
         parts.append(f"flagged: {explanation.warning_text}")
     return to_dicom_ascii("; ".join(parts), 1024)
-
-
-def format_target(explanation: Explanation) -> str:
-    """Format the target as `281 (tabby)`."""
-    return f"{explanation.target} ({explanation.label})" if explanation.target is not None else explanation.label
 
 
 def format_title(explanation: Explanation) -> str:
