@@ -51,9 +51,9 @@ class Metric:
     input_kind: MetricInput
     formula: str
     paper: str
-    lower_bound: float | None
-    upper_bound: float | None
-    higher_is_better: bool | None
+    lower_bound: float | None = 0.0
+    upper_bound: float | None = 1.0
+    higher_is_better: bool | None = True
     chance_level: str = ""
     uses_imputation: bool = False
     rounding_tolerance: float = 1e-6
@@ -68,39 +68,15 @@ class Metric:
         return self.function(*args, **kwargs)
 
 
-def register_metric(
-    name: str,
-    *,
-    title: str,
-    input_kind: MetricInput,
-    formula: str,
-    paper: str,
-    lower_bound: float | None = 0.0,
-    upper_bound: float | None = 1.0,
-    higher_is_better: bool | None = True,
-    chance_level: str = "",
-    uses_imputation: bool = False,
-    rounding_tolerance: float = 1e-6,
-) -> Callable[[MetricFunction], MetricFunction]:
-    """Return a decorator that registers a function in METRICS and returns it unchanged; see `Metric` for the arguments."""
+def register_metric(name: str, **facts: Any) -> Callable[[MetricFunction], MetricFunction]:
+    """Return a decorator that registers a function in METRICS and returns it unchanged.
+
+    `facts` are those of `Metric`. The title defaults to the name, `peak-distance` to `Peak distance`.
+    """
 
     def register(function: MetricFunction) -> MetricFunction:
-        METRICS.add(
-            Metric(
-                name,
-                title,
-                function,
-                input_kind,
-                formula,
-                paper,
-                lower_bound,
-                upper_bound,
-                higher_is_better,
-                chance_level,
-                uses_imputation,
-                rounding_tolerance,
-            )
-        )
+        title = facts.pop("title", name.replace("-", " ").capitalize())
+        METRICS.add(Metric(name=name, title=title, function=function, **facts))
         return function
 
     return register

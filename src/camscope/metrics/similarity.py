@@ -5,6 +5,7 @@ map of zeros, which has no scale, and constant maps where a rank or a correlatio
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -16,22 +17,17 @@ from camscope.plurals import plural
 
 SSIM_DATA_RANGE = 1.0  # the range of a map on the scale 0..1
 SSIM_WINDOW_SIZE = 7  # side of the uniform SSIM window in pixels
-HOG_CELL_SIZE, HOG_ORIENTATIONS, HOG_BLOCK_SIZE = (
-    16,
-    9,
-    3,
-)  # side of a cell in pixels, number of orientations, side of a block in cells
+HOG_CELL_SIZE, HOG_ORIENTATIONS, HOG_BLOCK_SIZE = 16, 9, 3  # pixels of a cell's side, number, cells of a block's side
 CONSTANT_ROW_TOLERANCE = 1e-12  # relative rounding error of a constant row minus its mean
+_register = partial(register_metric, input_kind="map_pair", higher_is_better=None)
 
 
-@register_metric(
+@_register(
     "pearson",
     title="Pearson correlation",
-    input_kind="map_pair",
     formula="covariance / product of standard deviations, over cells",
     paper="Pearson 1895",
     lower_bound=-1.0,
-    higher_is_better=None,
     chance_level="0",
 )
 def pearson(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
@@ -39,14 +35,12 @@ def pearson(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
     return _correlate_vectors(*(values.ravel() for values in _check_same_shape(first, second)))
 
 
-@register_metric(
+@_register(
     "spearman",
     title="Spearman correlation",
-    input_kind="map_pair",
     formula="Pearson's correlation of the ranks of the cells, with mean ranks for ties",
     paper="Spearman 1904",
     lower_bound=-1.0,
-    higher_is_better=None,
     chance_level="0",
 )
 def spearman(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
@@ -58,14 +52,12 @@ def spearman(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
     return _correlate_vectors(*(rank_values(values) for values in _check_same_shape(first, second)))
 
 
-@register_metric(
+@_register(
     "ssim",
     title="SSIM",
-    input_kind="map_pair",
     formula="mean over windows of (2 m1 m2 + c1)(2 s12 + c2) / ((m1² + m2² + c1)(s1² + s2² + c2)), c = (0.01 R)², (0.03 R)²",
     paper="Wang et al. 2004; as scikit-image's structural_similarity, uniform windows of 7 x 7 pixels",
     lower_bound=-1.0,
-    higher_is_better=None,
 )
 def ssim(
     first: npt.ArrayLike,
@@ -97,14 +89,12 @@ def ssim(
     )
 
 
-@register_metric(
+@_register(
     "hog",
     title="HOG correlation",
-    input_kind="map_pair",
     formula="Pearson's correlation of the histograms of oriented gradients",
     paper="Dalal and Triggs 2005, as Adebayo et al. 2018 compare maps with it, arXiv:1810.03292",
     lower_bound=-1.0,
-    higher_is_better=None,
 )
 def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int = HOG_CELL_SIZE) -> float:
     """Return the correlation of the histograms of oriented gradients of two maps (H,W), -1..1.
@@ -115,13 +105,11 @@ def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int 
     return _correlate_vectors(*(compute_hog_features(values, cell_size) for values in _check_same_shape(first, second)))
 
 
-@register_metric(
+@_register(
     "jaccard",
     title="Jaccard index",
-    input_kind="map_pair",
     formula="|A and B| / |A or B|, A and B: the strongest tenth of the cells of each map",
     paper="Jaccard 1912, of the strongest cells",
-    higher_is_better=None,
     chance_level="about 0.05: 0.1 / (2 - 0.1)",
 )
 def jaccard(first: npt.ArrayLike, second: npt.ArrayLike, top_share: float = 0.1) -> float:
