@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from camscope.errors import InputError, NonFiniteError
 from camscope.plurals import plural
 from camscope.render.colormap import DIVERGING, colorize, get_colormap_minimum
+from camscope.render.image_grid import arrange_tiles, pad_image, paste_tile
 from camscope.render.rgb_image import BACKGROUND_COLOR, RGBImage, check_fraction, resize_to_fit
 from camscope.render.text import draw_text
 
@@ -36,20 +37,13 @@ def draw_channel_grid(
     K, h, w = maps.shape
     columns = min(K, columns or math.ceil(math.sqrt(K * h / w)))
     cells = [_resize_channel(colorize(value, colormap)) for value in values]
-    height, width = cells[0].shape[0] + CHANNEL_GAP_PIXELS, cells[0].shape[1] + CHANNEL_GAP_PIXELS
     numbers = [draw_text(str(k), 12) for k in range(0, K, columns)]
     margin = max(tile.shape[1] for tile in numbers)
-    out = np.full(
-        (len(numbers) * height + CHANNEL_GAP_PIXELS, margin + columns * width + CHANNEL_GAP_PIXELS, 3),
-        BACKGROUND_COLOR,
-        np.uint8,
-    )
-    for k, cell in enumerate(cells):
-        top, left = CHANNEL_GAP_PIXELS + k // columns * height, margin + CHANNEL_GAP_PIXELS + k % columns * width
-        out[top : top + height - CHANNEL_GAP_PIXELS, left : left + width - CHANNEL_GAP_PIXELS] = cell
+    rows = [cells[start : start + columns] for start in range(0, K, columns)]
+    gap, row_height = CHANNEL_GAP_PIXELS, cells[0].shape[0] + CHANNEL_GAP_PIXELS
+    out = pad_image(arrange_tiles(rows, gap), top=gap, left=margin + gap)
     for row, tile in enumerate(numbers):
-        top = row * height + CHANNEL_GAP_PIXELS
-        out[top : top + min(height, tile.shape[0]), margin - tile.shape[1] : margin] = tile[:height]
+        paste_tile(out, tile[:row_height], row * row_height + gap, margin - tile.shape[1])
     return out
 
 
