@@ -35,17 +35,17 @@ from camscope.render.legend import (
     draw_regions,
     prepare_outlines,
 )
-from camscope.render.notebook import build_figure_html
 from camscope.render.overlay import fade_to_gray, hatch_uncovered, overlay
 from camscope.render.rgb_image import (
     IMAGE_FORMATS,
     RGBImage,
     build_data_uri,
+    build_figure_html,
     check_image_height,
     encode_image,
     resize_to_fit,
 )
-from camscope.render.shapes import Box, draw_boxes, draw_contours, draw_marker, find_boxes, find_contours
+from camscope.render.shapes import Box, draw_boxes, draw_contours, find_boxes, find_contours
 from camscope.render.text import draw_text
 from camscope.render.volume import Volume
 from camscope.render.volume_views import draw_planes, draw_projection, draw_slices
@@ -86,7 +86,6 @@ __all__ = [
     "draw_contours",
     "draw_frames",
     "draw_image_grid",
-    "draw_marker",
     "draw_outlines",
     "draw_planes",
     "draw_projection",

@@ -1,4 +1,4 @@
-"""Checks of images and maps, resizing, and encoding to file bytes: what all drawing functions share."""
+"""Checks of images and maps, resizing, and encoding to file bytes and HTML: what all drawing functions share."""
 
 import base64
 import io
@@ -125,6 +125,35 @@ def encode_image(image: RGBImage, suffix: str) -> bytes:
 def build_data_uri(data: bytes, image_format: str) -> str:
     """Return an encoded image as a `data:` URI for HTML. `image_format` is its MIME subtype, such as "png"."""
     return f"data:image/{image_format};base64,{base64.b64encode(data).decode()}"
+
+
+MAX_NOTEBOOK_IMAGE_BYTES, MAX_NOTEBOOK_SIDE_PIXELS = 200_000, 1200  # base64 makes it a third larger
+NOTEBOOK_JPEG_QUALITIES, SHRINK_FACTOR = (90, 80, 70), 0.75  # tried in this order where PNG is too large
+
+
+def build_figure_html(image: RGBImage, alt: str, caption: str) -> str:
+    """Return the HTML of a figure with a caption, at most about 300 kB. `alt` and `caption` are HTML already.
+
+    The image is scaled down, and stored as JPEG where a PNG is too large. `Explanation.save` writes it at full size.
+    """
+    kind, data = _encode_small_image(image)
+    return f'<figure><img src="{build_data_uri(data, kind)}" alt="{alt}"><figcaption>{caption}</figcaption></figure>'
+
+
+def _encode_small_image(image: RGBImage) -> tuple[str, bytes]:
+    from PIL import Image
+
+    side = min(MAX_NOTEBOOK_SIDE_PIXELS, max(image.shape[:2]))
+    while True:
+        reduced = image if max(image.shape[:2]) <= side else resize_to_fit(image, side, side)
+        if len(data := encode_image(reduced, ".png")) <= MAX_NOTEBOOK_IMAGE_BYTES:
+            return "png", data
+        for quality in NOTEBOOK_JPEG_QUALITIES:
+            stream = io.BytesIO()
+            Image.fromarray(reduced).save(stream, "JPEG", quality=quality)
+            if stream.tell() <= MAX_NOTEBOOK_IMAGE_BYTES:
+                return "jpeg", stream.getvalue()
+        side = int(side * SHRINK_FACTOR)
 
 
 def _describe_array(value: object) -> str:

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from camscope.render.anatomical_axes import AnatomicalView, find_world_axis, format_location
+from camscope.render.anatomical_axes import AnatomicalView, format_location, match_world_axes
 from camscope.render.colormap import DIVERGING
 from camscope.render.image_grid import (
     WARNING_COLOR,
@@ -116,7 +116,7 @@ def get_middle_voxel(volume: Volume, view: AnatomicalView, slice_index: int) -> 
 def format_slice_position(volume: Volume, voxel: VoxelIndex, normal_axis: int) -> str:
     """Format a slice's position: ` · S 12.0 mm` with an affine, ` · 85.0 mm` from the first slice, or ''."""
     if volume.affine_matrix is not None:
-        world_axis = find_world_axis(volume.affine_matrix, normal_axis)
+        world_axis = match_world_axes(volume.affine_matrix)[normal_axis]
         return f" · {format_location(volume.affine_matrix, voxel)[world_axis]} mm"
     return f" · {voxel[normal_axis] * volume.voxel_size[normal_axis]:.1f} mm" if volume.has_physical_size else ""
 
