@@ -73,7 +73,7 @@ def _build_multigrid_cycle(unknown_mask: Tensor) -> LinearOperator:
     halved_axes = [axis for axis in range(2, unknown_mask.ndim) if unknown_mask.shape[axis] > 1]
     half = 1 - unknown_mask
     for axis in halved_axes:
-        half = sum(_split_into_pairs(half, axis)).movedim(-1, axis)
+        half = torch.add(*_split_into_pairs(half, axis)).movedim(-1, axis)
     if max(size) <= 4 or not bool((half == 0).any()):
         return lambda residual: smoothing * residual
     coarse_cycle, scale = _build_multigrid_cycle((half == 0).to(unknown_mask)), 2.0 ** (2 - len(halved_axes))
@@ -179,20 +179,20 @@ def build_imputer(imputation: ImputationLike, x: Tensor, seed: int = 0) -> Imput
         imputation = NoisyLinearImputation(0.0)
     if isinstance(imputation, NoisyLinearImputation):
         return _build_linear_imputer(imputation, x, seed)
-    if isinstance(imputation, str) and imputation in IMPUTATION_NAMES:
-        replacement = compute_baseline_from_input(imputation, x, seed)
-    elif not isinstance(imputation, Tensor):
+    if isinstance(imputation, Tensor):
+        if imputation.shape not in (x.shape, x.shape[1:]) or not bool(imputation.isfinite().all()):
+            raise InputError(
+                f"the imputation image is {tuple(imputation.shape)}; expected finite numbers {tuple(x.shape[1:])} "
+                f"or {tuple(x.shape)}"
+            )
+        replacement: Tensor | None = imputation.to(x).expand_as(x)
+    else:
+        replacement = compute_baseline_from_input(imputation, x, seed) if imputation in IMPUTATION_NAMES else None
+    if replacement is None:
         raise InputError(
             f"imputation={imputation!r}: expected {', '.join(map(repr, IMPUTATION_NAMES))}, a NoisyLinearImputation, "
             "or a tensor (C,H,W)"
         )
-    elif imputation.shape not in (x.shape, x.shape[1:]) or not bool(imputation.isfinite().all()):
-        raise InputError(
-            f"the imputation image is {tuple(imputation.shape)}; expected finite numbers {tuple(x.shape[1:])} "
-            f"or {tuple(x.shape)}"
-        )
-    else:
-        replacement = imputation.to(x).expand_as(x)
     # for weights 0 and 1 lerp is bit-exact, and several times faster than where
     return lambda removed, sample_index: x[sample_index].lerp_(replacement[sample_index], removed[:, None].to(x.dtype))
 

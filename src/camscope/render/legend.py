@@ -84,7 +84,7 @@ def draw_regions(
         )
     if color_index.min() < 0 or color_index.max() >= len(colors):
         raise InputError(f"color indices {color_index.min()} to {color_index.max()} for {plural(len(colors), 'color')}")
-    gray: RGBImage = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None].repeat(3, axis=2)
+    gray = np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)[..., None].repeat(3, axis=2)
     out = gray.copy() if covered is None else hatch_uncovered(gray, covered)
     table = np.asarray(colors, dtype=np.float64)
     for top in range(0, len(out), ROWS_PER_BAND):

@@ -102,7 +102,7 @@ def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
         HATCH_BRIGHTNESS,
         UNCOVERED_BRIGHTNESS,
     )
-    dim: RGBImage = cv2.cvtColor(gray, cv2.COLOR_GRAY2RGB)
+    dim: RGBImage = np.asarray(cv2.cvtColor(gray, cv2.COLOR_GRAY2RGB), np.uint8)
     dilated = cv2.dilate(covered.astype(np.uint8), np.ones((2 * width + 1, 2 * width + 1), np.uint8))
     dim[(dilated > 0) & ~covered] = BACKGROUND_COLOR
     cv2.copyTo(image, covered.astype(np.uint8), dim)
