@@ -10,7 +10,7 @@ from camscope.errors import ImageError
 from camscope.images.files.redaction import pseudonymize_source, redact_errors
 from camscope.images.files.source_files import list_source_paths, open_source, resolve_selector, split_selector
 from camscope.images.files.tiff_strips import check_tiff_strips
-from camscope.images.scans.scan import MAX_VOXELS, Scan, check_voxel_count, flag_non_finite
+from camscope.images.scans.scan import MAX_VOXELS, Scan, check_index, check_voxel_count, flag_non_finite
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def read_raster(source: str | Path | bytes, *, frame: int | None = None, window:
             raise ImageError(
                 f"{name}: Pillow refuses it: more than {plural(2 * (Image.MAX_IMAGE_PIXELS or 0), 'pixel')}"
             ) from None
-        return scan if window is None else scan.apply_window(window)
+        return scan.apply_window(window)
 
 
 def _compute_pixel_limit(file: BinaryIO) -> int:
@@ -49,8 +49,7 @@ def _compute_pixel_limit(file: BinaryIO) -> int:
 
 def _read_raster_scan(image: "Image", max_pixels: int, frame: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
     n_pages = int(getattr(image, "n_frames", 1))
-    if frame is not None and not 0 <= frame < n_pages:
-        raise ImageError(f"{name}: frame {frame} is out of range: the file has {n_pages} (0..{n_pages - 1})")
+    check_index(frame, n_pages, "frame", name)
     page_indices = list(range(n_pages)) if frame is None else [frame]
     check_voxel_count((len(page_indices), image.height, image.width), name)
     arrays = [_read_page(image, page, max_pixels, name) for page in page_indices]
