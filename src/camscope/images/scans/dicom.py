@@ -95,9 +95,8 @@ def _locate_frames(
             return None, pixel_spacing, (*flags, "no place: the frames share one position")
         planes = [offset_planes[index] for index in frame_indices]
     if not all(plane.is_parallel(planes[0]) for plane in planes):
-        raise ImageError(
-            f"{name}: its frames have different orientations; choose one: file#0 .. file#{layout.n_frames - 1}"
-        )
+        choice = f"choose one: file#0 .. file#{layout.n_frames - 1}"
+        raise ImageError(f"{name}: its frames have different orientations; {choice}")
     stack = stack_planes(planes)
     if stack.coincident_pairs:
         first, second = (frame_indices[index] for index in stack.coincident_pairs[0])

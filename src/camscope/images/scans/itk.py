@@ -55,7 +55,7 @@ def _check_header(path: Path, name: str) -> None:
     if not is_local and (
         kind == ".mha" or not re.fullmatch(r"[\w.+-]+", data_file) or data_file.upper() == "LIST" or ".." in data_file
     ):
-        raise ImageError(f"{name}: its voxels are in a file that is not in the same folder; save both as one .mha")
+        raise ImageError(f"{name}: its voxels are in another file outside of the same folder; save both as one .mha")
     voxels = path if is_local else path.with_name(data_file)
     with open_source(voxels, name):  # rejects a pipe, on which ITK would block
         pass

@@ -36,9 +36,8 @@ def read_raster(source: str | Path | bytes, *, frame: int | None = None, window:
             with open_source(path, name) as file, Image.open(file, formats=RASTER_FORMATS) as image:
                 scan = _read_raster_scan(image, _compute_pixel_limit(file), frame, name, list_source_paths(path))
         except Image.DecompressionBombError:
-            raise ImageError(
-                f"{name}: Pillow refuses it: more than {plural(2 * (Image.MAX_IMAGE_PIXELS or 0), 'pixel')}"
-            ) from None
+            limit = plural(2 * (Image.MAX_IMAGE_PIXELS or 0), "pixel")
+            raise ImageError(f"{name}: Pillow refuses it: more than {limit}") from None
         return scan.apply_window(window)
 
 
@@ -54,9 +53,8 @@ def _read_raster_scan(image: "Image", max_pixels: int, frame: int | None, name: 
     check_voxel_count((len(page_indices), image.height, image.width), name)
     arrays = [_read_page(image, page, max_pixels, name) for page in page_indices]
     if len({(array.shape, array.dtype.kind) for array in arrays}) > 1:
-        raise ImageError(
-            f"{name}: its {plural(n_pages, 'page')} differ in size or type; choose one: file#0 .. file#{n_pages - 1}"
-        )
+        pages = plural(n_pages, "page")
+        raise ImageError(f"{name}: its {pages} differ in size or type; choose one: file#0 .. file#{n_pages - 1}")
     is_color = arrays[0].ndim == 3
     values = arrays[0] if len(arrays) == 1 else np.stack(arrays)
     stored = (f"stored: {values.dtype.name}",)

@@ -176,10 +176,8 @@ class Window:
         min_width = 1 if self.kind == "LINEAR" else 0
         # a LINEAR width of 1 is a step; a width of 0 is undefined
         if not np.isfinite([self.center, self.width]).all() or self.width < min_width or self.width == 0:
-            at_least = "of at least 1" if min_width else "above 0"
-            raise PreprocessError(
-                f"a window of center {self.center} and width {self.width}; the width must be {at_least}"
-            )
+            received = f"a window of center {self.center} and width {self.width}"
+            raise PreprocessError(f"{received}; the width must be {'of at least 1' if min_width else 'above 0'}")
 
     @classmethod
     def parse(cls, value: Any) -> Self:
