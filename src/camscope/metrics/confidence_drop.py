@@ -95,9 +95,8 @@ def adcc(
     a, x = test.normalized_maps, test.scorer.x
     masked_maps = compute_maps(x * a[:, None].to(x.dtype)).detach().to(a)
     if masked_maps.shape != a.shape:
-        raise GeometryError(
-            f"compute_maps returned maps {tuple(masked_maps.shape)}; expected {tuple(a.shape)}, the size of the input"
-        )
+        expected = f"{tuple(a.shape)}, the size of the input"
+        raise GeometryError(f"compute_maps returned maps {tuple(masked_maps.shape)}; expected {expected}")
     clean_flat, masked_flat = a.flatten(1), masked_maps.flatten(1)
     undefined[NONFINITE_MASKED_MAP] = ~masked_flat.isfinite().all(1)
     correlation, constant = correlate_batch(clean_flat, masked_flat.clamp(min=0))

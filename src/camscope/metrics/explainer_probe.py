@@ -89,9 +89,7 @@ class ExplainerProbe:
 def check_single_sample(x: Tensor) -> Tensor:
     """Return x if it is one sample (1,C,*S); else raise InputError."""
     if x.ndim < 3 or len(x) != 1:
-        raise InputError(
-            f"x is {tuple(x.shape)}: expected one sample (1,C,*S); call the metric once for each sample of a batch"
-        )
+        raise InputError(f"x is {tuple(x.shape)}: expected one sample (1,C,*S); call the metric for each of a batch")
     return x
 
 

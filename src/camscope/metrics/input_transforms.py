@@ -103,9 +103,8 @@ class Rotation(InputTransform):
     def _check_plane(self, size: Sequence[int]) -> tuple[int, int]:
         check_number(degrees=self.degrees)
         if len(size) < 2:
-            raise GeometryError(
-                f"{self}: an input of {plural(len(size), 'axis')} cannot be rotated; leave Rotation out of transforms"
-            )
+            axes = plural(len(size), "axis")
+            raise GeometryError(f"{self}: an input of {axes} cannot be rotated; leave Rotation out of transforms")
         return size[-2], size[-1]
 
     def __str__(self) -> str:
@@ -179,9 +178,8 @@ class Resampling(StationaryTransform):
         check_positive_number(scale_factor=self.scale_factor)
         size = tuple(x.shape[2:])
         if len(size) not in LINEAR_MODES:
-            raise GeometryError(
-                f"{self}: an input of {plural(len(size), 'axis')} cannot be resampled; expected 1, 2 or 3"
-            )
+            axes = plural(len(size), "axis")
+            raise GeometryError(f"{self}: an input of {axes} cannot be resampled; expected 1, 2 or 3")
         resampled_size = [max(1, round(self.scale_factor * length)) for length in size]
         resampled = F.interpolate(full_precision(x), resampled_size, mode=LINEAR_MODES[len(size)], align_corners=False)
         return F.interpolate(resampled, size, mode=LINEAR_MODES[len(size)], align_corners=False).to(x.dtype)
@@ -206,9 +204,8 @@ class JPEGCompression(StationaryTransform):
         if self.quality > MAX_JPEG_QUALITY:
             raise InputError(f"quality={self.quality}: expected a whole number, {MAX_JPEG_QUALITY} or less")
         if x.ndim < 4:
-            raise GeometryError(
-                f"{self}: an input of {plural(x.ndim - 2, 'axis')} cannot be compressed; leave JPEGCompression out of transforms"
-            )
+            axes = plural(x.ndim - 2, "axis")
+            raise GeometryError(f"{self}: an input of {axes} cannot be compressed; leave JPEGCompression out")
         values, (low, high) = full_precision(x), _find_value_range(x)
         step = (high - low) / MAX_UINT8
         bits = ((values - low) / torch.where(step > 0, step, 1)).round().detach().cpu().to(torch.uint8).numpy()

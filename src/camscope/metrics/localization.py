@@ -255,7 +255,6 @@ def _resolve_pixel_spacing(spacing: Sequence[float] | None, n_axes: int) -> Floa
     """Return the size of a pixel along each axis (axes,); 1 by default."""
     lengths = np.ones(n_axes) if spacing is None else np.asarray(spacing, np.float64)
     if lengths.shape != (n_axes,) or not ((lengths > 0) & np.isfinite(lengths)).all():
-        raise InputError(
-            f"spacing={spacing!r}: expected {plural(n_axes, 'positive number')}, the size of a pixel along each axis"
-        )
+        expected = plural(n_axes, "positive number")
+        raise InputError(f"spacing={spacing!r}: expected {expected}, the size of a pixel along each axis")
     return lengths

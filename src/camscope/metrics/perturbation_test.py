@@ -152,15 +152,15 @@ class PerturbationTest:
         )
         self.maps = maps.detach().to(x.device, torch.float64)
         if self.maps.shape != (expected := torch.Size([len(x), *x.shape[2:]])):
+            received = (
+                f"the maps are {tuple(self.maps.shape)} for an input {tuple(x.shape)}; expected {tuple(expected)}"
+            )
             raise GeometryError(
-                f"the maps are {tuple(self.maps.shape)} for an input {tuple(x.shape)}; expected {tuple(expected)}: resize them "
-                f'to the input\'s size first, with Explanation.heatmap("input", scale=None)'
+                f'{received}: resize them to the input\'s size, with Explanation.heatmap("input", scale=None)'
             )
         if self.tie_seeds is not None and len(self.tie_seeds) != len(x):
-            raise InputError(
-                f"tie_seeds has {plural(len(self.tie_seeds), 'seed')} for {plural(len(x), 'image')}: "
-                "pass one for each image, or None"
-            )
+            received = f"{plural(len(self.tie_seeds), 'seed')} for {plural(len(x), 'image')}"
+            raise InputError(f"tie_seeds has {received}: pass one for each image, or None")
         check_integer(**{f"tie_seeds[{n}]": seed for n, seed in enumerate(self.tie_seeds or ())})
         cells = torch.Size([-(-length // self.region_size) for length in x.shape[2:]])  # nearly equal squares
         self._region_labels, self.n_regions = label_grid_cells(x.shape[2:], cells, x.device), cells.numel()
@@ -200,9 +200,8 @@ class PerturbationTest:
     def masked_scores(self) -> Tensor:
         """Score and probability (2,N) of the images multiplied by `normalized_maps`."""
         x, rows = self.scorer.x, torch.arange(len(self.maps), device=self.maps.device)
-        return self.scorer.score_variants(
-            len(rows), lambda part: (x[part] * self.normalized_maps[part, None].to(x.dtype), rows[part])
-        )
+        masks = self.normalized_maps[:, None].to(x.dtype)
+        return self.scorer.score_variants(len(rows), lambda part: (x[part] * masks[part], rows[part]))
 
     def score_after_removal(self, order: RemovalOrder, counts: Sequence[int]) -> Tensor:
         """Return score and probability (2,N,points) with the given numbers of regions removed, in the given order."""

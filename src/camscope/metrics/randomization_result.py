@@ -145,10 +145,8 @@ class RandomizationResult:
         """The verdict of each similarity; UndefinedError if the test allows none."""
         if self.no_verdict_reason:
             raise UndefinedError(self.no_verdict_reason)
-        return {
-            name: judge_final_similarity(values[:, -1], self.null_intervals[name])
-            for name, values in self.similarities.items()
-        }
+        nulls = self.null_intervals
+        return {name: judge_final_similarity(values[:, -1], nulls[name]) for name, values in self.similarities.items()}
 
     @property
     def no_verdict_reason(self) -> str:

@@ -138,9 +138,7 @@ def random_logit(
     if other_target is None:
         class_index = probe.score.class_index(0)
         if class_index is None or probe.n_classes is None or probe.n_classes < 2:
-            raise TargetError(
-                "the target is not one of several classes: pass other_target=, the target to compare it with"
-            )
+            raise TargetError("the target is not one of several classes: pass other_target=, to compare it with")
         generator = torch.Generator(device="cpu").manual_seed(seed)
         step = int(torch.randint(1, probe.n_classes, (), generator=generator, device="cpu"))
         other_target = (class_index + step) % probe.n_classes
@@ -169,9 +167,8 @@ class MapComparison:
         features = self._features[similarity]
         similarities = np.full((len(features), len(features)), np.nan)
         for i in range(len(features) - 1):
-            row = _compare_features(
-                similarity, np.broadcast_to(features[i], features[i + 1 :].shape), features[i + 1 :]
-            )
+            others = features[i + 1 :]
+            row = _compare_features(similarity, np.broadcast_to(features[i], others.shape), others)
             similarities[i, i + 1 :] = similarities[i + 1 :, i] = row
         return similarities
 

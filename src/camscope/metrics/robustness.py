@@ -146,9 +146,7 @@ def compare_batch_under_transforms(
 ) -> list[list[TransformAgreement]]:
     """Return the agreements [sample][transform] of all samples of a probe, in shared forward passes."""
     if similarity not in (allowed := ("spearman", "pearson", "jaccard")):
-        raise InputError(
-            f"similarity={similarity!r}: expected one of {', '.join(allowed)}, which compare single pixels"
-        )
+        raise InputError(f"similarity={similarity!r}: expected {', '.join(allowed)}, which compare single pixels")
     if not transforms:
         raise InputError("transforms is empty: name at least one, such as Shift(2)")
     x, count, size = probe.x, len(probe.x), tuple(probe.x.shape[2:])
@@ -215,11 +213,8 @@ def stability(
         similarity=similarity,
         max_probability_change=max_probability_change,
     )
-    values = [
-        agreement.similarity
-        for agreement in agreements
-        if agreement.is_prediction_stable and agreement.similarity is not None
-    ]
+    stable = [agreement for agreement in agreements if agreement.is_prediction_stable]
+    values = [agreement.similarity for agreement in stable if agreement.similarity is not None]
     if not values:
         details = "; ".join(
             f"{agreement.transform}: {agreement.reason or f'|dp| {agreement.probability_change:.2g}'}"
@@ -288,9 +283,8 @@ def batch_invariance(
     probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
     images = torch.cat([*(x.flip(axis) for axis in range(2, x.ndim)), -x, x]) if other_images is None else other_images
     if images.shape[1:] != x.shape[1:] or not len(images):
-        raise InputError(
-            f"other_images is {tuple(images.shape)} and x {tuple(x.shape)}: expected (M,{x.shape[1]},*S), M > 0"
-        )
+        received = f"other_images is {tuple(images.shape)} and x {tuple(x.shape)}"
+        raise InputError(f"{received}: expected (M,{x.shape[1]},*S), M > 0")
     alone, half = to_finite_array(probe.compute_maps(x, [0])[0]), len(images) // 2
     batch = torch.cat([images[:half], x, images[half:]])
     in_batch = probe.compute_maps(batch, [0] * len(batch), batch_size=len(batch))[half]

@@ -84,9 +84,8 @@ def ssim(
     """
     scaled = [divide_by_peak(values) for values in _check_same_shape(first, second)]
     signed = has_negative_values(scaled) if is_signed is None else is_signed
-    return compute_ssim(
-        *(shift_to_unit_interval(values, signed) for values in scaled), data_range=data_range, window_size=window_size
-    )
+    left, right = (shift_to_unit_interval(values, signed) for values in scaled)
+    return compute_ssim(left, right, data_range=data_range, window_size=window_size)
 
 
 @_register(
@@ -119,10 +118,8 @@ def jaccard(first: npt.ArrayLike, second: npt.ArrayLike, top_share: float = 0.1)
     """
     if not 0 < top_share < 1:
         raise InputError(f"top_share={top_share}: expected a number between 0 and 1")
-    first_members, second_members = (
-        _compute_top_membership(values.ravel(), top_share) for values in _check_same_shape(first, second)
-    )
-    return float(np.minimum(first_members, second_members).sum() / np.maximum(first_members, second_members).sum())
+    left, right = (_compute_top_membership(map_.ravel(), top_share) for map_ in _check_same_shape(first, second))
+    return float(np.minimum(left, right).sum() / np.maximum(left, right).sum())
 
 
 SIMILARITIES: Mapping[str, Callable[..., float]] = {
@@ -143,14 +140,11 @@ def rank_values(values: npt.ArrayLike) -> FloatArray:
 def compute_hog_features(values: FloatArray, cell_size: int = HOG_CELL_SIZE) -> FloatArray:
     """Return the histograms of oriented gradients (M,) of a map (H,W) divided by its largest absolute value."""
     if values.ndim != 2:
-        raise UndefinedError(
-            f"a map with {plural(values.ndim, 'axis')} has no histogram of oriented gradients: expected 2 axes"
-        )
+        axes = plural(values.ndim, "axis")
+        raise UndefinedError(f"a map with {axes} has no histogram of oriented gradients: expected 2 axes")
     if min(values.shape) < HOG_BLOCK_SIZE * cell_size:
-        raise UndefinedError(
-            f"a map {values.shape} has no {HOG_BLOCK_SIZE} x {HOG_BLOCK_SIZE} cells of {plural(cell_size, 'pixel')}: "
-            "resize it to the image, or pass cell_size="
-        )
+        cells = f"{HOG_BLOCK_SIZE} x {HOG_BLOCK_SIZE} cells of {plural(cell_size, 'pixel')}"
+        raise UndefinedError(f"a map {values.shape} has no {cells}: resize it to the image, or pass cell_size=")
     features = require("skimage.feature", extra="metrics").hog(
         divide_by_peak(values), HOG_ORIENTATIONS, (cell_size, cell_size), (HOG_BLOCK_SIZE, HOG_BLOCK_SIZE), "L2-Hys"
     )
@@ -182,19 +176,16 @@ def compute_ssim(
     if window_size < 3 or window_size % 2 == 0:
         raise InputError(f"window_size={window_size}: expected an odd number of pixels, 3 or more")
     if min(first.shape) < window_size:
-        raise UndefinedError(
-            f"a map {first.shape} is smaller than the window of {plural(window_size, 'pixel')}: resize it to "
-            "the image, or pass window_size="
-        )
+        received = f"a map {first.shape} is smaller than the window of {plural(window_size, 'pixel')}"
+        raise UndefinedError(f"{received}: resize it to the image, or pass window_size=")
     metrics = require("skimage.metrics", extra="metrics")
     return float(metrics.structural_similarity(first, second, win_size=window_size, data_range=data_range))
 
 
 def correlate_rows(first_rows: FloatArray, second_rows: FloatArray) -> FloatArray:
     """Return Pearson's correlation (R,) of corresponding rows (R,M); NaN for a constant row."""
-    return np.asarray(
-        (center_and_normalize_rows(first_rows) * center_and_normalize_rows(second_rows)).sum(-1).clip(-1, 1)
-    )
+    products = center_and_normalize_rows(first_rows) * center_and_normalize_rows(second_rows)
+    return np.asarray(products.sum(-1).clip(-1, 1))
 
 
 def _correlate_vectors(first: FloatArray, second: FloatArray) -> float:

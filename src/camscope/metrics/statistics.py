@@ -135,13 +135,10 @@ def estimate_mean(
             sample.group_sums[indices].sum(1) / sample.group_sizes[indices].sum(1)
             for indices in iter_bootstrap_indices(sample.n_groups, n_resamples, seed)
         ]
-        n_effective = count_effective_groups(sample.group_sizes)
-        low, high = compute_bootstrap_interval(
-            np.concatenate(resampled_means), sample.n_groups, confidence_level, n_effective
-        )
-    return sample.build_estimate(
-        low, high, interval_method=BOOTSTRAP_INTERVAL if bounds is None else KORN_GRAUBARD_INTERVAL
-    )
+        means, n_effective = np.concatenate(resampled_means), count_effective_groups(sample.group_sizes)
+        low, high = compute_bootstrap_interval(means, sample.n_groups, confidence_level, n_effective)
+    method = BOOTSTRAP_INTERVAL if bounds is None else KORN_GRAUBARD_INTERVAL
+    return sample.build_estimate(low, high, interval_method=method)
 
 
 def estimate_difference(

@@ -75,9 +75,7 @@ def check_affine(affine: ArrayLike) -> NDArray[np.float64]:
     """Return the affine (4,4) from array index to millimeters in RAS+ as float64. Raises InputError if it is not one."""
     matrix = np.asarray(affine, np.float64)
     if matrix.shape != (4, 4) or not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix[:3, :3]) < 3:
-        raise InputError(
-            f"the affine is {matrix.tolist()}; expected a finite, invertible (4,4) from index to millimeters"
-        )
+        raise InputError(f"the affine is {matrix.tolist()}; expected a finite, invertible (4,4) from index to mm")
     return matrix
 
 

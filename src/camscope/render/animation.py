@@ -69,17 +69,14 @@ def animate_volume(
     """
     view = volume.get_view(axis)
     slice_indices = choose_even_indices(volume.shape[view.normal_axis], max_frames, volume.peak[view.normal_axis])
-    pixels_per_mm = (
-        volume.choose_pixels_per_mm(size)
-        if size
-        else min(volume.choose_pixels_per_mm(None), MAX_ANIMATION_SIDE_PIXELS / max(volume.extent_mm))
-    )
+    pixels_per_mm = volume.choose_pixels_per_mm(size)
+    if not size:
+        pixels_per_mm = min(pixels_per_mm, MAX_ANIMATION_SIDE_PIXELS / max(volume.extent_mm))
     font_size = choose_font_size(round(pixels_per_mm * max(volume.get_slice_size_mm(view))))
     height = round(pixels_per_mm * volume.get_slice_size_mm(view)[0])
     side_panel = draw_side_panel(volume, font_size, pixels_per_mm, height, [caption, *describe_peak(volume)])
     frames = (
-        _draw_animation_frame(volume, view, slice_index, pixels_per_mm, font_size, side_panel)
-        for slice_index in slice_indices
+        _draw_animation_frame(volume, view, index, pixels_per_mm, font_size, side_panel) for index in slice_indices
     )
     ramp = colorize(np.linspace(get_colormap_minimum(volume.colormap), 1, N_RAMP_COLORS)[None], volume.colormap)
     outline_colors = [color for _, color, _ in volume.outlines]
@@ -122,14 +119,12 @@ def encode_animation(
             on_progress(len(checked_frames), len(checked_frames) if count is None else count)
     n_sizes = len({frame.shape for frame in checked_frames})
     if n_sizes != 1:
-        raise InputError(
-            f"{plural(len(checked_frames), 'image')} of {plural(n_sizes, 'size')}; expected images of one size"
-        )
+        received = f"{plural(len(checked_frames), 'image')} of {plural(n_sizes, 'size')}"
+        raise InputError(f"{received}; expected images of one size")
     format_name, options = ANIMATION_FORMATS[suffix.lower()]
     if format_name == "GIF":
-        images = _quantize_frames(
-            checked_frames, np.zeros((0, 3), np.uint8) if palette_colors is None else palette_colors
-        )
+        fixed_colors = np.zeros((0, 3), np.uint8) if palette_colors is None else palette_colors
+        images = _quantize_frames(checked_frames, fixed_colors)
     else:
         images = [Image.fromarray(frame) for frame in checked_frames]
     stream = io.BytesIO()

@@ -53,16 +53,13 @@ def _check_features(features: NDArray[np.floating[Any]], max_channels: int, scal
     if array.ndim != 3 or array.size == 0:
         raise InputError(f"the features are {array.shape}; expected one sample's channels (K,h,w)")
     if max_channels < 1 or scale not in {"each", "shared"}:
-        raise InputError(
-            f"max_channels={max_channels}, scale={scale!r}; expected at least 1 channel, and scale 'each' or 'shared'"
-        )
+        received = f"max_channels={max_channels}, scale={scale!r}"
+        raise InputError(f"{received}; expected at least 1 channel, and scale 'each' or 'shared'")
     array = array[:max_channels]
     if not (finite := np.isfinite(array)).all():
         channel = int(np.argwhere(~finite)[0, 0])
-        raise NonFiniteError(
-            f"{plural((~finite).sum(), 'value of the features is', 'values of the features are')} not finite, "
-            f"the first in channel {channel}"
-        )
+        values = plural((~finite).sum(), "value of the features is", "values of the features are")
+        raise NonFiniteError(f"{values} not finite, the first in channel {channel}")
     return array
 
 
@@ -115,13 +112,5 @@ def draw_signal_trace(
     for i, signal in enumerate(signals):
         rows = lane_height * (i + 1 - LANE_MARGIN - (1 - 2 * LANE_MARGIN) * signal / 255)
         points = np.rint(np.column_stack([columns, rows]) * 2**SUBPIXEL_BITS).astype(np.int32)
-        cv2.polylines(
-            out,
-            [points[:, None]],
-            isClosed=False,
-            color=SIGNAL_COLOR,
-            thickness=2,
-            lineType=cv2.LINE_AA,
-            shift=SUBPIXEL_BITS,
-        )
+        cv2.polylines(out, [points[:, None]], False, SIGNAL_COLOR, 2, cv2.LINE_AA, SUBPIXEL_BITS)
     return out

@@ -44,9 +44,8 @@ def draw_color_bar(
     if not np.isfinite([lo, hi]).all():
         raise NonFiniteError(f"the range of the color bar is {lo} to {hi}; expected finite numbers")
     if height < 8 or lo > hi:
-        raise InputError(
-            f"a color bar of {plural(height, 'row')} from {lo} to {hi}; expected at least 8 rows, and lo <= hi"
-        )
+        received = f"a color bar of {plural(height, 'row')} from {lo} to {hi}"
+        raise InputError(f"{received}; expected at least 8 rows, and lo <= hi")
     values = _compute_bar_values(height - 2, lo, hi, colormap)
     width = max(6, height // 16) if width is None else width
     bar = add_border(colorize(np.repeat(values[:, None], width, axis=1), colormap), 1, FRAME_COLOR)

@@ -79,9 +79,8 @@ def draw_regions(
     missing = 1 - to_finite_float64(strength, image=check_rgb_image(image)).clip(0, 1)
     opacity = check_fraction("alpha", alpha) * (1 - missing**2)
     if color_index.shape != opacity.shape:
-        raise GeometryError(
-            f"the color indices are {color_index.shape} and their strengths {opacity.shape}; expected one size"
-        )
+        received = f"the color indices are {color_index.shape} and their strengths {opacity.shape}"
+        raise GeometryError(f"{received}; expected one size")
     if color_index.min() < 0 or color_index.max() >= len(colors):
         raise InputError(f"color indices {color_index.min()} to {color_index.max()} for {plural(len(colors), 'color')}")
     gray = np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)[..., None].repeat(3, axis=2)
@@ -136,9 +135,8 @@ def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> MaskOutlines:
         return []
     named: Mapping[str, ArrayLike] = masks if isinstance(masks, Mapping) else {"": masks}
     if len(named) > len(OUTLINE_COLORS):
-        raise InputError(
-            f"{plural(len(named), 'mask')}; expected at most {len(OUTLINE_COLORS)}: more colors are not distinguishable"
-        )
+        limit = f"expected at most {len(OUTLINE_COLORS)}: more colors are not distinguishable"
+        raise InputError(f"{plural(len(named), 'mask')}; {limit}")
     return [
         (str(name), color, _check_mask(name, mask, tuple(shape)))
         for (name, mask), color in zip(named.items(), OUTLINE_COLORS, strict=False)
@@ -185,11 +183,8 @@ def _check_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> NDArray[n
     if array.shape != shape:
         raise GeometryError(f"{description} is {array.shape} and the image {shape}; expected one size")
     if names := find_multiple_labels(array):
-        raise InputError(
-            f"{description} holds {format_name_list(names)}; expected one region: "
-            f"pass each by its name, as {{'{names[0]}': mask == {names[0]}}}, "
-            "or mask != 0 for all"
-        )
+        advice = f"pass each by its name, as {{'{names[0]}': mask == {names[0]}}}, or mask != 0 for all"
+        raise InputError(f"{description} holds {format_name_list(names)}; expected one region: {advice}")
     return np.asarray(array != 0)
 
 

@@ -54,13 +54,11 @@ def check_map_values(values: Values, *, image: RGBImage | None = None) -> Values
     bad = ~np.isfinite(values)
     if bad.any():
         row, column = np.argwhere(bad)[0]
-        raise NonFiniteError(
-            f"not finite: {bad.sum()} of {plural(values.size, 'value')}, the first at ({row}, {column})"
-        )
+        count = f"{bad.sum()} of {plural(values.size, 'value')}"
+        raise NonFiniteError(f"not finite: {count}, the first at ({row}, {column})")
     if image is not None and values.shape != image.shape[:2]:
-        raise GeometryError(
-            f"the map is {values.shape} and the image {image.shape[:2]}; resize the map to the image's size first"
-        )
+        received = f"the map is {values.shape} and the image {image.shape[:2]}"
+        raise GeometryError(f"{received}; resize the map to the image's size first")
     return values
 
 
@@ -97,9 +95,8 @@ def resize_to_fit(image: RGBImage, height: int, width: int | None = None) -> RGB
     if size == (columns, rows):
         return image.copy()
     if size[0] * size[1] > MAX_IMAGE_PIXELS:
-        raise InputError(
-            f"height={height}: the image would have {size[1]:,} x {size[0]:,} pixels, more than {MAX_IMAGE_PIXELS:,}"
-        )
+        pixels = f"{size[1]:,} x {size[0]:,} pixels"
+        raise InputError(f"height={height}: the image would have {pixels}, more than {MAX_IMAGE_PIXELS:,}")
     method = cv2.INTER_AREA if factor < 1 else cv2.INTER_NEAREST if factor >= 3 else cv2.INTER_LINEAR
     return np.asarray(cv2.resize(image, size, interpolation=method), dtype=np.uint8)
 

@@ -61,16 +61,14 @@ class Volume:
 
     def __post_init__(self) -> None:
         if self.values.ndim != 3 or not self.values.size or self.image.shape not in (self.shape, (*self.shape, 3)):
-            raise InputError(
-                f"the volume is {self.image.shape} and its map {self.values.shape}; expected (D,H,W) or (D,H,W,3), and (D,H,W)"
-            )
+            received = f"the volume is {self.image.shape} and its map {self.values.shape}"
+            raise InputError(f"{received}; expected (D,H,W) or (D,H,W,3), and (D,H,W)")
         if not (finite := np.isfinite(self.values)).all():
             raise NonFiniteError(f"not finite: {(~finite).sum()} of {plural(finite.size, 'value')}")
         if self.covered is not None and self.covered.shape != self.shape:
             raise GeometryError(f"covered is {self.covered.shape} and the map {self.shape}; expected one size")
-        if self.spacing is not None and (
-            len(self.spacing) != 3 or not all(0 < length < np.inf for length in self.spacing)
-        ):
+        spacing = self.spacing
+        if spacing is not None and (len(spacing) != 3 or not all(0 < length < np.inf for length in spacing)):
             raise InputError(f"spacing={self.spacing}: expected three positive numbers, millimeters per voxel")
         if self.axis_letters is not None and [len(pair) for pair in self.axis_letters] != [2, 2, 2]:
             raise InputError(f"axis_letters={self.axis_letters}: expected a pair of letters for each of three axes")
@@ -170,12 +168,10 @@ class Volume:
         """Return a checked voxel index. None returns the peak."""
         if voxel_index is None:
             return self.peak
-        if len(voxel_index) != 3 or not all(
-            0 <= index < length for index, length in zip(voxel_index, self.shape, strict=True)
-        ):
-            raise InputError(
-                f"voxel_index={voxel_index}: expected a voxel (d, row, column) of a volume {self.shape}, numbered from 0"
-            )
+        in_range = (0 <= index < length for index, length in zip(voxel_index, self.shape, strict=False))
+        if len(voxel_index) != 3 or not all(in_range):
+            expected = f"a voxel (d, row, column) of a volume {self.shape}, numbered from 0"
+            raise InputError(f"voxel_index={voxel_index}: expected {expected}")
         return int(voxel_index[0]), int(voxel_index[1]), int(voxel_index[2])
 
     def get_slice_size_mm(self, view: AnatomicalView) -> tuple[float, float]:

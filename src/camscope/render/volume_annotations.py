@@ -107,10 +107,9 @@ def format_plane_title(volume: Volume, view: AnatomicalView, voxel: VoxelIndex) 
 
 def get_middle_voxel(volume: Volume, view: AnatomicalView, slice_index: int) -> VoxelIndex:
     """Return the voxel in the middle of a slice."""
-    depth, row, column = (
-        slice_index if axis == view.normal_axis else length // 2 for axis, length in enumerate(volume.shape)
-    )
-    return depth, row, column
+    voxel = [length // 2 for length in volume.shape]
+    voxel[view.normal_axis] = slice_index
+    return voxel[0], voxel[1], voxel[2]
 
 
 def format_slice_position(volume: Volume, voxel: VoxelIndex, normal_axis: int) -> str:
