@@ -215,7 +215,7 @@ OF_METRICS = [
     Mutant(
         "images drawn",
         statistics,
-        "_select_groups_of_rows",
+        "index_groups",
         "[all_groups[int(i)] for i in row_indices]",
         "[int(i) for i in row_indices]",
         groups_are_drawn_whole,
@@ -268,8 +268,8 @@ OF_METRICS = [
         "asked anew",
         ExplainerProbe,
         "compute_maps",
-        "[self.select_targets(sample_index[part])]",
-        "[None]",
+        "self.select_targets(sample_index[part])",
+        "None",
         the_class_is_that_of_the_clean_input,
     ),
     Mutant(

@@ -11,11 +11,19 @@ import pytest
 
 from camscope.errors import ImageError
 from camscope.images.files import redaction
-from camscope.images.scans import dicom_geometry, dicom_pixels, dicom_series, dicom_tags, dicom_values, nifti, scan
+from camscope.images.scans import (
+    dicom_geometry,
+    dicom_modality_lut,
+    dicom_pixels,
+    dicom_series,
+    dicom_tags,
+    nifti,
+    scan,
+)
 from camscope.images.scans.dicom import read_dicom
 from camscope.images.scans.dicom_geometry import SlicePlane
+from camscope.images.scans.dicom_modality_lut import ModalityLUT
 from camscope.images.scans.dicom_series import read_series
-from camscope.images.scans.dicom_values import ModalityLUT
 from camscope.images.scans.nifti import read_nifti
 from tests.mutants import Mutant
 from tests.scan_files import AXIAL, PACKAGED, dicom, enhanced, folder, slices, written
@@ -143,7 +151,7 @@ OF_SCANS = [
     ),
     Mutant(
         "not mirrored",
-        dicom_values,
+        dicom_modality_lut,
         "read_modality_lut",
         '== "MONOCHROME1"',
         '== "MONOCHROME9"',
@@ -187,7 +195,7 @@ OF_SCANS = [
     ),
     Mutant(
         "the first frame's rescale",
-        dicom_values,
+        dicom_modality_lut,
         "_read_modality_luts",
         "read_functional_groups(dataset, frame_indices)",
         "read_functional_groups(dataset, [0] * len(frame_indices))",

@@ -376,7 +376,7 @@ def test_holm_is_wrong_about_any_no_more_often_than_said():
         (lambda: estimate_mean([np.nan, np.nan]), UndefinedError, "no row has a value"),
         (lambda: estimate_mean([]), UndefinedError, "no row has a value"),
         (lambda: estimate_mean([1.0, np.inf]), InputError, "value 1 is infinite"),
-        (lambda: estimate_mean([[1.0]]), InputError, r"expected \(N,\) of both"),
+        (lambda: estimate_mean([[1.0]]), InputError, r"expected \(N,\)"),
         (lambda: estimate_mean([1.0, 2.0], ["a"]), InputError, "and 1 group"),
         (lambda: estimate_mean([1.0, 2.0], ["a", None]), InputError, "row 1 has no group"),
         (lambda: estimate_mean([1.0, 2.0], [np.nan, 1.0]), InputError, "row 0 has no group"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from camscope.errors import InputError
-from camscope.render import Box, draw_boxes, draw_contours, draw_marker, find_boxes, find_contours
+from camscope.render import Box, draw_boxes, draw_contours, find_boxes, find_contours
 
 TWO = np.array(
     [
@@ -120,14 +120,6 @@ def test_boxes_and_labels_are_drawn_where_they_are():
     assert wide.shape == image.shape
     with pytest.raises(InputError, match="1 label for 2 boxes"):
         draw_boxes(image, [low, high], ["one"])
-
-
-def test_a_marker_is_a_ring_around_the_point():
-    image = np.full((100, 120, 3), 60, np.uint8)
-    rows, columns = np.nonzero(changed(image, draw_marker(image, 40.5, 70.5)))
-    np.testing.assert_allclose([rows.mean(), columns.mean()], [40, 70], atol=0.1)
-    assert np.hypot(rows - 40, columns - 70).min() > 2  # what is marked can be seen
-    assert draw_marker(image, -50, 500).shape == image.shape
 
 
 def test_lines_grow_with_the_picture():

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = NDArray[np.uint8]
+Floats = NDArray[np.float64]
 MIN_AGREEMENT = 0.9  # minimum share of the squares' change that agrees with the placement
 MAX_CACHED_PLACEMENTS = 32  # image sizes whose placement is remembered
 # Two ramps across the image, each mostly along one axis. They lean, so that rounding to 8 bits falls differently on
@@ -64,9 +65,8 @@ class CallablePreprocess:
         placement = self.measure_placement(pixels.shape[:2])
         if placement is None or placement.input_size != tuple(result.shape[1:]):
             return result, None
-        return result, placement if self._is_content_independent or self._is_confirmed_on_image(
-            placement, pixels, result
-        ) else None
+        is_confirmed = self._is_content_independent or self._is_confirmed_on_image(placement, pixels, result)
+        return result, placement if is_confirmed else None
 
     def measure_placement(self, image_size: tuple[int, int]) -> Placement | None:
         """Return the placement of the model's input on an image of `image_size` (height, width), or None if unknown."""
@@ -88,12 +88,9 @@ class CallablePreprocess:
             result = result[0] if result.ndim == 4 and len(result) == 1 else result
             if result.ndim == 3 and result.numel():
                 return result
-        received = (
-            f"a tensor {tuple(result.shape)} of {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
-        )
-        raise PreprocessError(
-            f"the preprocessing {name} returned {received}; expected a float tensor (C,H,W) or (1,C,H,W)"
-        )
+        is_tensor = isinstance(result, Tensor)
+        received = f"a tensor {tuple(result.shape)} of {result.dtype}" if is_tensor else type(result).__name__
+        raise PreprocessError(f"the preprocessing {name} returned {received}; expected a float tensor (C,H,W)")
 
     def _measure_uncached_placement(self, image_size: tuple[int, int]) -> Placement | None:
         with _preserve_random_state() as was_drawn_from:
@@ -104,9 +101,8 @@ class CallablePreprocess:
             if was_drawn_from():
                 return None
             placement = _solve_placement(responses, image_size)
-            return (
-                placement if placement and self._is_confirmed_on_probes(placement, responses[0], responses[1]) else None
-            )
+            is_confirmed = placement and self._is_confirmed_on_probes(placement, responses[0], responses[1])
+            return placement if is_confirmed else None
 
     def _is_confirmed_on_image(self, placement: Placement, pixels: Pixels, result: Tensor) -> bool:
         """Return whether squares that are added to the image appear where the placement says."""
@@ -122,9 +118,7 @@ class CallablePreprocess:
         before = result.cpu().double().numpy()
         return after.shape == before.shape and squares.compute_agreement(before, after) >= MIN_AGREEMENT
 
-    def _is_confirmed_on_probes(
-        self, placement: Placement, black_response: NDArray[np.float64], white_response: NDArray[np.float64]
-    ) -> bool:
+    def _is_confirmed_on_probes(self, placement: Placement, black_response: Floats, white_response: Floats) -> bool:
         """Return whether the placement holds for images with a square in the middle: a crop may follow the content."""
         contrast, size = white_response - black_response, np.array(placement.image_size)
         visible = (contrast**2).sum(0) > (contrast**2).sum(0).max() / 4
@@ -140,7 +134,7 @@ class CallablePreprocess:
                 return False
         return True
 
-    def _transform_to_array(self, image: "Image") -> NDArray[np.float64]:
+    def _transform_to_array(self, image: "Image") -> Floats:
         return self._call_transform(image).cpu().double().numpy()
 
 
@@ -166,29 +160,23 @@ def _draw_center_square(size: Sequence[int], background: str, foreground: str) -
     return image
 
 
-def _draw_ramp(size: tuple[int, int], direction: NDArray[np.float64]) -> Pixels:
+def _draw_ramp(size: tuple[int, int], direction: Floats) -> Pixels:
     """Draw a ramp (H,W) from 0 to 255 that is exact on average: the rounding pattern has no direction."""
     # In units of 1/256 level. Multiples of the plastic number's powers fill the unit square evenly.
     rows, columns = (np.arange(length) for length in size)
     down = np.rint((rows + 0.5) * (255 * 256 * direction[0] / size[0])).astype(np.uint16)
     across = np.rint((columns + 0.5) * (255 * 256 * direction[1] / size[1])).astype(np.uint16)
+    dither_rows, dither_columns = rows * 0.7548777 % 1 * 256, columns * 0.5698403 % 1 * 256
     levels: NDArray[np.uint16] = np.add.outer(down, across)
-    # uint8 is meant to wrap around
-    levels += np.add.outer(
-        (rows * 0.7548777 % 1 * 256).astype(np.uint8), (columns * 0.5698403 % 1 * 256).astype(np.uint8)
-    )
-    levels >>= 8
-    return levels.astype(np.uint8)
+    levels += np.add.outer(dither_rows.astype(np.uint8), dither_columns.astype(np.uint8))  # uint8 wraps around
+    return (levels >> 8).astype(np.uint8)
 
 
-def _solve_placement(responses: list[NDArray[np.float64]], image_size: tuple[int, int]) -> Placement | None:
+def _solve_placement(responses: list[Floats], image_size: tuple[int, int]) -> Placement | None:
     black, white, *ramps, repeated_ramp = responses
     shapes = {response.shape for response in responses}
-    if (
-        len(shapes) > 1
-        or not all(np.isfinite(response).all() for response in responses)
-        or not np.array_equal(ramps[0], repeated_ramp)
-    ):
+    is_finite = all(np.isfinite(response).all() for response in responses)
+    if len(shapes) > 1 or not is_finite or not np.array_equal(ramps[0], repeated_ramp):
         return None
     contrast = white - black
     power = (contrast**2).sum(0)
@@ -202,26 +190,22 @@ def _solve_placement(responses: list[NDArray[np.float64]], image_size: tuple[int
 
 
 def _fit_placement(
-    points: NDArray[np.float64],
-    ramp_values: NDArray[np.float64],
-    image_size: tuple[int, int],
-    input_size: tuple[int, ...],
+    points: Floats, ramp_values: Floats, image_size: tuple[int, int], input_size: tuple[int, ...]
 ) -> Placement | None:
     """Fit the affine map from input points (M,2) to the image that explains the ramps' values (M,2) in 0..1."""
     design = np.column_stack([points, np.ones(len(points))])
     solution, _, rank, _ = np.linalg.lstsq(design, ramp_values, rcond=None)
     residual = 255 * np.sqrt(((design @ solution - ramp_values) ** 2).mean(0))
     flat = 255 * (RAMP_DIRECTIONS / image_size).max(1)
-    change = (
-        255 * np.linalg.svd(solution[:2] * np.array(input_size)[:, None])[1].min()
-    )  # in levels; 0 where the plane is a line or a point
+    # in levels; 0 where the plane is a line or a point
+    change = 255 * np.linalg.svd(solution[:2] * np.array(input_size)[:, None])[1].min()
     if rank < 3 or change < MAX_RESIDUAL_LEVELS or (residual > MAX_RESIDUAL_LEVELS + FLAT_PIXEL_TOLERANCE * flat).any():
         return None
     matrix = np.diag(image_size) @ np.linalg.solve(RAMP_DIRECTIONS, solution.T)
     return Placement(_remove_small_tilt(matrix, input_size), input_size, image_size)
 
 
-def _remove_small_tilt(matrix: NDArray[np.float64], input_size: tuple[int, ...]) -> NDArray[np.float64]:
+def _remove_small_tilt(matrix: Floats, input_size: tuple[int, ...]) -> Floats:
     """Set tilts of less than half an input pixel over the whole plane to 0: they are noise. The center stays in place."""
     linear = matrix[:, :2]
     center = linear @ np.divide(input_size, 2) + matrix[:, 2]

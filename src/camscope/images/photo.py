@@ -70,7 +70,8 @@ def read_photo(source: object, *, max_pixels: int = MAX_PIXELS) -> Photo:
     if isinstance(source, str | Path):
         return _read_photo_file(Path(source), max_pixels)
     if isinstance(source, bytes):
-        return Photo(_decode_bytes(source, max_pixels), "bytes")
+        with _open_image_bytes(source) as image:
+            return Photo(_decode_pixels(image, "the file", max_pixels), "bytes")
     if isinstance(source, Image.Image):
         name = str(getattr(source, "filename", "") or "the PIL image")
         with _convert_decoding_errors(name), suppress_library_output():
@@ -98,11 +99,6 @@ def _read_photo_file(path: Path, max_pixels: int) -> Photo:
             return Photo(pixels, path.name, flags)
 
 
-def _decode_bytes(data: bytes, max_pixels: int) -> Pixels:
-    with _open_image_bytes(data) as image:
-        return _decode_pixels(image, "the file", max_pixels)
-
-
 def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> tuple[Pixels, Size]:
     """Decode a file's bytes at a reduced size where possible and return pixels (h,w,3) and the full size (H,W).
 
@@ -114,12 +110,10 @@ def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> tu
         stored_size, is_transposed = image.size, _is_transposed(image)
         size = stored_size if is_transposed else stored_size[::-1]
         height, width = required_size(size)
-        reduced = (
-            image.draft(None, (height, width) if is_transposed else (width, height)) is not None
-            and image.size != stored_size
-        )
+        image.draft(None, (height, width) if is_transposed else (width, height))
+        is_reduced = image.size != stored_size
         pixels = _decode_pixels(image, "the file", MAX_PIXELS)
-        return pixels, size if reduced else pixels.shape[:2]
+        return pixels, size if is_reduced else pixels.shape[:2]
 
 
 def find_file_flags(data: bytes, name: str) -> tuple[str, ...]:
@@ -138,14 +132,11 @@ def _find_image_flags(image: "Image", file_suffix: str) -> tuple[str, ...]:
     from PIL import Image
 
     format_name = "JPEG" if image.format == "MPO" else str(image.format)
-    suffix_format = Image.EXTENSION.get(file_suffix) or Image.registered_extensions().get(
-        file_suffix, format_name
-    )  # slow: loads all formats
-    flags = (
-        [f"the file is called {file_suffix} and is a {format_name}"]
-        if suffix_format not in (format_name, image.format)
-        else []
-    )
+    suffix_format = Image.EXTENSION.get(file_suffix)
+    if suffix_format is None:  # slow: loads all formats
+        suffix_format = Image.registered_extensions().get(file_suffix, format_name)
+    is_misnamed = suffix_format not in (format_name, image.format)
+    flags = [f"the file is called {file_suffix} and is a {format_name}"] * is_misnamed
     if image.format != "MPO" and getattr(image, "is_animated", False):  # an MPO file of a phone holds a second view
         flags.append(f"an animation or a stack: of {getattr(image, 'n_frames', 'its')} frames the first was read")
     return tuple(flags)
@@ -287,8 +278,7 @@ def _repeat_gray_channel(array: Pixels) -> Pixels:
 def _check_pixel_count(size: tuple[int, int], name: str, max_pixels: int) -> None:
     width, height = size
     if width * height > max_pixels:
-        raise ImageError(
-            f"{name}: {width} x {height} pixels are more than the limit of {max_pixels}; raise max_pixels= to read it"
-        )
+        limit = f"the limit of {max_pixels}; raise max_pixels= to read it"
+        raise ImageError(f"{name}: {width} x {height} pixels are more than {limit}")
     if not width * height:
         raise ImageError(f"{name}: an image of {width} x {height} pixels")

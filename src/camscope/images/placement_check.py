@@ -28,11 +28,9 @@ CONTENT_INDEPENDENT_TRANSFORMS = (
 
 def is_content_independent(transform: Any) -> bool:
     """Return whether a transform consists only of torchvision transforms whose geometry depends on the size alone."""
-    transform_type = type(transform)
-    if (
-        not transform_type.__module__.startswith("torchvision.transforms.")
-        or transform_type.__name__ not in CONTENT_INDEPENDENT_TRANSFORMS
-    ):
+    kind = type(transform)
+    is_torchvision = kind.__module__.startswith("torchvision.transforms.")
+    if not is_torchvision or kind.__name__ not in CONTENT_INDEPENDENT_TRANSFORMS:
         return False
     return all(map(is_content_independent, getattr(transform, "transforms", ())))
 
@@ -48,20 +46,15 @@ class SquarePattern:
     @classmethod
     def from_placement(cls, placement: Placement) -> Self | None:
         """Build the pattern, or return None where image or input have too few pixels for more than one square."""
-        pixel = np.maximum(
-            1, 1 / np.linalg.norm(placement.matrix[:, :2], axis=0)
-        )  # side of the larger of image and input pixels, in input pixels
-        counts = np.clip(
-            np.divide(placement.input_size, MIN_SQUARE_PIXELS * pixel).astype(int), 1, MAX_SQUARES_PER_AXIS
-        )
+        # side of the larger of image and input pixels, in input pixels
+        pixel = np.maximum(1, 1 / np.linalg.norm(placement.matrix[:, :2], axis=0))
+        n_fitting = np.divide(placement.input_size, MIN_SQUARE_PIXELS * pixel).astype(int)
+        counts = np.clip(n_fitting, 1, MAX_SQUARES_PER_AXIS)
         if counts.max() == 1:
             return None
         sides = np.divide(placement.input_size, counts)
-        return cls(
-            placement,
-            _choose_signs(*counts.tolist()),
-            np.maximum(BORDER_FRACTION * sides, MIN_BORDER_PIXELS * pixel) / sides,
-        )
+        borders = np.maximum(BORDER_FRACTION * sides, MIN_BORDER_PIXELS * pixel)
+        return cls(placement, _choose_signs(*counts.tolist()), borders / sides)
 
     def add_to_image(self, pixels: Pixels) -> Pixels:
         """Add the squares to an image (H,W,3). The pattern repeats outside the input plane."""
@@ -106,9 +99,8 @@ class SquarePattern:
     def _select_square_centers(self) -> tuple[NDArray[np.bool_], Floats]:
         """Return which input pixels (h,w) lie in the middle of a square, and the signs (M,) there."""
         cells, inside = [], []
-        for length, count, border in zip(
-            self.placement.input_size, self.signs.shape, self.border_fractions, strict=True
-        ):
+        axes = zip(self.placement.input_size, self.signs.shape, self.border_fractions, strict=True)
+        for length, count, border in axes:
             position = (np.arange(length) + 0.5) * count / length
             cells.append(position.astype(int))
             inside.append(np.abs(position % 1 - 0.5) <= 0.5 - border)

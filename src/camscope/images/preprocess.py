@@ -1,6 +1,6 @@
 """Preprocess photos into a model's input, and record where each input pixel came from."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.uint8]
 IMAGENET_STATISTICS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
-LARGE_IMAGE_PIXELS, ROWS_PER_GRAY_STRIP = (
-    2**25,
-    256,
-)  # larger images are resized channel by channel; rows converted to gray at a time
+# larger images are resized channel by channel; rows converted to gray at a time
+LARGE_IMAGE_PIXELS, ROWS_PER_GRAY_STRIP = 2**25, 256
 FIELD_CHOICES = {
     "fit": ("stretch", "cover", "inside"),
     "rounding": ("even", "zero", "down"),
@@ -78,10 +76,10 @@ class Preprocess:
             if (value := getattr(self, name)) not in choices:
                 raise PreprocessError(f"{name}={value!r}; expected one of {', '.join(map(repr, choices))}")
         for name in ("mean", "std"):
-            if len(values := tuple(map(float, getattr(self, name)))) != self.channels:
-                raise PreprocessError(
-                    f"{name} has {plural(len(values), 'number')} for {plural(self.channels, 'channel')}"
-                )
+            values = tuple(map(float, getattr(self, name)))
+            if len(values) != self.channels:
+                received = plural(len(values), "number")
+                raise PreprocessError(f"{name} has {received} for {plural(self.channels, 'channel')}")
             object.__setattr__(self, name, values)
         if not all(self.std) or not self.scale:
             raise PreprocessError(f"std={self.std} and scale={self.scale}; expected numbers other than 0")
@@ -106,7 +104,11 @@ class Preprocess:
             if resized is not None:
                 image = image.resize(resized[::-1], Image.Resampling[self.interpolation.upper()])
         if start is not None:
-            image = self._crop(image, start, placement.input_size)
+            canvas = Image.new(
+                image.mode, placement.input_size[::-1], self.fill if self.channels == 3 else self.fill[0]
+            )
+            canvas.paste(image, (-start[1], -start[0]))
+            image = canvas
         return self._normalize(image), placement
 
     def compute_resized_size(self, image_size: tuple[int, ...]) -> tuple[int, int]:
@@ -128,9 +130,8 @@ class Preprocess:
         """Convert the model's input (C,H,W) or (1,C,H,W) back to pixels (H,W,3) uint8."""
         values_in = tensor.detach().cpu().double().reshape(tensor.shape[-3:])
         if values_in.shape[0] != self.channels:
-            raise PreprocessError(
-                f"a tensor of shape {tuple(tensor.shape)}; expected {plural(self.channels, 'channel')}"
-            )
+            expected = plural(self.channels, "channel")
+            raise PreprocessError(f"a tensor of shape {tuple(tensor.shape)}; expected {expected}")
         std, mean = (torch.from_numpy(_to_channel_column(statistic)).double() for statistic in (self.std, self.mean))
         values = (values_in * std + mean) / self.scale
         pixels = values.round().clamp(0, 255).to(torch.uint8).expand(3, -1, -1)
@@ -184,9 +185,8 @@ class Preprocess:
         if self.channels == 1:
             gray = np.empty(pixels.shape[:2], np.uint8)
             for top in range(0, len(pixels), ROWS_PER_GRAY_STRIP):
-                gray[top : top + ROWS_PER_GRAY_STRIP] = np.asarray(
-                    Image.fromarray(pixels[top : top + ROWS_PER_GRAY_STRIP]).convert("L")
-                )
+                rows = np.s_[top : top + ROWS_PER_GRAY_STRIP]
+                gray[rows] = np.asarray(Image.fromarray(pixels[rows]).convert("L"))
             return Image.fromarray(gray).resize(size[::-1], resampling)
         planes = (Image.fromarray(np.ascontiguousarray(pixels[..., channel])) for channel in range(3))
         return Image.merge("RGB", [plane.resize(size[::-1], resampling) for plane in planes])
@@ -196,14 +196,6 @@ class Preprocess:
         if self.rounding == "down":
             return surplus // 2
         return round(surplus / 2) if self.rounding == "even" and surplus > 0 else int(surplus / 2)
-
-    def _crop(self, image: "Image", start: Sequence[int], size: Sequence[int]) -> "Image":
-        from PIL import Image
-
-        height, width = size
-        canvas = Image.new(image.mode, (width, height), self.fill if self.channels == 3 else self.fill[0])
-        canvas.paste(image, (-start[1], -start[0]))
-        return canvas
 
     def _normalize(self, image: "Image") -> Tensor:
         values = np.asarray(image).reshape(image.height, image.width, self.channels).transpose(2, 0, 1)
@@ -226,10 +218,8 @@ def _plan_resize_and_crop(
         placement = placement.resized(resized)
     if preprocess.crop is not None:
         crop_size = (preprocess.crop, preprocess.crop) if isinstance(preprocess.crop, int) else preprocess.crop
-        start = [
-            preprocess._compute_crop_start(length - crop_length)
-            for length, crop_length in zip(placement.input_size, crop_size, strict=True)
-        ]
+        surplus = [length - crop for length, crop in zip(placement.input_size, crop_size, strict=True)]
+        start = [preprocess._compute_crop_start(pixels) for pixels in surplus]
         placement = placement.cropped(start, crop_size)
     return resized, start, placement
 

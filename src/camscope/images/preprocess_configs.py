@@ -12,23 +12,13 @@ from camscope.optional import require
 
 PreprocessFields = dict[str, Any]
 
+ADVICE = 'pass preprocess=lambda image: processor(image, return_tensors="pt")["pixel_values"]'
 # numbers of PIL's filters
 PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 # Hugging Face: families whose processor follows its configuration, and those whose integer `size` is the shorter side
-SUPPORTED_FAMILIES = {
-    "beit",
-    "bit",
-    "blip",
-    "chineseclip",
-    "clip",
-    "convnext",
-    "deit",
-    "mobilenetv1",
-    "mobilenetv2",
-    "owlvit",
-}
-SUPPORTED_FAMILIES |= {"pvt", "segformer", "siglip", "vit", "vithybrid"}
+SUPPORTED_FAMILIES = {"beit", "bit", "blip", "chineseclip", "clip", "convnext", "deit", "mobilenetv1", "mobilenetv2"}
+SUPPORTED_FAMILIES |= {"owlvit", "pvt", "segformer", "siglip", "vit", "vithybrid"}
 SHORTER_SIDE_FAMILIES = {"bit", "chineseclip", "clip", "convnext", "mobilenetv1", "mobilenetv2", "vithybrid"}
 SUPPORTED_KEYS = {"do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale", "rescale_factor"}
 SUPPORTED_KEYS |= {
@@ -69,9 +59,8 @@ def convert_timm_config(config: Any) -> PreprocessFields:
     """Convert a timm model or data configuration, as `create_transform(**config, is_training=False)` reads it."""
     config = config if isinstance(config, Mapping) else _resolve_timm_config(config)
     if unknown := config.keys() - {"input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode"}:
-        raise _build_unsupported_error(
-            "timm configuration", sorted(unknown)[0], config, "see timm.data.resolve_model_data_config(model)"
-        )
+        advice = "see timm.data.resolve_model_data_config(model)"
+        raise _build_unsupported_error(sorted(unknown)[0], config, advice, "timm configuration")
     channels, *size = _require_key(config, "input_size", "timm configuration")
     scaled = tuple(math.floor(side / (config.get("crop_pct") or 0.875)) for side in size)
     mean = tuple(_require_key(config, "mean", "timm configuration"))
@@ -88,7 +77,7 @@ def convert_timm_config(config: Any) -> PreprocessFields:
     if mode == "border":
         return fields | {"resize": scaled, "fit": "inside", "fill": tuple(round(255 * value) for value in mean)}
     if mode != "center":
-        raise _build_unsupported_error("timm configuration", "crop_mode", config, "known: center, squash, border")
+        raise _build_unsupported_error("crop_mode", config, "known: center, squash, border", "timm configuration")
     return fields | ({"resize": scaled[0]} if scaled[0] == scaled[1] else {"resize": scaled, "fit": "cover"})
 
 
@@ -99,15 +88,12 @@ def convert_huggingface_processor(processor: Any) -> PreprocessFields:
     family = name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor")
     family = family.removesuffix("FeatureExtractor").lower()
     if family and family not in SUPPORTED_FAMILIES:
-        raise _build_unsupported_error(
-            "image processor", "image_processor_type", {"image_processor_type": name}, _suggest_callable()
-        )
+        raise _build_unsupported_error("image_processor_type", {"image_processor_type": name}, ADVICE)
     for key in config.keys() - SUPPORTED_KEYS - IGNORED_KEYS:
         if config[key] not in (None, False):
-            raise _build_unsupported_error("image processor", key, config, _suggest_callable())
-    return _convert_huggingface_geometry(
-        config, family, _find_margin_rounding(processor, name)
-    ) | _convert_huggingface_normalization(config)
+            raise _build_unsupported_error(key, config, ADVICE)
+    geometry = _convert_huggingface_geometry(config, family, _find_margin_rounding(processor, name))
+    return geometry | _convert_huggingface_normalization(config)
 
 
 def _convert_huggingface_geometry(config: Mapping[str, Any], family: str, rounding: str) -> PreprocessFields:
@@ -117,15 +103,15 @@ def _convert_huggingface_geometry(config: Mapping[str, Any], family: str, roundi
         fields["resize"] = size
         number = int(_require_key(config, "resample", "image processor"))
         if number not in PIL_FILTERS:
-            raise _build_unsupported_error("image processor", "resample", config, f"known: {PIL_FILTERS}")
+            raise _build_unsupported_error("resample", config, f"known: {PIL_FILTERS}")
         fields["interpolation"] = PIL_FILTERS[number]
         if family == "convnext":
             fields |= _convert_convnext_geometry(config, size, pct)
         elif pct is not None:
-            raise _build_unsupported_error("image processor", "crop_pct", config, _suggest_callable())
+            raise _build_unsupported_error("crop_pct", config, ADVICE)
     if config.get("do_center_crop", "crop_size" in config):
         if fields["crop"] is not None:
-            raise _build_unsupported_error("image processor", "do_center_crop", config, _suggest_callable())
+            raise _build_unsupported_error("do_center_crop", config, ADVICE)
         fields["crop"] = _parse_size(config, "crop_size", False)
     return fields
 
@@ -135,11 +121,11 @@ def _convert_convnext_geometry(
 ) -> PreprocessFields:
     """Apply ConvNeXT's rule: below 384 pixels a center crop of `crop_pct`, from 384 on the whole image, stretched."""
     if not isinstance(size, int):
-        raise _build_unsupported_error("image processor", "size", config, 'ConvNeXT needs {"shortest_edge": ...}')
+        raise _build_unsupported_error("size", config, 'ConvNeXT needs {"shortest_edge": ...}')
     if size >= 384:
         return {"resize": (size, size)}
     if crop_pct is None:
-        raise _build_unsupported_error("image processor", "crop_pct", config, "ConvNeXT below 384 pixels needs it")
+        raise _build_unsupported_error("crop_pct", config, "ConvNeXT below 384 pixels needs it")
     return {"resize": int(size / crop_pct), "crop": size}
 
 
@@ -163,9 +149,7 @@ def _parse_size(config: Mapping[str, Any], key: str, is_shorter_side: bool) -> i
             return (int(height), int(width))
         case {"shortest_edge": edge, **remaining} if not remaining:
             return int(edge) if key == "size" else (int(edge), int(edge))
-    raise _build_unsupported_error(
-        "image processor", key, config, 'known: {"height", "width"}, {"shortest_edge"}, or one number'
-    )
+    raise _build_unsupported_error(key, config, 'known: {"height", "width"}, {"shortest_edge"}, or one number')
 
 
 def _find_margin_rounding(processor: object, processor_name: str) -> str:
@@ -193,17 +177,14 @@ def _expand_to_three_channels(values: Any) -> tuple[float, ...]:
     return (float(values),) * 3 if isinstance(values, int | float) else tuple(values)
 
 
-def _suggest_callable() -> str:
-    return 'pass preprocess=lambda image: processor(image, return_tensors="pt")["pixel_values"]'
-
-
 def _require_key(config: Mapping[str, Any], key: str, config_name: str) -> Any:
     if config.get(key) is None:
         raise PreprocessError(f"the {config_name} has no {key!r}; it is needed to build the preprocessing")
     return config[key]
 
 
-def _build_unsupported_error(config_name: str, key: str, config: Mapping[str, Any], advice: str) -> PreprocessError:
-    return PreprocessError(
-        f"the {config_name} says {key}={config[key]!r:.80}, which Preprocess cannot express; {advice}"
-    )
+def _build_unsupported_error(
+    key: str, config: Mapping[str, Any], advice: str, config_name: str = "image processor"
+) -> PreprocessError:
+    setting = f"{key}={config[key]!r:.80}"
+    return PreprocessError(f"the {config_name} says {setting}, which Preprocess cannot express; {advice}")

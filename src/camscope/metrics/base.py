@@ -51,9 +51,9 @@ class Metric:
     input_kind: MetricInput
     formula: str
     paper: str
-    lower_bound: float | None
-    upper_bound: float | None
-    higher_is_better: bool | None
+    lower_bound: float | None = 0.0
+    upper_bound: float | None = 1.0
+    higher_is_better: bool | None = True
     chance_level: str = ""
     uses_imputation: bool = False
     rounding_tolerance: float = 1e-6
@@ -68,39 +68,15 @@ class Metric:
         return self.function(*args, **kwargs)
 
 
-def register_metric(
-    name: str,
-    *,
-    title: str,
-    input_kind: MetricInput,
-    formula: str,
-    paper: str,
-    lower_bound: float | None = 0.0,
-    upper_bound: float | None = 1.0,
-    higher_is_better: bool | None = True,
-    chance_level: str = "",
-    uses_imputation: bool = False,
-    rounding_tolerance: float = 1e-6,
-) -> Callable[[MetricFunction], MetricFunction]:
-    """Return a decorator that registers a function in METRICS and returns it unchanged; see `Metric` for the arguments."""
+def register_metric(name: str, **facts: Any) -> Callable[[MetricFunction], MetricFunction]:
+    """Return a decorator that registers a function in METRICS and returns it unchanged.
+
+    `facts` are those of `Metric`. The title defaults to the name, `peak-distance` to `Peak distance`.
+    """
 
     def register(function: MetricFunction) -> MetricFunction:
-        METRICS.add(
-            Metric(
-                name,
-                title,
-                function,
-                input_kind,
-                formula,
-                paper,
-                lower_bound,
-                upper_bound,
-                higher_is_better,
-                chance_level,
-                uses_imputation,
-                rounding_tolerance,
-            )
-        )
+        title = facts.pop("title", name.replace("-", " ").capitalize())
+        METRICS.add(Metric(name=name, title=title, function=function, **facts))
         return function
 
     return register
@@ -127,9 +103,7 @@ def check_mask(attribution: FloatArray, mask: npt.ArrayLike) -> Mask:
     if checked.dtype != np.bool_:
         raise InputError(f"the mask is {checked.dtype}; expected bool, True inside the annotated region")
     if checked.shape != attribution.shape:
-        raise GeometryError(
-            f"the mask is {checked.shape} and the map {attribution.shape}; resize the map to the image first"
-        )
+        raise GeometryError(f"the mask is {checked.shape} and the map {attribution.shape}; resize the map first")
     if not checked.any():
         raise UndefinedError("the mask is empty")
     if checked.all():
@@ -153,14 +127,11 @@ class MetricValues:
     @classmethod
     def from_tensor(cls, numbers: Tensor, undefined_by_reason: Mapping[str, Tensor]) -> "MetricValues":
         """Build values from numbers (N,) and, for each reason, the undefined images (N,) bool; the first reason counts."""
-        reasons = [""] * len(numbers)
-        for reason, rows in undefined_by_reason.items():
-            for i in rows.nonzero()[:, 0].tolist():
-                reasons[i] = reasons[i] or reason
-        values = numbers.tolist()
-        for i in (~numbers.isfinite()).nonzero()[:, 0].tolist():
-            reasons[i] = reasons[i] or "the number itself is NaN or infinite"
-        return cls(tuple(None if reasons[i] else values[i] for i in range(len(values))), tuple(reasons))
+        undefined = {**undefined_by_reason, "the number itself is NaN or infinite": ~numbers.isfinite()}
+        flags = {reason: rows.tolist() for reason, rows in undefined.items()}
+        reasons = [next((reason for reason in flags if flags[reason][i]), "") for i in range(len(numbers))]
+        values = (None if reason else value for value, reason in zip(numbers.tolist(), reasons, strict=True))
+        return cls(tuple(values), tuple(reasons))
 
     def __len__(self) -> int:
         return len(self.numbers)

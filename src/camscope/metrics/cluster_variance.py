@@ -31,15 +31,14 @@ def compute_jackknife_deviations(group_sums: FloatArray, group_sizes: GroupSizes
     The deviations are scaled so that the sum of their squares is the jackknife variance of the mean, (G - 1) / G Σ (changes)².
     """
     shares, groups = group_sizes / group_sizes.sum(), len(group_sizes)
-    moves = compute_group_residuals(group_sums, group_sizes) / (1 - shares)
+    moves = _compute_group_residuals(group_sums, group_sizes) / (1 - shares)
     return np.asarray(moves * np.sqrt((groups - 1) / groups), np.float64)
 
 
-def compute_group_residuals(group_sums: FloatArray, group_sizes: GroupSizes) -> FloatArray:
+def _compute_group_residuals(group_sums: FloatArray, group_sizes: GroupSizes) -> FloatArray:
     """Return the contribution of each group (G,) to the mean in excess of the group's share."""
-    return np.asarray(
-        (group_sums - group_sizes * (group_sums.sum() / group_sizes.sum())) / group_sizes.sum(), np.float64
-    )
+    total = group_sizes.sum()
+    return np.asarray((group_sums - group_sizes * (group_sums.sum() / total)) / total, np.float64)
 
 
 def compute_linearized_variance(group_sums: FloatArray, group_sizes: GroupSizes) -> float:
@@ -48,11 +47,8 @@ def compute_linearized_variance(group_sums: FloatArray, group_sizes: GroupSizes)
     It is too small for groups of different sizes.
     """
     groups = len(group_sizes)
-    return (
-        float((compute_group_residuals(group_sums, group_sizes) ** 2).sum()) * groups / (groups - 1)
-        if groups > 1
-        else 0.0
-    )
+    squares = float((_compute_group_residuals(group_sums, group_sizes) ** 2).sum())
+    return squares * groups / (groups - 1) if groups > 1 else 0.0
 
 
 def compute_degrees_of_freedom(group_sizes: GroupSizes) -> float:

@@ -15,11 +15,9 @@ from camscope.metrics.cluster_variance import (
     compute_jackknife_deviations,
     count_effective_groups,
 )
-from camscope.metrics.statistics import MIN_GROUPS_FOR_INTERVAL, Estimate, index_groups
-from camscope.optional import require
+from camscope.metrics.statistics import MIN_GROUPS_FOR_INTERVAL, Estimate, compute_t_quantile, index_groups
 
 GroupIndices = npt.NDArray[np.int64]
-CLUSTERED_T_INTERVAL = "clustered"  # Student's t of a variance that is clustered by several kinds of groups
 
 
 def estimate_clustered_mean(
@@ -52,16 +50,15 @@ def estimate_clustered_mean(
     mean, half, sizes = float(checked_values.mean()), nan, [np.bincount(indices) for indices in indices_by_kind]
     worst = min(sizes, key=count_effective_groups)
     if fewest >= MIN_GROUPS_FOR_INTERVAL and count_effective_groups(worst) >= MIN_EFFECTIVE_GROUPS:
-        half = _compute_t_multiplier(min(map(compute_degrees_of_freedom, sizes)), confidence_level) * sqrt(
-            _compute_clustered_variance(checked_values - mean, indices_by_kind)
-        )
+        dof, tail = min(map(compute_degrees_of_freedom, sizes)), (1 - confidence_level) / 2
+        half = compute_t_quantile(dof, tail) * sqrt(_compute_clustered_variance(checked_values - mean, indices_by_kind))
     return Estimate(
         mean,
         mean - half,
         mean + half,
         len(checked_values),
         fewest,
-        interval_method=CLUSTERED_T_INTERVAL,
+        interval_method="clustered",
         n_effective_groups=count_effective_groups(worst),
         largest_group_share=float(worst.max() / worst.sum()),
     )
@@ -70,23 +67,14 @@ def estimate_clustered_mean(
 def _compute_clustered_variance(deviations: FloatArray, groupings: Sequence[GroupIndices]) -> float:
     """Return the variance of the mean from deviations (N,), by inclusion and exclusion over all kinds of groups."""
     alone = [_compute_jackknife_variance(deviations, kind) for kind in groupings]
-    shared = sum(
-        (-1) ** (size + 1) * _compute_jackknife_variance(deviations, _intersect_groupings(subset))
-        for size in range(2, len(groupings) + 1)
-        for subset in combinations(groupings, size)
-    )
+    shared = 0.0
+    for size in range(2, len(groupings) + 1):
+        for subset in combinations(groupings, size):
+            intersection = np.unique(np.stack(subset), axis=1, return_inverse=True)[1].reshape(-1)
+            shared += (-1) ** (size + 1) * _compute_jackknife_variance(deviations, intersection)
     return float(max(*alone, sum(alone) + shared)) if len(alone) > 1 else alone[0]
 
 
 def _compute_jackknife_variance(deviations: FloatArray, group_indices: GroupIndices) -> float:
     sums = np.asarray(np.bincount(group_indices, weights=deviations), np.float64)
     return 0.0 if len(sums) < 2 else float((compute_jackknife_deviations(sums, np.bincount(group_indices)) ** 2).sum())
-
-
-def _intersect_groupings(groupings: Sequence[GroupIndices]) -> GroupIndices:
-    """Return one index (N,) for each combination of groups that occurs."""
-    return np.asarray(np.unique(np.stack(groupings), axis=1, return_inverse=True)[1].reshape(-1), np.int64)
-
-
-def _compute_t_multiplier(dof: float, confidence_level: float) -> float:
-    return float(require("scipy.stats", extra="metrics").t.ppf(0.5 + confidence_level / 2, dof))

@@ -15,7 +15,6 @@ from camscope.plurals import plural
 
 @register_metric(
     "sparseness",
-    title="Sparseness",
     input_kind="map",
     formula="Gini index of the absolute values: sum over k of (2k - N - 1) a_k / (N sum a), a_1 <= … <= a_N",
     paper="Chalasani et al. 2020, arXiv:1810.06583; the index of Hurley and Rickard 2009",
@@ -30,7 +29,6 @@ def sparseness(attribution: npt.ArrayLike) -> float:
 
 @register_metric(
     "entropy",
-    title="Entropy",
     input_kind="map",
     formula="-sum of p log p / log N, p: share of each cell in the sum of absolute values",
     paper="Bhatt et al. 2020, complexity, arXiv:2005.00631; here divided by its maximum, log N",
@@ -46,7 +44,6 @@ def entropy(attribution: npt.ArrayLike) -> float:
 
 @register_metric(
     "effective-area",
-    title="Effective area",
     input_kind="map",
     formula="smallest share of the cells that holds 90 % of the sum of absolute values",
     paper="Lorenz curve of the map, from its steep end",

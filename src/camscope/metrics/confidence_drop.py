@@ -7,6 +7,7 @@ positive are undefined.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,13 +24,13 @@ NO_POSITIVE_VALUE = "nothing in the map is positive"
 NONPOSITIVE_SCORE = "the clean output is not positive: a relative drop is not defined"
 NO_ROOM_FOR_GAIN = "the clean output is already 1: there is no room for a gain"
 NONFINITE_MASKED_MAP = "the map of the masked image contains NaN or infinity"
+_register = partial(register_metric, input_kind="perturbation_test")
 CONSTANT_MAP = "the map, or the map of the masked image, is constant: its correlation is not defined"
 
 
-@register_metric(
+@_register(
     "average-drop",
     title="Average Drop",
-    input_kind="perturbation_test",
     formula="max(0, p(x) - p(x a)) / p(x)",
     paper=GRAD_CAM_PLUS_PLUS_PAPER,
     higher_is_better=False,
@@ -38,15 +39,13 @@ CONSTANT_MAP = "the map, or the map of the masked image, is constant: its correl
 def average_drop(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
     """Return the relative drop of the output (N,), 0..1 for a probability, as a share. The paper averages it over images."""
     clean, masked, undefined = _select_masking_scores(test, output_kind)
-    return test.build_values(
-        _compute_relative_drop(clean, masked), masked, {**undefined, NONPOSITIVE_SCORE: clean <= 0}
-    )
+    undefined[NONPOSITIVE_SCORE] = clean <= 0
+    return test.build_values(_compute_relative_drop(clean, masked), masked, undefined)
 
 
-@register_metric(
+@_register(
     "average-increase",
     title="Average Increase",
-    input_kind="perturbation_test",
     formula="1 if p(x a) > p(x), else 0",
     paper=GRAD_CAM_PLUS_PLUS_PAPER,
     chance_level="0 for a constant map",
@@ -61,10 +60,9 @@ def average_increase(test: PerturbationTest, output_kind: OutputKind = "probabil
     return test.build_values(increased.double(), masked, undefined)
 
 
-@register_metric(
+@_register(
     "average-gain",
     title="Average Gain",
-    input_kind="perturbation_test",
     formula="max(0, p(x a) - p(x)) / (1 - p(x))",
     paper="Zhang et al. 2024, arXiv:2301.07002",
     chance_level="0 for a constant map",
@@ -97,9 +95,8 @@ def adcc(
     a, x = test.normalized_maps, test.scorer.x
     masked_maps = compute_maps(x * a[:, None].to(x.dtype)).detach().to(a)
     if masked_maps.shape != a.shape:
-        raise GeometryError(
-            f"compute_maps returned maps {tuple(masked_maps.shape)}; expected {tuple(a.shape)}, the size of the input"
-        )
+        expected = f"{tuple(a.shape)}, the size of the input"
+        raise GeometryError(f"compute_maps returned maps {tuple(masked_maps.shape)}; expected {expected}")
     clean_flat, masked_flat = a.flatten(1), masked_maps.flatten(1)
     undefined[NONFINITE_MASKED_MAP] = ~masked_flat.isfinite().all(1)
     correlation, constant = correlate_batch(clean_flat, masked_flat.clamp(min=0))
@@ -113,11 +110,8 @@ def adcc(
 def _select_masking_scores(test: PerturbationTest, output_kind: OutputKind) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return p(x) (N,), p(x a) (N,), and the undefined images by reason."""
     nothing = ~(test.normalized_maps > 0).flatten(1).any(1)
-    return (
-        test.scorer.clean_scores[get_score_row(output_kind)],
-        test.masked_scores[get_score_row(output_kind)],
-        {NONFINITE_MAP: ~test.is_finite, NO_POSITIVE_VALUE: nothing},
-    )
+    row, undefined = get_score_row(output_kind), {NONFINITE_MAP: ~test.is_finite, NO_POSITIVE_VALUE: nothing}
+    return test.scorer.clean_scores[row], test.masked_scores[row], undefined
 
 
 def _compute_relative_drop(clean_scores: Tensor, masked_scores: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ ROAD imputes removed pixels from their neighbors, so that the shape of the remov
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from camscope.metrics.model_scorer import OutputKind
 from camscope.metrics.perturbation_test import PerturbationTest, RemovalOrder, get_score_row
 
 RANDOM_ORDER_LEVEL = "the value of a random order, which is that of a constant map"
+_register = partial(
+    register_metric, input_kind="perturbation_test", chance_level=RANDOM_ORDER_LEVEL, uses_imputation=True
+)
 
 
 def removal_curve(
@@ -31,15 +35,11 @@ def removal_curve(
     return test.score_after_removal(order, test.removal_counts)[get_score_row(output_kind)]
 
 
-@register_metric(
+@_register(
     "deletion",
-    title="Deletion",
-    input_kind="perturbation_test",
     formula="area under p(x without the map's first k of n regions) over k / n (trapezoidal rule)",
     paper="Petsiuk et al. 2018, arXiv:1806.07421; the curve is MoRF, Samek et al. 2017, arXiv:1509.06321",
     higher_is_better=False,
-    chance_level=RANDOM_ORDER_LEVEL,
-    uses_imputation=True,
 )
 def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
     """Return the area under the MoRF curve (N,), 0..1 for a probability. The curve runs from the image to the imputed image."""
@@ -47,14 +47,10 @@ def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") ->
     return test.build_values(_compute_area_under_curve(test, values), values)
 
 
-@register_metric(
+@_register(
     "insertion",
-    title="Insertion",
-    input_kind="perturbation_test",
     formula="area under p(the imputed image with the map's first k of n regions shown) over k / n (trapezoidal rule)",
     paper="Petsiuk et al. 2018, arXiv:1806.07421; the reversed curve is LeRF, Samek et al. 2017, arXiv:1509.06321",
-    chance_level=RANDOM_ORDER_LEVEL,
-    uses_imputation=True,
 )
 def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
     """Return the area under the LeRF curve (N,), 0..1 for a probability.
@@ -65,15 +61,13 @@ def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -
     return test.build_values(_compute_area_under_curve(test, values), values)
 
 
-@register_metric(
+@_register(
     "lerf-morf-gap",
     title="LeRF-MoRF gap",
-    input_kind="perturbation_test",
     formula="area between LeRF and MoRF: insertion - deletion under one imputation",
     paper="Samek et al. 2017, arXiv:1509.06321",
     lower_bound=-1.0,
     chance_level="0, in expectation over orders",
-    uses_imputation=True,
 )
 def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
     """Return the area between LeRF and MoRF (N,), -1..1 for a probability. Effects of the imputation itself cancel."""
@@ -81,15 +75,12 @@ def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability
     return test.build_values(_compute_area_under_curve(test, gap), gap)
 
 
-@register_metric(
+@_register(
     "aopc",
     title="AOPC",
-    input_kind="perturbation_test",
     formula="1 / (L + 1) Σ_k p(x) - p(x without the map's first k regions), k = 0 … L",
     paper="Samek et al. 2017, arXiv:1509.06321",
     lower_bound=-1.0,
-    chance_level=RANDOM_ORDER_LEVEL,
-    uses_imputation=True,
 )
 def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: OutputKind = "probability") -> MetricValues:
     """Return the mean output loss along the MoRF curve (N,), -1..1 for a probability.
@@ -103,31 +94,23 @@ def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: Outp
     return test.build_values((values[:, :1] - values).mean(1), values)
 
 
-@register_metric(
+@_register(
     "necessity",
-    title="Necessity",
-    input_kind="perturbation_test",
     formula="p(x) - p(x without a share of the regions, the strongest first)",
     paper="comprehensiveness of DeYoung et al. 2020, arXiv:1911.03429",
     lower_bound=-1.0,
-    chance_level=RANDOM_ORDER_LEVEL,
-    uses_imputation=True,
 )
 def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
     """Return the output lost without the strongest `share` of the regions (N,), -1..1 for a probability."""
     return _compute_score_drop(test, "strongest", test.count_regions(share), output_kind)
 
 
-@register_metric(
+@_register(
     "sufficiency",
-    title="Sufficiency",
-    input_kind="perturbation_test",
     formula="p(x) - p(only a share of the regions, the strongest first)",
     paper="sufficiency of DeYoung et al. 2020, arXiv:1911.03429",
     lower_bound=-1.0,
     higher_is_better=False,
-    chance_level=RANDOM_ORDER_LEVEL,
-    uses_imputation=True,
 )
 def sufficiency(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
     """Return the output lost when only the strongest `share` of the regions is shown (N,), -1..1 for a probability."""
@@ -147,18 +130,15 @@ def _compute_area_under_curve(test: PerturbationTest, values: Tensor) -> Tensor:
     return torch.trapezoid(values, shares, dim=1)
 
 
-ROAD_PAPER = "Rong et al. 2022, arXiv:2202.00449"
+_register_road = partial(_register, paper="Rong et al. 2022, arXiv:2202.00449", uses_imputation=False)
 ROAD_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
-@register_metric(
+@_register_road(
     "road-morf",
     title="ROAD (MoRF)",
-    input_kind="perturbation_test",
     formula="mean over shares of p(x without the strongest share of the regions)",
-    paper=ROAD_PAPER,
     higher_is_better=False,
-    chance_level=RANDOM_ORDER_LEVEL,
 )
 def road_morf(
     test: PerturbationTest,
@@ -173,13 +153,10 @@ def road_morf(
     return _compute_road(test, ["strongest"], shares, noise_std, output_kind)
 
 
-@register_metric(
+@_register_road(
     "road-lerf",
     title="ROAD (LeRF)",
-    input_kind="perturbation_test",
     formula="mean over shares of p(x without the weakest share of the regions)",
-    paper=ROAD_PAPER,
-    chance_level=RANDOM_ORDER_LEVEL,
 )
 def road_lerf(
     test: PerturbationTest,
@@ -191,12 +168,10 @@ def road_lerf(
     return _compute_road(test, ["weakest"], shares, noise_std, output_kind)
 
 
-@register_metric(
+@_register_road(
     "road",
     title="ROAD",
-    input_kind="perturbation_test",
     formula="road-lerf - road-morf",
-    paper=ROAD_PAPER,
     lower_bound=-1.0,
     chance_level="0, in expectation over orders",
 )

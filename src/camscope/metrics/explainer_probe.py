@@ -39,13 +39,13 @@ class ExplainerProbe:
     @classmethod
     def from_explainer(cls, explainer: Explainer, x: Tensor, target: TargetLike = None) -> "ExplainerProbe":
         """Resolve the target in one forward pass; `target` is what `Score` accepts."""
-        with evaluation_context(inspect_model(explainer.model), explainer, x) as asked:
-            score = asked.create_score(explainer.resolve_target(target))
-            output = score.forward(asked.x)
-            chances = score.probability(output, len(asked.x))
-            explainer = explainer.resolve(asked.x, score)
+        with evaluation_context(inspect_model(explainer.model), explainer, x) as context:
+            score = context.create_score(explainer.resolve_target(target))
+            output = score.forward(context.x)
+            probabilities = score.probability(output, len(context.x))
+            explainer = explainer.resolve(context.x, score)
         logits = score.logits
-        return cls(explainer, x, score, _to_float_array(chances), None if logits is None else logits.shape[1])
+        return cls(explainer, x, score, _to_float_array(probabilities), None if logits is None else logits.shape[1])
 
     def select_targets(self, sample_index: Sequence[int]) -> Any:
         """Return the targets of the samples `sample_index`, in the form that `attribute` accepts."""
@@ -60,25 +60,22 @@ class ExplainerProbe:
 
     def compute_maps(self, x: Tensor, sample_index: Sequence[int], batch_size: int = PROBE_BATCH_SIZE) -> FloatArray:
         """Return maps (R,*s) of variants (R,C,*S) of the samples `sample_index` (R,), each for its sample's target."""
-        made = []
+        maps = []
         for start in range(0, len(x), batch_size):
             part = slice(start, start + batch_size)
-            made.append(
-                run_methods([self.explainer], x[part], [self.select_targets(sample_index[part])], warn_flagged=False)[0]
-                .maps[0]
-                .attribution
-            )
-        return _to_float_array(torch.cat(made))
+            targets = [self.select_targets(sample_index[part])]
+            maps.append(run_methods([self.explainer], x[part], targets, warn_flagged=False)[0].maps[0].attribution)
+        return _to_float_array(torch.cat(maps))
 
     def compute_probabilities(self, x: Tensor, sample_index: Sequence[int]) -> FloatArray:
         """Return the probability (R,) of each variant (R,C,*S) for its sample's target."""
-        found = []
-        with evaluation_context(inspect_model(self.explainer.model), self.explainer, x) as asked:
-            for start in range(0, len(asked.x), PROBE_BATCH_SIZE):
-                part = asked.x[start : start + PROBE_BATCH_SIZE]
+        probabilities = []
+        with evaluation_context(inspect_model(self.explainer.model), self.explainer, x) as context:
+            for start in range(0, len(context.x), PROBE_BATCH_SIZE):
+                part = context.x[start : start + PROBE_BATCH_SIZE]
                 rows = torch.tensor(sample_index[start : start + PROBE_BATCH_SIZE], device=part.device)
-                found.append(self.score.probability(self.score.forward(part, rows), len(part), rows))
-        return _to_float_array(torch.cat(found))
+                probabilities.append(self.score.probability(self.score.forward(part, rows), len(part), rows))
+        return _to_float_array(torch.cat(probabilities))
 
     def select_sample(self, sample: int) -> "ExplainerProbe":
         """Return a probe of one sample."""
@@ -92,9 +89,7 @@ class ExplainerProbe:
 def check_single_sample(x: Tensor) -> Tensor:
     """Return x if it is one sample (1,C,*S); else raise InputError."""
     if x.ndim < 3 or len(x) != 1:
-        raise InputError(
-            f"x is {tuple(x.shape)}: expected one sample (1,C,*S); call the metric once for each sample of a batch"
-        )
+        raise InputError(f"x is {tuple(x.shape)}: expected one sample (1,C,*S); call the metric for each of a batch")
     return x
 
 

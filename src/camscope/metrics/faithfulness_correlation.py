@@ -7,6 +7,7 @@ NaN is undefined.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,20 +25,18 @@ from camscope.metrics.perturbation_test import (
     sample_squares,
 )
 
+_register = partial(register_metric, input_kind="perturbation_test", uses_imputation=True)
 SENSITIVITY_N_SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)
 NO_SPREAD_REASON = "the attributions of all sets, or their output losses, are equal: a correlation is not defined"
 
 
-@register_metric(
+@_register(
     "infidelity",
-    title="Infidelity",
-    input_kind="perturbation_test",
     formula="mean over squares S of (β Σ_S map - (f(x) - f(x without S)))², with the β that minimizes it",
     paper="Yeh et al. 2019, arXiv:1901.09392, with squares removed and the best β for maps without a scale",
     upper_bound=None,
     higher_is_better=False,
     chance_level="mean of the squared losses, the value of a map of zeros",
-    uses_imputation=True,
     rounding_tolerance=0.0,
 )
 def infidelity(
@@ -65,23 +64,21 @@ def infidelity(
         One value for each image.
 
     """
-    found = _measure_square_drops(test, n_squares, unit) if masks is None else _measure_mask_drops(test, masks, unit)
-    lost, said = found.score_drops[get_score_row(output_kind)], found.attribution_sums
+    drops = _measure_square_drops(test, n_squares, unit) if masks is None else _measure_mask_drops(test, masks, unit)
+    lost, claimed = drops.score_drops[get_score_row(output_kind)], drops.attribution_sums
     if fit_scale:
-        square = said.square().sum(1, keepdim=True)
-        said = said * (said * lost).sum(1, keepdim=True) / torch.where(square > 0, square, 1)
-    return test.build_values((said - lost).square().mean(1), lost)
+        square = claimed.square().sum(1, keepdim=True)
+        claimed = claimed * (claimed * lost).sum(1, keepdim=True) / torch.where(square > 0, square, 1)
+    return test.build_values((claimed - lost).square().mean(1), lost)
 
 
-@register_metric(
+@_register(
     "faithfulness-correlation",
     title="Faithfulness Correlation",
-    input_kind="perturbation_test",
     formula="Pearson's r over random sets S of one size of Σ_S map and f(x) - f(x without S)",
     paper="Bhatt et al. 2020, arXiv:2005.00631",
     lower_bound=-1.0,
     chance_level="0",
-    uses_imputation=True,
 )
 def faithfulness_correlation(
     test: PerturbationTest, share: float = 0.2, n_sets: int = DEFAULT_N_SETS, output_kind: OutputKind = "score"
@@ -90,19 +87,16 @@ def faithfulness_correlation(
 
     `share` is the share of the regions in a set. The value is undefined where the map or the losses are constant.
     """
-    lost, r, none = _correlate_drops(test, share, n_sets, output_kind)
-    return test.build_values(r, lost, {NO_SPREAD_REASON: none})
+    return sensitivity_n(test, (share,), n_sets, output_kind)
 
 
-@register_metric(
+@_register(
     "sensitivity-n",
     title="Sensitivity-n",
-    input_kind="perturbation_test",
     formula="mean over sizes n of Pearson's r over random sets S of n regions of Σ_S map and f(x) - f(x without S)",
     paper="Ancona et al. 2018, arXiv:1711.06104: a curve over n; its mean",
     lower_bound=-1.0,
     chance_level="0",
-    uses_imputation=True,
 )
 def sensitivity_n(
     test: PerturbationTest,
@@ -117,19 +111,16 @@ def sensitivity_n(
     if not len(shares):
         raise InputError("shares is empty: name at least one, such as 0.2")
     each = [_correlate_drops(test, share, n_sets, output_kind) for share in shares]
-    lost, found, none = (torch.stack(parts) for parts in zip(*each, strict=True))
-    return test.build_values(found.mean(0), lost.transpose(0, 1), {NO_SPREAD_REASON: none.any(0)})
+    lost, correlations, undefined = (torch.stack(parts) for parts in zip(*each, strict=True))
+    return test.build_values(correlations.mean(0), lost.transpose(0, 1), {NO_SPREAD_REASON: undefined.any(0)})
 
 
-@register_metric(
+@_register(
     "completeness-gap",
-    title="Completeness gap",
-    input_kind="perturbation_test",
     formula="|Σ map - (f(x) - f(imputed image))|",
     paper="Sundararajan et al. 2017, proposition 1, arXiv:1703.01365",
     upper_bound=None,
     higher_is_better=False,
-    uses_imputation=True,
     rounding_tolerance=0.0,
 )
 def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") -> MetricValues:
@@ -149,33 +140,28 @@ def _correlate_drops(
     check_positive_integer(n_sets=n_sets)
     if n_sets < 2:
         raise InputError(f"n_sets={n_sets}: expected 2 or more, since one set has no correlation")
-    drops = test.measure_random_drops(test.count_regions(share), n_sets)
-    lost, clean = (
-        drops.score_drops[get_score_row(output_kind)],
-        test.scorer.clean_scores[get_score_row(output_kind), :, None],
-    )
+    drops, row = test.measure_random_drops(test.count_regions(share), n_sets), get_score_row(output_kind)
+    lost, clean = drops.score_drops[row], test.scorer.clean_scores[row, :, None]
     size = torch.maximum(clean.abs(), (clean - lost).abs()).nan_to_num().amax(1)
-    r, none = correlate_batch(drops.attribution_sums, lost, 4 * test.scorer.score_epsilon * size)
+    r, is_constant = correlate_batch(drops.attribution_sums, lost, 4 * test.scorer.score_epsilon * size)
     flat = test.maps.flatten(1)
-    return lost, r, none | (flat == flat[:, :1]).all(1)
+    return lost, r, is_constant | (flat == flat[:, :1]).all(1)
 
 
 def _measure_square_drops(test: PerturbationTest, n_squares: int, unit: AttributionUnit) -> ScoreDrops:
     check_positive_integer(n_squares=n_squares)
-    x = test.scorer.x
-    most = max(1, min(x.shape[2:]) // 2)
-    masks = sample_squares(x.shape[2:], most, n_squares, test.seed, x.device)
+    size = test.scorer.x.shape[2:]
+    masks = sample_squares(size, max(1, min(size) // 2), n_squares, test.seed, test.scorer.x.device)
     return test.measure_drops(masks, n_squares, unit, ("squares", n_squares))
 
 
 def _measure_mask_drops(test: PerturbationTest, masks: Tensor, unit: AttributionUnit) -> ScoreDrops:
     size = test.scorer.x.shape[2:]
     if masks.dtype != torch.bool or masks.ndim != len(size) + 1 or masks.shape[1:] != size or not len(masks):
-        raise GeometryError(
-            f"masks are {masks.dtype} {tuple(masks.shape)}; expected bool (M,{','.join(map(str, size))})"
-        )
-    there = masks.to(test.scorer.x.device)
-    return test.measure_drops(lambda part: there[part], len(there), unit)
+        expected = ",".join(map(str, size))
+        raise GeometryError(f"masks are {masks.dtype} {tuple(masks.shape)}; expected bool (M,{expected})")
+    device_masks = masks.to(test.scorer.x.device)
+    return test.measure_drops(lambda part: device_masks[part], len(masks), unit)
 
 
 CORRELATION_TOLERANCE = 16 * torch.finfo(torch.float64).eps
@@ -186,17 +172,15 @@ def correlate_batch(left: Tensor, right: Tensor, rounding_tolerance: Tensor | fl
 
     `rounding_tolerance` (N,) is the range within which values of `right` count as equal.
     """
-    first, no_spread = _center_and_normalize(left, 0.0)
-    second, none_there = _center_and_normalize(right, rounding_tolerance)
-    return (first * second).sum(1).clamp(-1, 1), no_spread | none_there
+    first, is_first_constant = _center_and_normalize(left, 0.0)
+    second, is_second_constant = _center_and_normalize(right, rounding_tolerance)
+    return (first * second).sum(1).clamp(-1, 1), is_first_constant | is_second_constant
 
 
 def _center_and_normalize(values: Tensor, rounding_tolerance: Tensor | float) -> tuple[Tensor, Tensor]:
     """Return rows minus their mean with length 1, and which rows are constant."""
-    known = values.nan_to_num(posinf=0.0, neginf=0.0)
-    spread = known.amax(1) - known.amin(1)
-    part = known - known.mean(1, keepdim=True)
-    length = part.norm(dim=1, keepdim=True)
-    return part / torch.where(length > 0, length, 1), spread <= CORRELATION_TOLERANCE * known.abs().amax(
-        1
-    ) + rounding_tolerance
+    finite = values.nan_to_num(posinf=0.0, neginf=0.0)
+    tolerance = CORRELATION_TOLERANCE * finite.abs().amax(1) + rounding_tolerance
+    centered = finite - finite.mean(1, keepdim=True)
+    length = centered.norm(dim=1, keepdim=True)
+    return centered / torch.where(length > 0, length, 1), finite.amax(1) - finite.amin(1) <= tolerance

@@ -32,10 +32,8 @@ def impute_linearly(x: Tensor, removed_mask: Tensor, tolerance: float = 1e-4) ->
     values = full_precision(x)
     mean = values.mean(tuple(range(2, x.ndim)), keepdim=True)
     # of values minus their mean, a row without remaining pixels solves to 0
-    deviations, unknown = values - mean, removed_mask[:, None].to(values)
-    return torch.where(
-        removed_mask[:, None], (mean + _solve_by_conjugate_gradients(deviations, unknown, tolerance)).to(x.dtype), x
-    )
+    deviations = _solve_by_conjugate_gradients(values - mean, removed_mask[:, None].to(values), tolerance)
+    return torch.where(removed_mask[:, None], (mean + deviations).to(x.dtype), x)
 
 
 def _solve_by_conjugate_gradients(values: Tensor, unknown_mask: Tensor, tolerance: float) -> Tensor:
@@ -75,7 +73,7 @@ def _build_multigrid_cycle(unknown_mask: Tensor) -> LinearOperator:
     halved_axes = [axis for axis in range(2, unknown_mask.ndim) if unknown_mask.shape[axis] > 1]
     half = 1 - unknown_mask
     for axis in halved_axes:
-        half = _count_known_in_pairs(half, axis)
+        half = torch.add(*_split_into_pairs(half, axis)).movedim(-1, axis)
     if max(size) <= 4 or not bool((half == 0).any()):
         return lambda residual: smoothing * residual
     coarse_cycle, scale = _build_multigrid_cycle((half == 0).to(unknown_mask)), 2.0 ** (2 - len(halved_axes))
@@ -111,11 +109,6 @@ def _split_into_pairs(values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     if lines.shape[-1] % 2:
         lines = torch.cat([lines, torch.zeros_like(lines[..., :1])], -1)
     return lines[..., ::2], lines[..., 1::2]
-
-
-def _count_known_in_pairs(known_mask: Tensor, axis: int) -> Tensor:
-    first, second = _split_into_pairs(known_mask, axis)
-    return (first + second).movedim(-1, axis)
 
 
 def _downsample(values: Tensor, axis: int) -> Tensor:
@@ -186,27 +179,28 @@ def build_imputer(imputation: ImputationLike, x: Tensor, seed: int = 0) -> Imput
         imputation = NoisyLinearImputation(0.0)
     if isinstance(imputation, NoisyLinearImputation):
         return _build_linear_imputer(imputation, x, seed)
-    fill_image = (
-        compute_baseline_from_input(imputation, x, seed)
-        if isinstance(imputation, str) and imputation in IMPUTATION_NAMES
-        else _expand_fill_image(imputation, x)
-    )
-    if fill_image is None:
+    if isinstance(imputation, Tensor):
+        if imputation.shape not in (x.shape, x.shape[1:]) or not bool(imputation.isfinite().all()):
+            raise InputError(
+                f"the imputation image is {tuple(imputation.shape)}; expected finite numbers {tuple(x.shape[1:])} "
+                f"or {tuple(x.shape)}"
+            )
+        replacement: Tensor | None = imputation.to(x).expand_as(x)
+    else:
+        replacement = compute_baseline_from_input(imputation, x, seed) if imputation in IMPUTATION_NAMES else None
+    if replacement is None:
         raise InputError(
             f"imputation={imputation!r}: expected {', '.join(map(repr, IMPUTATION_NAMES))}, a NoisyLinearImputation, "
             "or a tensor (C,H,W)"
         )
-    replacement = fill_image
     # for weights 0 and 1 lerp is bit-exact, and several times faster than where
     return lambda removed, sample_index: x[sample_index].lerp_(replacement[sample_index], removed[:, None].to(x.dtype))
 
 
 def _build_linear_imputer(settings: NoisyLinearImputation, x: Tensor, seed: int) -> Imputer:
-    axes = tuple(range(2, x.ndim))
-    noise = torch.randn(
-        x.shape[1:], generator=torch.Generator(device="cpu").manual_seed(seed), dtype=torch.float32, device="cpu"
-    ).to(x)
-    spread = x.std(axes, correction=0, keepdim=True) * settings.noise_std
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    noise = torch.randn(x.shape[1:], generator=generator, dtype=torch.float32, device="cpu").to(x)
+    spread = x.std(tuple(range(2, x.ndim)), correction=0, keepdim=True) * settings.noise_std
 
     def impute(removed: Tensor, sample_index: Tensor) -> Tensor:
         smooth = impute_linearly(x[sample_index], removed, settings.tolerance)
@@ -215,14 +209,3 @@ def _build_linear_imputer(settings: NoisyLinearImputation, x: Tensor, seed: int)
         return torch.where(removed[:, None], smooth + spread[sample_index] * noise, smooth)
 
     return impute
-
-
-def _expand_fill_image(imputation: ImputationLike, x: Tensor) -> Tensor | None:
-    if not isinstance(imputation, Tensor):
-        return None
-    if imputation.shape not in (x.shape, x.shape[1:]) or not bool(imputation.isfinite().all()):
-        raise InputError(
-            f"the imputation image is {tuple(imputation.shape)}; expected finite numbers {tuple(x.shape[1:])} "
-            f"or {tuple(x.shape)}"
-        )
-    return imputation.to(x).expand_as(x)

@@ -86,10 +86,9 @@ class Rotation(InputTransform):
         height, width = self._check_plane(x.shape[2:])
         rows, columns = (torch.arange(n, device=x.device, dtype=torch.float64) + 0.5 for n in (height, width))
         target_points = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1).cpu().numpy()
-        source_points = torch.from_numpy(self.compute_placement((height, width)).to_image(target_points)).view(
-            height, width, 2
-        )
-        grid = (2 * source_points / torch.tensor([height, width], device="cpu") - 1).flip(-1)
+        source_points = torch.from_numpy(self.compute_placement((height, width)).to_image(target_points))
+        size = torch.tensor([height, width], device="cpu")
+        grid = (2 * source_points.view(height, width, 2) / size - 1).flip(-1)
         planes = full_precision(x).reshape(1, -1, height, width)  # half precision is too coarse for coordinates
         rotated = F.grid_sample(planes, grid[None].to(planes), padding_mode="border", align_corners=False)
         return rotated.view(x.shape).to(x.dtype)
@@ -104,9 +103,8 @@ class Rotation(InputTransform):
     def _check_plane(self, size: Sequence[int]) -> tuple[int, int]:
         check_number(degrees=self.degrees)
         if len(size) < 2:
-            raise GeometryError(
-                f"{self}: an input of {plural(len(size), 'axis')} cannot be rotated; leave Rotation out of transforms"
-            )
+            axes = plural(len(size), "axis")
+            raise GeometryError(f"{self}: an input of {axes} cannot be rotated; leave Rotation out of transforms")
         return size[-2], size[-1]
 
     def __str__(self) -> str:
@@ -131,12 +129,8 @@ class GaussianNoise(StationaryTransform):
     def apply(self, x: Tensor) -> Tensor:
         """Return the noisy input (N,C,*S); the noise is the same for every sample and on every device."""
         check_number(relative_std=self.relative_std, low=0)
-        noise = torch.randn(
-            x.shape[1:],
-            generator=torch.Generator(device="cpu").manual_seed(self.seed),
-            dtype=torch.float32,
-            device="cpu",
-        )
+        generator = torch.Generator(device="cpu").manual_seed(self.seed)
+        noise = torch.randn(x.shape[1:], generator=generator, dtype=torch.float32, device="cpu")
         axes = tuple(range(1, x.ndim))
         return x + self.relative_std * (x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)) * noise.to(x)
 
@@ -166,11 +160,8 @@ class IntensityWindow(StationaryTransform):
         check_number(level_shift=self.level_shift)
         values, (low, high) = full_precision(x), _find_value_range(x)
         middle = (low + high) / 2
-        return (
-            ((values - middle - self.level_shift * (high - low)) / self.width_factor + middle)
-            .clamp(low, high)
-            .to(x.dtype)
-        )
+        windowed = (values - middle - self.level_shift * (high - low)) / self.width_factor + middle
+        return windowed.clamp(low, high).to(x.dtype)
 
     def __str__(self) -> str:
         return f"window {self.width_factor:g} x, level {self.level_shift:+g}"
@@ -187,9 +178,8 @@ class Resampling(StationaryTransform):
         check_positive_number(scale_factor=self.scale_factor)
         size = tuple(x.shape[2:])
         if len(size) not in LINEAR_MODES:
-            raise GeometryError(
-                f"{self}: an input of {plural(len(size), 'axis')} cannot be resampled; expected 1, 2 or 3"
-            )
+            axes = plural(len(size), "axis")
+            raise GeometryError(f"{self}: an input of {axes} cannot be resampled; expected 1, 2 or 3")
         resampled_size = [max(1, round(self.scale_factor * length)) for length in size]
         resampled = F.interpolate(full_precision(x), resampled_size, mode=LINEAR_MODES[len(size)], align_corners=False)
         return F.interpolate(resampled, size, mode=LINEAR_MODES[len(size)], align_corners=False).to(x.dtype)
@@ -214,9 +204,8 @@ class JPEGCompression(StationaryTransform):
         if self.quality > MAX_JPEG_QUALITY:
             raise InputError(f"quality={self.quality}: expected a whole number, {MAX_JPEG_QUALITY} or less")
         if x.ndim < 4:
-            raise GeometryError(
-                f"{self}: an input of {plural(x.ndim - 2, 'axis')} cannot be compressed; leave JPEGCompression out of transforms"
-            )
+            axes = plural(x.ndim - 2, "axis")
+            raise GeometryError(f"{self}: an input of {axes} cannot be compressed; leave JPEGCompression out")
         values, (low, high) = full_precision(x), _find_value_range(x)
         step = (high - low) / MAX_UINT8
         bits = ((values - low) / torch.where(step > 0, step, 1)).round().detach().cpu().to(torch.uint8).numpy()
@@ -225,20 +214,17 @@ class JPEGCompression(StationaryTransform):
 
     def _compress_sample(self, sample: ByteArray) -> ByteArray:
         """Compress one sample (C,…,H,W)."""
-        is_color = len(sample) == 3
-        planes = np.moveaxis(sample, 0, -1) if is_color else sample
-        files = planes.reshape(-1, *planes.shape[-3 if is_color else -2 :])
-        decoded = np.stack([self._compress_plane(plane) for plane in files]).reshape(planes.shape)
-        return np.moveaxis(decoded, -1, 0) if is_color else decoded
-
-    def _compress_plane(self, plane: ByteArray) -> ByteArray:
-        """Encode and decode one plane (H,W) or (H,W,3)."""
         from PIL import Image
 
-        file = io.BytesIO()
-        Image.fromarray(np.ascontiguousarray(plane)).save(file, "JPEG", quality=self.quality)
-        with Image.open(file) as image:
-            return np.array(image)
+        is_color = len(sample) == 3
+        planes = np.moveaxis(sample, 0, -1) if is_color else sample
+        decoded = []
+        for plane in planes.reshape(-1, *planes.shape[-3 if is_color else -2 :]):
+            file = io.BytesIO()
+            Image.fromarray(np.ascontiguousarray(plane)).save(file, "JPEG", quality=self.quality)
+            decoded.append(np.array(Image.open(file)))
+        compressed = np.stack(decoded).reshape(planes.shape)
+        return np.moveaxis(compressed, -1, 0) if is_color else compressed
 
     def __str__(self) -> str:
         return f"JPEG {self.quality}"

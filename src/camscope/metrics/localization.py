@@ -6,6 +6,7 @@ where a share of the map's sum is needed, also maps without positive values.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +20,12 @@ from camscope.plurals import plural
 MASK_AREA_LEVEL = "the mask's share of the image area"
 CONSTANT_MAP_TOLERANCE = 1e-12  # of the largest value
 IOU_THRESHOLDS = tuple(np.linspace(0.05, 0.95, 19))
+_register = partial(register_metric, input_kind="mask")
 
 
-@register_metric(
+@_register(
     "pointing-game",
     title="Pointing Game",
-    input_kind="mask",
     formula="1 if the peak lies in the mask or within a tolerance of it, else 0; mean over tied peaks",
     paper="Zhang et al. 2018, arXiv:1608.00507",
     chance_level=MASK_AREA_LEVEL,
@@ -53,10 +54,8 @@ def pointing_game(
     return float(is_hit[values == values.max()].mean())
 
 
-@register_metric(
+@_register(
     "energy-inside",
-    title="Energy inside",
-    input_kind="mask",
     formula="sum of the map in the mask / sum of the map",
     paper="Arras et al. 2022, relevance mass accuracy, arXiv:2003.07258",
     chance_level=MASK_AREA_LEVEL,
@@ -67,10 +66,8 @@ def energy_inside(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     return float(_divide_by_sum(values)[ground_truth].sum())
 
 
-@register_metric(
+@_register(
     "enrichment",
-    title="Enrichment",
-    input_kind="mask",
     formula="energy inside / (mask's area / image's area)",
     paper="energy inside, made comparable across sizes of masks",
     upper_bound=None,
@@ -84,10 +81,9 @@ def enrichment(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     return energy_inside(attribution, mask) / float(np.asarray(mask, np.float64).mean())
 
 
-@register_metric(
+@_register(
     "rank-accuracy",
     title="Relevance rank accuracy",
-    input_kind="mask",
     formula="share of the |M| strongest cells that lie in the mask M",
     paper="Arras et al. 2022, relevance rank accuracy, arXiv:2003.07258; equal to Dice at the mask's area",
     chance_level=MASK_AREA_LEVEL,
@@ -105,10 +101,8 @@ def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     return float((ground_truth[above].sum() + n_tied_selected * ground_truth[tied].mean()) / n_mask)
 
 
-@register_metric(
+@_register(
     "average-precision",
-    title="Average precision",
-    input_kind="mask",
     formula="sum over thresholds of (recall gained) x precision, the map's values as scores of the mask's pixels",
     paper="as scikit-learn's average_precision_score: no interpolation",
     chance_level=MASK_AREA_LEVEL,
@@ -123,10 +117,9 @@ def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     return float((np.diff(recall, prepend=0.0) * precision).sum())
 
 
-@register_metric(
+@_register(
     "iou-otsu",
     title="IoU (Otsu)",
-    input_kind="mask",
     formula="|A and M| / |A or M|, A: cells above Otsu's threshold of the map",
     paper="Otsu 1979; as used by Saporta et al. 2022",
 )
@@ -137,10 +130,9 @@ def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     return _compute_iou(scaled > compute_otsu_threshold(scaled), ground_truth)
 
 
-@register_metric(
+@_register(
     "iou",
     title="IoU",
-    input_kind="mask",
     formula="|A and M| / |A or M|, A: cells of at least threshold x maximum",
     paper="Zhou et al. 2016, arXiv:1512.04150",
 )
@@ -152,10 +144,9 @@ def iou(attribution: npt.ArrayLike, mask: npt.ArrayLike, threshold: float = 0.5)
     return iou_over_thresholds(attribution, mask, (threshold,))
 
 
-@register_metric(
+@_register(
     "iou-swept",
     title="Mean IoU over thresholds",
-    input_kind="mask",
     formula="mean IoU over the thresholds 0.05, 0.10 … 0.95 of the maximum",
     paper="thresholds swept as by Choe et al. 2020, arXiv:2001.07437",
 )
@@ -170,10 +161,9 @@ def iou_over_thresholds(
     return float(np.mean([_compute_iou(values >= level * peak, ground_truth) for level in thresholds]))
 
 
-@register_metric(
+@_register(
     "matched-dice",
     title="Dice at mask area",
-    input_kind="mask",
     formula="2 |A and M| / (|A| + |M|), A: the |M| strongest cells",
     paper="Dice 1945, at the mask's area; equal to rank accuracy",
     chance_level=MASK_AREA_LEVEL,
@@ -183,10 +173,8 @@ def dice_at_mask_area(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     return rank_accuracy(attribution, mask)
 
 
-@register_metric(
+@_register(
     "peak-distance",
-    title="Peak distance",
-    input_kind="mask",
     formula="distance from the peak to the nearest pixel of the mask; mean over tied peaks",
     paper="the pointing game as a distance",
     upper_bound=None,
@@ -198,10 +186,8 @@ def peak_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequ
     return float(_compute_distances_to_mask(ground_truth, spacing)[values == values.max()].mean())
 
 
-@register_metric(
+@_register(
     "centroid-distance",
-    title="Centroid distance",
-    input_kind="mask",
     formula="distance between the centers of mass of map and mask",
     paper="first moments",
     upper_bound=None,
@@ -269,7 +255,6 @@ def _resolve_pixel_spacing(spacing: Sequence[float] | None, n_axes: int) -> Floa
     """Return the size of a pixel along each axis (axes,); 1 by default."""
     lengths = np.ones(n_axes) if spacing is None else np.asarray(spacing, np.float64)
     if lengths.shape != (n_axes,) or not ((lengths > 0) & np.isfinite(lengths)).all():
-        raise InputError(
-            f"spacing={spacing!r}: expected {plural(n_axes, 'positive number')}, the size of a pixel along each axis"
-        )
+        expected = plural(n_axes, "positive number")
+        raise InputError(f"spacing={spacing!r}: expected {expected}, the size of a pixel along each axis")
     return lengths

@@ -24,9 +24,8 @@ from camscope.targets import TargetLike
 from camscope.targets.outputs import are_probabilities
 
 OutputKind = Literal["probability", "score"]
-VariantBuilder = Callable[
-    [slice], tuple[Tensor, Tensor]
-]  # rows -> variants (R,C,*S), and the sample (R,) that each is a variant of
+# rows -> variants (R,C,*S), and the sample (R,) that each is a variant of
+VariantBuilder = Callable[[slice], tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -92,9 +91,8 @@ class ModelScorer:
         output = self._target_score.forward(x, sample_index)
         score = self._target_score.read_score(output, len(x), sample_index)
         if self._gives_probabilities is None:
-            self._gives_probabilities = self._target_score.logits is not None and are_probabilities(
-                self._target_score.logits
-            )
+            logits = self._target_score.logits
+            self._gives_probabilities = logits is not None and are_probabilities(logits)
         probability = (
             score if self._gives_probabilities else self._target_score.probability(output, len(x), sample_index)
         )

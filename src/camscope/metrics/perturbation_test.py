@@ -4,7 +4,7 @@ Pixels are removed as regions in the order of a map, as random sets of regions, 
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -23,12 +23,6 @@ from camscope.metrics.model_scorer import ModelScorer, OutputKind
 from camscope.plurals import plural
 
 MaskBuilder = Callable[[slice], Tensor]  # slice of the sets -> removed pixels (R,*S) bool, the same for every image
-
-
-def label_square_regions(size: Sequence[int], side: int, device: torch.device) -> tuple[Tensor, int]:
-    """Return the region number (*S) int64 of each pixel, and the number of regions: nearly equal squares of `side` pixels."""
-    cells = torch.Size([-(-length // side) for length in size])
-    return label_grid_cells(size, cells, device), cells.numel()
 
 
 def rank_regions(maps: Tensor, region_labels: Tensor, n_regions: int, tie_seeds: Sequence[int]) -> Tensor:
@@ -158,17 +152,18 @@ class PerturbationTest:
         )
         self.maps = maps.detach().to(x.device, torch.float64)
         if self.maps.shape != (expected := torch.Size([len(x), *x.shape[2:]])):
+            received = (
+                f"the maps are {tuple(self.maps.shape)} for an input {tuple(x.shape)}; expected {tuple(expected)}"
+            )
             raise GeometryError(
-                f"the maps are {tuple(self.maps.shape)} for an input {tuple(x.shape)}; expected {tuple(expected)}: resize them "
-                f'to the input\'s size first, with Explanation.heatmap("input", scale=None)'
+                f'{received}: resize them to the input\'s size, with Explanation.heatmap("input", scale=None)'
             )
         if self.tie_seeds is not None and len(self.tie_seeds) != len(x):
-            raise InputError(
-                f"tie_seeds has {plural(len(self.tie_seeds), 'seed')} for {plural(len(x), 'image')}: "
-                "pass one for each image, or None"
-            )
+            received = f"{plural(len(self.tie_seeds), 'seed')} for {plural(len(x), 'image')}"
+            raise InputError(f"tie_seeds has {received}: pass one for each image, or None")
         check_integer(**{f"tie_seeds[{n}]": seed for n, seed in enumerate(self.tie_seeds or ())})
-        self._region_labels, self.n_regions = label_square_regions(x.shape[2:], self.region_size, x.device)
+        cells = torch.Size([-(-length // self.region_size) for length in x.shape[2:]])  # nearly equal squares
+        self._region_labels, self.n_regions = label_grid_cells(x.shape[2:], cells, x.device), cells.numel()
         self._imputer = build_imputer(self.imputation, x, self.seed)
 
     @property
@@ -186,9 +181,8 @@ class PerturbationTest:
     @cached_property
     def region_ranks(self) -> Tensor:
         """The rank (N,*S) of each pixel's region in the map's order, from 0."""
-        return rank_regions(
-            self.maps, self._region_labels, self.n_regions, self.tie_seeds or [self.seed] * len(self.maps)
-        )
+        tie_seeds = self.tie_seeds or [self.seed] * len(self.maps)
+        return rank_regions(self.maps, self._region_labels, self.n_regions, tie_seeds)
 
     @cached_property
     def is_finite(self) -> Tensor:
@@ -206,9 +200,8 @@ class PerturbationTest:
     def masked_scores(self) -> Tensor:
         """Score and probability (2,N) of the images multiplied by `normalized_maps`."""
         x, rows = self.scorer.x, torch.arange(len(self.maps), device=self.maps.device)
-        return self.scorer.score_variants(
-            len(rows), lambda part: (x[part] * self.normalized_maps[part, None].to(x.dtype), rows[part])
-        )
+        masks = self.normalized_maps[:, None].to(x.dtype)
+        return self.scorer.score_variants(len(rows), lambda part: (x[part] * masks[part], rows[part]))
 
     def score_after_removal(self, order: RemovalOrder, counts: Sequence[int]) -> Tensor:
         """Return score and probability (2,N,points) with the given numbers of regions removed, in the given order."""
@@ -237,9 +230,7 @@ class PerturbationTest:
     def with_imputation(self, imputation: ImputationLike) -> "PerturbationTest":
         """Return a test of the same maps under another imputation; it is created once."""
         if imputation not in self._tests_by_imputation:
-            self._tests_by_imputation[imputation] = PerturbationTest(
-                self.attributions, self.scorer, imputation, self.n_steps, self.region_size, self.seed, self.tie_seeds
-            )
+            self._tests_by_imputation[imputation] = replace(self, imputation=imputation)
         return self._tests_by_imputation[imputation]
 
     def build_values(

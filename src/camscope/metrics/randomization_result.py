@@ -20,7 +20,7 @@ from camscope.metrics.base import FloatArray
 from camscope.plurals import plural
 from camscope.registry import METHODS
 from camscope.render import RGBImage
-from camscope.render.randomization_figure import CurveOutcome, SimilarityCurve, draw_randomization_figure
+from camscope.render.randomization_figure import SimilarityCurve, draw_randomization_figure
 from camscope.safe_files import write_bytes
 
 SAME_MAP_SIMILARITY = 0.95  # at or above it two maps count as the same, whatever the null distribution is
@@ -44,6 +44,11 @@ class RandomizationVerdict(NamedTuple):
     null_low: float
     null_high: float
     reason: str
+
+    def describe(self) -> str:
+        """Return the outcome, the numbers and the reason as text."""
+        outcome = "no verdict" if self.passes is None else "passes" if self.passes else "fails"
+        return f"{outcome}: {self.final_similarity:.2f} (null {self.null_low:.2f}..{self.null_high:.2f}), {self.reason}"
 
 
 def judge_final_similarity(
@@ -131,19 +136,18 @@ class RandomizationResult:
         means = np.array([[compute_nan_mean(step) for step in run] for run in self.similarities[similarity]])
         return np.append(1.0, means.min(0)), np.append(1.0, means.max(0))
 
-    def get_null_interval(self, similarity: str) -> tuple[float, float, float]:
-        """Return low end, mean and high end of the null distribution; see `compute_null_interval`."""
-        return self._null_intervals[similarity]
+    @cached_property
+    def null_intervals(self) -> dict[str, tuple[float, float, float]]:
+        """Low end, mean and high end of the null distribution of each similarity; see `compute_null_interval`."""
+        return {name: compute_null_interval(pairs) for name, pairs in self.null_similarities.items()}
 
     @cached_property
     def verdicts(self) -> dict[str, RandomizationVerdict]:
         """The verdict of each similarity; UndefinedError if the test allows none."""
         if self.no_verdict_reason:
             raise UndefinedError(self.no_verdict_reason)
-        return {
-            name: judge_final_similarity(values[:, -1], self._null_intervals[name])
-            for name, values in self.similarities.items()
-        }
+        nulls = self.null_intervals
+        return {name: judge_final_similarity(values[:, -1], nulls[name]) for name, values in self.similarities.items()}
 
     @property
     def no_verdict_reason(self) -> str:
@@ -179,17 +183,13 @@ class RandomizationResult:
 
     def figure(self) -> RGBImage:
         """Draw the figure (H,W,3): a column for each step, with the first image's map and the similarities of all maps."""
-        verdicts = {} if self.no_verdict_reason else self.verdicts
-        curves = [
-            SimilarityCurve(
-                name,
-                self.compute_mean_curve(name),
-                *self.compute_seed_range(name),
-                self.get_null_interval(name),
-                _describe_outcome(verdicts.get(name)),
-            )
-            for name in self.similarities
-        ]
+        curves = []
+        for name in self.similarities:
+            verdict = None if self.no_verdict_reason else self.verdicts[name]
+            outcome = "" if verdict is None else verdict.describe()
+            low, high = self.compute_seed_range(name)
+            mean, null = self.compute_mean_curve(name), self.null_intervals[name]
+            curves.append(SimilarityCurve(name, mean, low, high, null, verdict and verdict.passes, outcome))
         return draw_randomization_figure(self.title, self.part_names, self.first_image_maps, curves)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
@@ -201,26 +201,12 @@ class RandomizationResult:
 
     def __repr__(self) -> str:
         lines = [f"<{self.title}>"]
-        for name in self.similarities:
-            low, _, high = self.get_null_interval(name)
-            curve = "  ".join(
-                f"{step} {value:.2f}"
-                for step, value in zip(self.part_names, self.compute_mean_curve(name)[1:], strict=True)
-            )
+        for name, (low, _, high) in self.null_intervals.items():
+            steps = zip(self.part_names, self.compute_mean_curve(name)[1:], strict=True)
+            curve = "  ".join(f"{step} {value:.2f}" for step, value in steps)
             lines.append(f"{name:>9}: {curve}  | different images {low:.2f}..{high:.2f}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         title = html.escape(self.title)
         return render.build_figure_html(self.figure(), title, f"<pre>{html.escape(repr(self))}</pre>")
-
-    @cached_property
-    def _null_intervals(self) -> dict[str, tuple[float, float, float]]:
-        return {name: compute_null_interval(pairs) for name, pairs in self.null_similarities.items()}
-
-
-def _describe_outcome(verdict: RandomizationVerdict | None) -> CurveOutcome | None:
-    if verdict is None:
-        return None
-    numbers = f"{verdict.final_similarity:.2f} (null {verdict.null_low:.2f}..{verdict.null_high:.2f})"
-    return CurveOutcome(verdict.passes, numbers, verdict.reason)

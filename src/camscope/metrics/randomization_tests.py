@@ -79,7 +79,9 @@ def run_randomization_test(
 
     """
     check_one_of("order", order, "cascading", "independent")
-    similarities = _select_default_similarities(x) if similarities is None else similarities
+    if similarities is None:
+        fits_hog = x.ndim == 4 and min(x.shape[2:]) >= HOG_BLOCK_SIZE * HOG_CELL_SIZE
+        similarities = ("ssim", "spearman", "hog") if fits_hog else ("ssim", "spearman")
     _check_arguments(x, seeds, similarities)
     probe = ExplainerProbe.from_explainer(explainer, x, target)
     clean = _project_to_input(_compute_maps_or_nan(probe, x), x)
@@ -136,22 +138,16 @@ def random_logit(
     if other_target is None:
         class_index = probe.score.class_index(0)
         if class_index is None or probe.n_classes is None or probe.n_classes < 2:
-            raise TargetError(
-                "the target is not one of several classes: pass other_target=, the target to compare it with"
-            )
-        step = int(
-            torch.randint(
-                1, probe.n_classes, (), generator=torch.Generator(device="cpu").manual_seed(seed), device="cpu"
-            )
-        )
+            raise TargetError("the target is not one of several classes: pass other_target=, to compare it with")
+        generator = torch.Generator(device="cpu").manual_seed(seed)
+        step = int(torch.randint(1, probe.n_classes, (), generator=generator, device="cpu"))
         other_target = (class_index + step) % probe.n_classes
     second = ExplainerProbe.from_explainer(probe.explainer, x, other_target)
     first_map, second_map = (_project_to_input(_compute_maps_or_nan(p, x), x)[0] for p in (probe, second))
     for attribution, map_probe in ((first_map, probe), (second_map, second)):
         if not attribution.any():
-            raise UndefinedError(
-                f"the map of {map_probe.score.describe(0)} is zero everywhere: a similarity is not defined"
-            )
+            description = map_probe.score.describe(0)
+            raise UndefinedError(f"the map of {description} is zero everywhere: a similarity is not defined")
     return SIMILARITIES[similarity](first_map, second_map)
 
 
@@ -159,53 +155,46 @@ class MapComparison:
     """Maps (N,*S) of the trained model, prepared for comparison with other maps and with each other."""
 
     def __init__(self, maps: FloatArray, similarities: Sequence[str]) -> None:
-        self.scaled_maps = [_scale_or_none(attribution) for attribution in maps]
-        self.is_signed = has_negative_values([scaled for scaled in self.scaled_maps if scaled is not None])
-        self._features_by_similarity = {
-            name: self._stack_features(name, self.scaled_maps) for name in similarities if name != "ssim"
-        }
+        self.is_signed = has_negative_values([scaled for scaled in map(_scale_or_none, maps) if scaled is not None])
+        self._features = {name: self._extract_features(name, maps) for name in similarities}
 
     def compare_with_trained(self, similarity: str, maps: FloatArray) -> FloatArray:
         """Return the similarity (N,) of each map (N,*S) with the trained model's map of the same image; NaN if undefined."""
-        others = [_scale_or_none(attribution) for attribution in maps]
-        if similarity == "ssim":
-            return np.array([self._compute_ssim(*pair) for pair in zip(self.scaled_maps, others, strict=True)])
-        return correlate_rows(self._features_by_similarity[similarity], self._stack_features(similarity, others))
+        return _compare_features(similarity, self._features[similarity], self._extract_features(similarity, maps))
 
     def compare_different_images(self, similarity: str) -> FloatArray:
         """Return the similarities (N,N) of maps of different images; NaN on the diagonal."""
-        count = len(self.scaled_maps)
-        similarities = np.full((count, count), np.nan)
-        for i in range(count - 1):
-            later = range(i + 1, count)
-            if similarity == "ssim":
-                row = np.array([self._compute_ssim(self.scaled_maps[i], self.scaled_maps[j]) for j in later])
-            else:
-                features = self._features_by_similarity[similarity]
-                row = correlate_rows(np.broadcast_to(features[i], features[i + 1 :].shape), features[i + 1 :])
+        features = self._features[similarity]
+        similarities = np.full((len(features), len(features)), np.nan)
+        for i in range(len(features) - 1):
+            others = features[i + 1 :]
+            row = _compare_features(similarity, np.broadcast_to(features[i], others.shape), others)
             similarities[i, i + 1 :] = similarities[i + 1 :, i] = row
         return similarities
 
-    def _compute_ssim(self, first: FloatArray | None, second: FloatArray | None) -> float:
-        if first is None or second is None:
-            return np.nan
-        return compute_ssim(
-            shift_to_unit_interval(first, self.is_signed), shift_to_unit_interval(second, self.is_signed)
-        )
-
-    def _stack_features(self, similarity: str, maps: Sequence[FloatArray | None]) -> FloatArray:
-        """Return the features (N,M) to correlate; NaN for a map without a scale."""
+    def _extract_features(self, similarity: str, maps: FloatArray) -> FloatArray:
+        """Return the features (N,…) to compare; NaN for a map without a scale."""
+        scaled_maps = [_scale_or_none(attribution) for attribution in maps]
         extract = FEATURE_EXTRACTORS[similarity]
-        features = [None if scaled is None else extract(scaled) for scaled in maps]
-        length = next((len(vector) for vector in features if vector is not None), 1)
-        return np.stack([np.full(length, np.nan) if vector is None else vector for vector in features])
+        features = [None if scaled is None else extract(scaled, self.is_signed) for scaled in scaled_maps]
+        shape = next((vector.shape for vector in features if vector is not None), (1,))
+        return np.stack([np.full(shape, np.nan) if vector is None else vector for vector in features])
 
 
-FEATURE_EXTRACTORS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
-    "pearson": np.ravel,
-    "spearman": rank_values,
-    "hog": compute_hog_features,
+FEATURE_EXTRACTORS: Mapping[str, Callable[[FloatArray, bool], FloatArray]] = {
+    "ssim": shift_to_unit_interval,
+    "pearson": lambda scaled, _: scaled.ravel(),
+    "spearman": lambda scaled, _: rank_values(scaled),
+    "hog": lambda scaled, _: compute_hog_features(scaled),
 }
+
+
+def _compare_features(similarity: str, first: FloatArray, second: FloatArray) -> FloatArray:
+    """Return the similarity (N,) of corresponding features (N,…); NaN where they are."""
+    if similarity != "ssim":
+        return correlate_rows(first, second)
+    pairs = zip(first, second, strict=True)
+    return np.array([np.nan if np.isnan([a.flat[0], b.flat[0]]).any() else compute_ssim(a, b) for a, b in pairs])
 
 
 def _iter_randomized_explainers(
@@ -239,17 +228,7 @@ def _project_to_input(maps: FloatArray, x: Tensor) -> FloatArray:
 
 def _scale_or_none(values: FloatArray) -> FloatArray | None:
     """Return a map divided by its largest absolute value; None for a map of zeros or with NaN."""
-    if not np.isfinite(values).all():
-        return None
-    try:
-        return divide_by_peak(values)
-    except UndefinedError:
-        return None
-
-
-def _select_default_similarities(x: Tensor) -> tuple[str, ...]:
-    fits_hog = x.ndim == 4 and min(x.shape[2:]) >= HOG_BLOCK_SIZE * HOG_CELL_SIZE
-    return ("ssim", "spearman", "hog") if fits_hog else ("ssim", "spearman")
+    return divide_by_peak(values) if np.isfinite(values).all() and values.any() else None
 
 
 def _check_arguments(x: Tensor, seeds: Sequence[int], similarities: Sequence[str]) -> None:
@@ -259,7 +238,5 @@ def _check_arguments(x: Tensor, seeds: Sequence[int], similarities: Sequence[str
         raise InputError("seeds or similarities is empty: name at least one, such as seeds=(0, 1, 2)")
     for seed in seeds:
         check_integer(seeds=seed)
-    if unknown := [name for name in similarities if name not in ("ssim", *FEATURE_EXTRACTORS)]:
-        raise InputError(
-            f"unknown similarity {unknown[0]!r}; expected some of {', '.join(('ssim', *FEATURE_EXTRACTORS))}"
-        )
+    if unknown := [name for name in similarities if name not in FEATURE_EXTRACTORS]:
+        raise InputError(f"unknown similarity {unknown[0]!r}; expected some of {', '.join(FEATURE_EXTRACTORS)}")

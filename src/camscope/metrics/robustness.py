@@ -7,6 +7,7 @@ input: changed inputs are explained for the same class. Maps that contain NaN an
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,16 +27,15 @@ from camscope.targets import TargetLike
 DEFAULT_TRANSFORMS: tuple[InputTransform, ...] = (Shift(1), Shift(4), Rotation(1), Rotation(3), GaussianNoise(0.01))
 MAX_PROBABILITY_CHANGE = 0.05  # of probability, below which a prediction counts as stable
 MIN_SHARED_AREA = 0.25  # share of the pixels that both inputs must show
+_register_change = partial(register_metric, input_kind="explainer", upper_bound=None, higher_is_better=False)
+_register_agreement = partial(register_metric, input_kind="explainer", lower_bound=-1.0, chance_level="0")
 
 
-@register_metric(
+@_register_change(
     "max-sensitivity",
     title="Max-Sensitivity",
-    input_kind="explainer",
     formula="max of |map(x + d) - map(x)| / |map(x)| over draws of d, |d| at most radius in each value; Euclidean norms",
     paper="Yeh et al. 2019, arXiv:1901.09392; here divided by the map's own norm, a Monte Carlo lower bound",
-    upper_bound=None,
-    higher_is_better=False,
     chance_level="about 1.4 for maps of independent noise with mean zero",
 )
 def max_sensitivity(
@@ -64,14 +64,11 @@ def max_sensitivity(
     return float(_compute_sensitivities(explainer, x, target, radius, n_samples, seed).max())
 
 
-@register_metric(
+@_register_change(
     "average-sensitivity",
     title="Average Sensitivity",
-    input_kind="explainer",
     formula="mean of |map(x + d) - map(x)| / |map(x)| over draws of d",
     paper="Yeh et al. 2019, arXiv:1901.09392, with the mean in place of the maximum",
-    upper_bound=None,
-    higher_is_better=False,
     chance_level="about 1.4 for maps of independent noise with mean zero",
 )
 def average_sensitivity(
@@ -149,22 +146,24 @@ def compare_batch_under_transforms(
 ) -> list[list[TransformAgreement]]:
     """Return the agreements [sample][transform] of all samples of a probe, in shared forward passes."""
     if similarity not in (allowed := ("spearman", "pearson", "jaccard")):
-        raise InputError(
-            f"similarity={similarity!r}: expected one of {', '.join(allowed)}, which compare single pixels"
-        )
+        raise InputError(f"similarity={similarity!r}: expected {', '.join(allowed)}, which compare single pixels")
     if not transforms:
         raise InputError("transforms is empty: name at least one, such as Shift(2)")
-    x, count = probe.x, len(probe.x)
-    changed, sample_index = torch.cat([change.apply(x) for change in transforms]), list(range(count))
-    maps = probe.compute_maps(torch.cat([x, changed]), sample_index * (1 + len(transforms)))
-    others = maps[count:].reshape(len(transforms), *maps[:count].shape)
-    changes = _compute_probability_changes(probe, changed)
-    return [
-        _compare_sample_maps(
-            maps[n], others[:, n], changes[:, n], tuple(x.shape[2:]), transforms, similarity, max_probability_change
-        )
-        for n in sample_index
-    ]
+    x, count, size = probe.x, len(probe.x), tuple(probe.x.shape[2:])
+    transformed = torch.cat([transform.apply(x) for transform in transforms])
+    maps = probe.compute_maps(torch.cat([x, transformed]), list(range(count)) * (1 + len(transforms)))
+    transformed_maps = maps[count:].reshape(len(transforms), *maps[:count].shape)
+    changes = _compute_probability_changes(probe, transformed)
+    agreements: list[list[TransformAgreement]] = []
+    for n in range(count):
+        clean_map = Placement.identity(size).project(to_finite_array(maps[n]))[0]
+        agreements.append([])
+        for transform, attribution, change in zip(transforms, transformed_maps[:, n], changes[:, n], strict=True):
+            projected = transform.project_back(attribution, size)
+            value, share, reason = _compute_shared_similarity(clean_map, *projected, similarity)
+            is_stable = bool(change < max_probability_change)
+            agreements[n].append(TransformAgreement(transform, value, share, float(change), is_stable, reason))
+    return agreements
 
 
 def compute_stable_prediction_share(
@@ -179,45 +178,19 @@ def compute_stable_prediction_share(
 
 def _compute_probability_changes(probe: ExplainerProbe, transformed_inputs: Tensor) -> FloatArray:
     """Return the change of probability (transforms,N) for changed inputs (transforms*N,C,*S)."""
-    sample_index = list(range(len(probe.x))) * (len(transformed_inputs) // len(probe.x))
-    changes = np.abs(
-        probe.compute_probabilities(transformed_inputs, sample_index).reshape(-1, len(probe.x))
-        - probe.clean_probabilities
-    )
+    count, clean = len(probe.x), probe.clean_probabilities
+    sample_index = list(range(count)) * (len(transformed_inputs) // count)
+    changes = np.abs(probe.compute_probabilities(transformed_inputs, sample_index).reshape(-1, count) - clean)
     if probe.score.classes is None:
-        changes = changes / np.where(np.abs(probe.clean_probabilities) > 0, np.abs(probe.clean_probabilities), 1)
+        changes = changes / np.where(np.abs(clean) > 0, np.abs(clean), 1)
     return np.asarray(changes)
 
 
-def _compare_sample_maps(
-    attribution: FloatArray,
-    transformed_attributions: FloatArray,
-    probability_changes: FloatArray,
-    size: tuple[int, ...],
-    transforms: Sequence[InputTransform],
-    similarity: str,
-    max_probability_change: float,
-) -> list[TransformAgreement]:
-    """Compare one sample's map with the maps (transforms,*s) of its changed inputs."""
-    agreements = []
-    clean = Placement.identity(size).project(to_finite_array(attribution))[0]
-    for change, other, gap in zip(transforms, transformed_attributions, probability_changes, strict=True):
-        value, share, reason = _compute_shared_similarity(clean, *change.project_back(other, size), similarity)
-        agreements.append(
-            TransformAgreement(change, value, share, float(gap), bool(gap < max_probability_change), reason)
-        )
-    return agreements
-
-
-@register_metric(
+@_register_agreement(
     "stability",
-    title="Stability",
-    input_kind="explainer",
     formula="mean over shifts of 1 and 4 pixels, rotations of 1 and 3 degrees and noise of Spearman(map, map projected back), "
     "where the class's probability changed by less than 0.05",
     paper="test-retest reliability",
-    lower_bound=-1.0,
-    chance_level="0",
 )
 def stability(
     explainer: Explainer,
@@ -232,27 +205,30 @@ def stability(
 
     It is undefined where no change leaves the prediction stable. See `compare_under_transforms`.
     """
-    return _compute_mean_similarity(
-        compare_under_transforms(
-            explainer,
-            x,
-            target,
-            transforms=transforms,
-            similarity=similarity,
-            max_probability_change=max_probability_change,
-        )
+    agreements = compare_under_transforms(
+        explainer,
+        x,
+        target,
+        transforms=transforms,
+        similarity=similarity,
+        max_probability_change=max_probability_change,
     )
+    stable = [agreement for agreement in agreements if agreement.is_prediction_stable]
+    values = [agreement.similarity for agreement in stable if agreement.similarity is not None]
+    if not values:
+        details = "; ".join(
+            f"{agreement.transform}: {agreement.reason or f'|dp| {agreement.probability_change:.2g}'}"
+            for agreement in agreements
+        )
+        raise UndefinedError(f"under no change the prediction is stable and the maps can be compared ({details})")
+    return float(np.mean(values))
 
 
-@register_metric(
+@_register_agreement(
     "acquisition-stability",
-    title="Acquisition stability",
-    input_kind="explainer",
     formula="mean over windows 5 % narrower and lower, and 5 % wider and higher, resampling to 0.9 of each side and back, and "
     "JPEG of quality 90 of Spearman(map, map of the changed input), where the class's probability changed by less than 0.05",
     paper="test-retest reliability under other acquisition settings",
-    lower_bound=-1.0,
-    chance_level="0",
 )
 def acquisition_stability(
     explainer: Explainer,
@@ -267,60 +243,34 @@ def acquisition_stability(
 
     It is undefined where no change leaves the prediction stable. See `compare_under_transforms`.
     """
-    return _compute_mean_similarity(
-        compare_under_transforms(
-            explainer,
-            x,
-            target,
-            transforms=transforms,
-            similarity=similarity,
-            max_probability_change=max_probability_change,
-        )
+    return stability(
+        explainer,
+        x,
+        target,
+        transforms=transforms,
+        similarity=similarity,
+        max_probability_change=max_probability_change,
     )
 
 
-def _compute_mean_similarity(agreements: Sequence[TransformAgreement]) -> float:
-    """Return the mean over the changes with a stable prediction and a defined similarity."""
-    values = [
-        agreement.similarity
-        for agreement in agreements
-        if agreement.is_prediction_stable and agreement.similarity is not None
-    ]
-    if not values:
-        details = "; ".join(
-            f"{agreement.transform}: {agreement.reason or f'|dp| {agreement.probability_change:.2g}'}"
-            for agreement in agreements
-        )
-        raise UndefinedError(f"under no change the prediction is stable and the maps can be compared ({details})")
-    return float(np.mean(values))
-
-
-@register_metric(
+@_register_change(
     "determinism",
-    title="Determinism",
-    input_kind="explainer",
     formula="largest difference between repeated maps of one input / largest absolute value of the map",
     paper="repeated computation",
-    upper_bound=None,
-    higher_is_better=False,
     chance_level="0 is expected",
 )
 def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n_repeats: int = 3) -> float:
     """Return the largest relative difference between repeated maps of x (1,C,*S); 0 if they are bit-exact."""
     check_positive_integer(n_repeats=n_repeats)
     probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
-    first, *others = (to_finite_array(probe.compute_maps(x, [0])[0]) for _ in range(1 + n_repeats))
-    return max(_compute_relative_difference(first, other) for other in others)
+    first, *repeats = (to_finite_array(probe.compute_maps(x, [0])[0]) for _ in range(1 + n_repeats))
+    return max(_compute_relative_difference(first, repeat) for repeat in repeats)
 
 
-@register_metric(
+@_register_change(
     "batch-invariance",
-    title="Batch invariance",
-    input_kind="explainer",
     formula="largest difference between the maps computed alone and in a batch / largest absolute value of the map",
     paper="repeated computation in a batch",
-    upper_bound=None,
-    higher_is_better=False,
     chance_level="rounding: about 1e-6 in float32",
 )
 def batch_invariance(
@@ -331,17 +281,14 @@ def batch_invariance(
     `other_images` (M,C,*S) complete the batch. Default: x flipped along each axis, x inverted, and x.
     """
     probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
-    others = torch.cat([*(x.flip(axis) for axis in range(2, x.ndim)), -x, x]) if other_images is None else other_images
-    if others.shape[1:] != x.shape[1:] or not len(others):
-        raise InputError(
-            f"other_images is {tuple(others.shape)} and x {tuple(x.shape)}: expected (M,{x.shape[1]},*S), M > 0"
-        )
-    alone = to_finite_array(probe.compute_maps(x, [0])[0])
-    half = len(others) // 2
-    batch = torch.cat([others[:half], x, others[half:]])
-    return _compute_relative_difference(
-        alone, to_finite_array(probe.compute_maps(batch, [0] * len(batch), batch_size=len(batch))[half])
-    )
+    images = torch.cat([*(x.flip(axis) for axis in range(2, x.ndim)), -x, x]) if other_images is None else other_images
+    if images.shape[1:] != x.shape[1:] or not len(images):
+        received = f"other_images is {tuple(images.shape)} and x {tuple(x.shape)}"
+        raise InputError(f"{received}: expected (M,{x.shape[1]},*S), M > 0")
+    alone, half = to_finite_array(probe.compute_maps(x, [0])[0]), len(images) // 2
+    batch = torch.cat([images[:half], x, images[half:]])
+    in_batch = probe.compute_maps(batch, [0] * len(batch), batch_size=len(batch))[half]
+    return _compute_relative_difference(alone, to_finite_array(in_batch))
 
 
 def _compute_sensitivities(
@@ -350,17 +297,14 @@ def _compute_sensitivities(
     """Return the relative change of the map (n_samples,) for each noisy input."""
     check_positive_number(radius=radius)
     check_positive_integer(n_samples=n_samples)
-    probe, generator = (
-        ExplainerProbe.from_explainer(explainer, check_single_sample(x), target),
-        torch.Generator(device="cpu"),
-    )
+    probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
+    generator = torch.Generator(device="cpu")
     max_change = radius * float(x.max() - x.min())
-    draws = []
-    for draw_seed in draw_seeds(n_samples, torch.Generator(device="cpu").manual_seed(seed)):
-        draws.append(
-            torch.rand(x.shape, generator=generator.manual_seed(draw_seed), dtype=torch.float32, device="cpu").to(x)
-        )
-    noisy = x + max_change * (2 * torch.cat(draws) - 1)
+    draws = [
+        torch.rand(x.shape, generator=generator.manual_seed(draw_seed), dtype=torch.float32, device="cpu")
+        for draw_seed in draw_seeds(n_samples, torch.Generator(device="cpu").manual_seed(seed))
+    ]
+    noisy = x + max_change * (2 * torch.cat(draws).to(x) - 1)
     maps = to_finite_array(probe.compute_maps(torch.cat([x, noisy]), [0] * (n_samples + 1))).reshape(n_samples + 1, -1)
     norm = np.linalg.norm(maps[0])
     if not norm > 0:

@@ -5,6 +5,7 @@ map of zeros, which has no scale, and constant maps where a rank or a correlatio
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -16,22 +17,17 @@ from camscope.plurals import plural
 
 SSIM_DATA_RANGE = 1.0  # the range of a map on the scale 0..1
 SSIM_WINDOW_SIZE = 7  # side of the uniform SSIM window in pixels
-HOG_CELL_SIZE, HOG_ORIENTATIONS, HOG_BLOCK_SIZE = (
-    16,
-    9,
-    3,
-)  # side of a cell in pixels, number of orientations, side of a block in cells
+HOG_CELL_SIZE, HOG_ORIENTATIONS, HOG_BLOCK_SIZE = 16, 9, 3  # pixels of a cell's side, number, cells of a block's side
 CONSTANT_ROW_TOLERANCE = 1e-12  # relative rounding error of a constant row minus its mean
+_register = partial(register_metric, input_kind="map_pair", higher_is_better=None)
 
 
-@register_metric(
+@_register(
     "pearson",
     title="Pearson correlation",
-    input_kind="map_pair",
     formula="covariance / product of standard deviations, over cells",
     paper="Pearson 1895",
     lower_bound=-1.0,
-    higher_is_better=None,
     chance_level="0",
 )
 def pearson(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
@@ -39,14 +35,12 @@ def pearson(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
     return _correlate_vectors(*(values.ravel() for values in _check_same_shape(first, second)))
 
 
-@register_metric(
+@_register(
     "spearman",
     title="Spearman correlation",
-    input_kind="map_pair",
     formula="Pearson's correlation of the ranks of the cells, with mean ranks for ties",
     paper="Spearman 1904",
     lower_bound=-1.0,
-    higher_is_better=None,
     chance_level="0",
 )
 def spearman(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
@@ -58,14 +52,12 @@ def spearman(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
     return _correlate_vectors(*(rank_values(values) for values in _check_same_shape(first, second)))
 
 
-@register_metric(
+@_register(
     "ssim",
     title="SSIM",
-    input_kind="map_pair",
     formula="mean over windows of (2 m1 m2 + c1)(2 s12 + c2) / ((m1² + m2² + c1)(s1² + s2² + c2)), c = (0.01 R)², (0.03 R)²",
     paper="Wang et al. 2004; as scikit-image's structural_similarity, uniform windows of 7 x 7 pixels",
     lower_bound=-1.0,
-    higher_is_better=None,
 )
 def ssim(
     first: npt.ArrayLike,
@@ -92,19 +84,16 @@ def ssim(
     """
     scaled = [divide_by_peak(values) for values in _check_same_shape(first, second)]
     signed = has_negative_values(scaled) if is_signed is None else is_signed
-    return compute_ssim(
-        *(shift_to_unit_interval(values, signed) for values in scaled), data_range=data_range, window_size=window_size
-    )
+    left, right = (shift_to_unit_interval(values, signed) for values in scaled)
+    return compute_ssim(left, right, data_range=data_range, window_size=window_size)
 
 
-@register_metric(
+@_register(
     "hog",
     title="HOG correlation",
-    input_kind="map_pair",
     formula="Pearson's correlation of the histograms of oriented gradients",
     paper="Dalal and Triggs 2005, as Adebayo et al. 2018 compare maps with it, arXiv:1810.03292",
     lower_bound=-1.0,
-    higher_is_better=None,
 )
 def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int = HOG_CELL_SIZE) -> float:
     """Return the correlation of the histograms of oriented gradients of two maps (H,W), -1..1.
@@ -115,13 +104,11 @@ def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int 
     return _correlate_vectors(*(compute_hog_features(values, cell_size) for values in _check_same_shape(first, second)))
 
 
-@register_metric(
+@_register(
     "jaccard",
     title="Jaccard index",
-    input_kind="map_pair",
     formula="|A and B| / |A or B|, A and B: the strongest tenth of the cells of each map",
     paper="Jaccard 1912, of the strongest cells",
-    higher_is_better=None,
     chance_level="about 0.05: 0.1 / (2 - 0.1)",
 )
 def jaccard(first: npt.ArrayLike, second: npt.ArrayLike, top_share: float = 0.1) -> float:
@@ -131,10 +118,8 @@ def jaccard(first: npt.ArrayLike, second: npt.ArrayLike, top_share: float = 0.1)
     """
     if not 0 < top_share < 1:
         raise InputError(f"top_share={top_share}: expected a number between 0 and 1")
-    first_members, second_members = (
-        _compute_top_membership(values.ravel(), top_share) for values in _check_same_shape(first, second)
-    )
-    return float(np.minimum(first_members, second_members).sum() / np.maximum(first_members, second_members).sum())
+    left, right = (_compute_top_membership(map_.ravel(), top_share) for map_ in _check_same_shape(first, second))
+    return float(np.minimum(left, right).sum() / np.maximum(left, right).sum())
 
 
 SIMILARITIES: Mapping[str, Callable[..., float]] = {
@@ -155,14 +140,11 @@ def rank_values(values: npt.ArrayLike) -> FloatArray:
 def compute_hog_features(values: FloatArray, cell_size: int = HOG_CELL_SIZE) -> FloatArray:
     """Return the histograms of oriented gradients (M,) of a map (H,W) divided by its largest absolute value."""
     if values.ndim != 2:
-        raise UndefinedError(
-            f"a map with {plural(values.ndim, 'axis')} has no histogram of oriented gradients: expected 2 axes"
-        )
+        axes = plural(values.ndim, "axis")
+        raise UndefinedError(f"a map with {axes} has no histogram of oriented gradients: expected 2 axes")
     if min(values.shape) < HOG_BLOCK_SIZE * cell_size:
-        raise UndefinedError(
-            f"a map {values.shape} has no {HOG_BLOCK_SIZE} x {HOG_BLOCK_SIZE} cells of {plural(cell_size, 'pixel')}: "
-            "resize it to the image, or pass cell_size="
-        )
+        cells = f"{HOG_BLOCK_SIZE} x {HOG_BLOCK_SIZE} cells of {plural(cell_size, 'pixel')}"
+        raise UndefinedError(f"a map {values.shape} has no {cells}: resize it to the image, or pass cell_size=")
     features = require("skimage.feature", extra="metrics").hog(
         divide_by_peak(values), HOG_ORIENTATIONS, (cell_size, cell_size), (HOG_BLOCK_SIZE, HOG_BLOCK_SIZE), "L2-Hys"
     )
@@ -194,19 +176,16 @@ def compute_ssim(
     if window_size < 3 or window_size % 2 == 0:
         raise InputError(f"window_size={window_size}: expected an odd number of pixels, 3 or more")
     if min(first.shape) < window_size:
-        raise UndefinedError(
-            f"a map {first.shape} is smaller than the window of {plural(window_size, 'pixel')}: resize it to "
-            "the image, or pass window_size="
-        )
+        received = f"a map {first.shape} is smaller than the window of {plural(window_size, 'pixel')}"
+        raise UndefinedError(f"{received}: resize it to the image, or pass window_size=")
     metrics = require("skimage.metrics", extra="metrics")
     return float(metrics.structural_similarity(first, second, win_size=window_size, data_range=data_range))
 
 
 def correlate_rows(first_rows: FloatArray, second_rows: FloatArray) -> FloatArray:
     """Return Pearson's correlation (R,) of corresponding rows (R,M); NaN for a constant row."""
-    return np.asarray(
-        (center_and_normalize_rows(first_rows) * center_and_normalize_rows(second_rows)).sum(-1).clip(-1, 1)
-    )
+    products = center_and_normalize_rows(first_rows) * center_and_normalize_rows(second_rows)
+    return np.asarray(products.sum(-1).clip(-1, 1))
 
 
 def _correlate_vectors(first: FloatArray, second: FloatArray) -> float:

@@ -131,13 +131,14 @@ def estimate_mean(
     if bounds is not None:
         low, high = sample.compute_bounded_interval(bounds, confidence_level)
     elif sample.has_enough_groups and sample.has_group_differences:
-        resampled_means = _compute_bootstrap_means(sample.group_sums, sample.group_sizes, n_resamples, seed)
-        low, high = compute_bootstrap_interval(
-            resampled_means, sample.n_groups, confidence_level, count_effective_groups(sample.group_sizes)
-        )
-    return sample.build_estimate(
-        low, high, interval_method=BOOTSTRAP_INTERVAL if bounds is None else KORN_GRAUBARD_INTERVAL
-    )
+        resampled_means = [
+            sample.group_sums[indices].sum(1) / sample.group_sizes[indices].sum(1)
+            for indices in iter_bootstrap_indices(sample.n_groups, n_resamples, seed)
+        ]
+        means, n_effective = np.concatenate(resampled_means), count_effective_groups(sample.group_sizes)
+        low, high = compute_bootstrap_interval(means, sample.n_groups, confidence_level, n_effective)
+    method = BOOTSTRAP_INTERVAL if bounds is None else KORN_GRAUBARD_INTERVAL
+    return sample.build_estimate(low, high, interval_method=method)
 
 
 def estimate_difference(
@@ -174,16 +175,14 @@ def estimate_difference(
     check_no_infinity(first)
     check_no_infinity(second)
     differences = first - second
-    differences[
-        np.abs(differences)
-        <= np.maximum(rounding_tolerance, RELATIVE_PRECISION * np.maximum(np.abs(first), np.abs(second)))
-    ] = 0.0
+    rounding = np.maximum(rounding_tolerance, RELATIVE_PRECISION * np.maximum(np.abs(first), np.abs(second)))
+    differences[np.abs(differences) <= rounding] = 0.0
     sample = _GroupedValues.from_values(differences, groups)
-    mean = sample.mean if sample.has_group_differences or abs(sample.mean) > sample.rounding_tolerance else 0.0
-    error = sqrt(sample.variance_of_mean) if sample.has_enough_groups and sample.has_group_differences else 0.0
-    low, high, p = (
-        compute_t_interval(mean, error, sample.n_groups, sample.dof) if sample.has_enough_groups else (nan, nan, None)
-    )
+    low, high, p = nan, nan, None
+    if sample.has_enough_groups:
+        mean = sample.mean if sample.has_group_differences or abs(sample.mean) > sample.rounding_tolerance else 0.0
+        error = sqrt(sample.variance_of_mean) if sample.has_group_differences else 0.0
+        low, high, p = compute_t_interval(mean, error, sample.n_groups, sample.dof)
     return sample.build_estimate(low, high, p_value=p, interval_method=STUDENT_T_INTERVAL, dof=sample.dof)
 
 
@@ -201,11 +200,8 @@ def compute_t_interval(
         return nan, nan, compute_min_p_value(n_groups) if mean else 1.0
     dof = n_groups - 1 if dof is None else dof
     half = compute_t_quantile(dof, 0.025) * standard_error
-    p = max(
-        2 * float(require("scipy.special", extra="metrics").stdtr(dof, -abs(mean) / standard_error)),
-        compute_min_p_value(n_groups),
-    )
-    return mean - half, mean + half, p
+    p = 2 * float(require("scipy.special", extra="metrics").stdtr(dof, -abs(mean) / standard_error))
+    return mean - half, mean + half, max(p, compute_min_p_value(n_groups))
 
 
 def adjust_bonferroni(estimates: Sequence[Estimate], n_comparisons: int | None = None) -> list[Estimate]:
@@ -225,12 +221,8 @@ def _adjust_estimate(estimate: Estimate, n_comparisons: int) -> Estimate:
     if n_comparisons * compute_min_p_value(groups) >= 0.05:
         return replace(estimate, low=nan, high=nan, p_value=p)
     dof = groups - 1 if estimate.dof is None else estimate.dof
-    half = (
-        (estimate.high - estimate.low)
-        / 2
-        * compute_t_quantile(dof, 0.025 / n_comparisons)
-        / compute_t_quantile(dof, 0.025)
-    )
+    half = (estimate.high - estimate.low) / 2
+    half = half * compute_t_quantile(dof, 0.025 / n_comparisons) / compute_t_quantile(dof, 0.025)
     return replace(estimate, low=estimate.mean - half, high=estimate.mean + half, p_value=p)
 
 
@@ -267,13 +259,23 @@ def adjust_holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def index_groups(groups: Sequence[Hashable] | None, n_rows: int) -> npt.NDArray[np.int64]:
-    """Return the index (rows,) of each row's group in order of appearance; without groups each row is its own group."""
+def index_groups(
+    groups: Sequence[Hashable] | None, n_rows: int, selected_rows: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.int64]:
+    """Return the index (rows,) of each row's group in order of appearance; without groups each row is its own group.
+
+    Raises InputError if one of the `selected_rows` (default: all) has no group, since such rows are not one group.
+    """
+    row_indices = np.arange(n_rows) if selected_rows is None else selected_rows
     if groups is None:
-        return np.arange(n_rows)
+        return np.arange(len(row_indices))
     if len(groups) != n_rows:
         raise InputError(f"{plural(n_rows, 'row')} and {plural(len(groups), 'group')}; expected (N,) of both")
-    names = _select_groups_of_rows(groups, np.arange(n_rows))
+    all_groups = list(groups)
+    names = [all_groups[int(i)] for i in row_indices]
+    for i, name in zip(row_indices, names, strict=True):
+        if name is None or name != name:  # NaN is not equal to itself
+            raise InputError(f"row {int(i)} has no group: give each row a group, or leave groups out")
     numbers = {name: n for n, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names], np.int64)
 
@@ -329,10 +331,9 @@ def compute_p_from_intervals(interval_at_level: Callable[[float], tuple[float, f
 
 @dataclass(frozen=True)
 class _GroupedValues:
-    """The defined values (n,), the index (n,) of each value's group, and the sum and size of each group."""
+    """The defined values (n,), and the sum and size of each group."""
 
     values: FloatArray
-    group_indices: npt.NDArray[np.int64]
     group_sums: FloatArray
     group_sizes: npt.NDArray[np.int64]
     n_undefined: int
@@ -341,25 +342,15 @@ class _GroupedValues:
     def from_values(cls, values: npt.ArrayLike, groups: Sequence[Hashable] | None) -> "_GroupedValues":
         """Build from values (N,) in groups (N,)."""
         array = np.asarray(values, np.float64)
-        if array.ndim != 1 or (groups is not None and len(groups) != len(array)):
-            raise InputError(
-                f"values {array.shape} and {'no groups' if groups is None else plural(len(groups), 'group')}; "
-                "expected (N,) of both"
-            )
-        defined = np.flatnonzero(~np.isnan(array))
-        if not len(defined):
+        if array.ndim != 1:
+            raise InputError(f"values {array.shape}; expected (N,)")
+        rows = np.flatnonzero(~np.isnan(array))
+        if not len(rows):
             raise UndefinedError("no row has a value")
         check_no_infinity(array)
-        names: list[Hashable] = [int(i) for i in defined] if groups is None else _select_groups_of_rows(groups, defined)
-        group_indices = index_groups(names, len(names))
-        sums = np.asarray(np.bincount(group_indices, weights=array[defined]), np.float64)
-        return cls(
-            array[defined],
-            group_indices,
-            sums,
-            np.asarray(np.bincount(group_indices), np.int64),
-            len(array) - len(defined),
-        )
+        group_indices, defined = index_groups(groups, len(array), rows), array[rows]
+        sums = np.asarray(np.bincount(group_indices, weights=defined), np.float64)
+        return cls(defined, sums, np.bincount(group_indices), len(array) - len(rows))
 
     @property
     def n_groups(self) -> int:
@@ -377,19 +368,16 @@ class _GroupedValues:
     @property
     def has_enough_groups(self) -> bool:
         """Whether there are enough groups, and enough effective groups, for an interval."""
-        return (
-            self.n_groups >= MIN_GROUPS_FOR_INTERVAL
-            and count_effective_groups(self.group_sizes) >= MIN_EFFECTIVE_GROUPS
-        )
+        n_effective = count_effective_groups(self.group_sizes)
+        return self.n_groups >= MIN_GROUPS_FOR_INTERVAL and n_effective >= MIN_EFFECTIVE_GROUPS
 
     @property
     def has_group_differences(self) -> bool:
         """Whether the means of groups differ by more than rounding."""
-        return (
-            not self.is_constant
-            and sqrt(compute_linearized_variance(self.group_sums, self.group_sizes))
-            > self.rounding_tolerance / self.n_groups
-        )
+        if float(np.ptp(self.values)) <= self.rounding_tolerance:
+            return False
+        spread = sqrt(compute_linearized_variance(self.group_sums, self.group_sizes))
+        return spread > self.rounding_tolerance / self.n_groups
 
     @property
     def variance_of_mean(self) -> float:
@@ -400,11 +388,6 @@ class _GroupedValues:
     def dof(self) -> float:
         """Degrees of freedom of the variance."""
         return compute_degrees_of_freedom(self.group_sizes) if self.has_enough_groups else max(1, self.n_groups - 1)
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether all values are equal up to rounding."""
-        return float(np.ptp(self.values)) <= self.rounding_tolerance
 
     def build_estimate(self, low: float, high: float, **fields: Any) -> Estimate:
         """Return the mean with this interval."""
@@ -427,32 +410,29 @@ class _GroupedValues:
         effective size is the one at which independent shares would vary as the mean does, corrected for the
         number of groups. If nothing varies it is the effective number of groups: images of one group then count as one.
         """
-        low, high = bounds
-        if self.values.min() < low - RELATIVE_PRECISION * (
-            high - low
-        ) or self.values.max() > high + RELATIVE_PRECISION * (high - low):
-            raise InputError(
-                f"values {self.values.min():g}..{self.values.max():g}: expected {low:g}..{high:g}, the bounds"
-            )
+        (low, high), smallest, largest = bounds, self.values.min(), self.values.max()
+        width = high - low
+        if smallest < low - RELATIVE_PRECISION * width or largest > high + RELATIVE_PRECISION * width:
+            raise InputError(f"values {smallest:g}..{largest:g}: expected {low:g}..{high:g}, the bounds")
         if not self.has_enough_groups:
             return nan, nan
-        share = min(1.0, max(0.0, (self.mean - low) / (high - low)))
-        ends = compute_clopper_pearson_interval(
-            share, self._compute_effective_sample_size(share, high - low, bounds, confidence_level), confidence_level
-        )
-        return low + (high - low) * ends[0], low + (high - low) * ends[1]
+        share = min(1.0, max(0.0, (self.mean - low) / width))
+        sample_size = self._compute_effective_sample_size(share, bounds, confidence_level)
+        ends = _compute_clopper_pearson_interval(share, sample_size, confidence_level)
+        return low + width * ends[0], low + width * ends[1]
 
     def _compute_effective_sample_size(
-        self, mean_share: float, bounds_width: float, bounds: tuple[float, float], confidence_level: float
+        self, mean_share: float, bounds: tuple[float, float], confidence_level: float
     ) -> float:
-        if float(np.ptp(self.values)) <= RELATIVE_PRECISION * bounds_width:
+        width = bounds[1] - bounds[0]
+        if float(np.ptp(self.values)) <= RELATIVE_PRECISION * width:
             return count_effective_groups(self.group_sizes)
         if self.n_groups == len(self.values) and np.isin(self.values, bounds).all():
             return float(self.n_groups)
         by_image = float(self.values.var()) / (len(self.values) - 1)
         normal = NormalDist().inv_cdf((1 + confidence_level) / 2)
         correction = normal / compute_t_quantile(self.dof, (1 - confidence_level) / 2)
-        return mean_share * (1 - mean_share) / (max(self.variance_of_mean, by_image) / bounds_width**2) * correction**2
+        return mean_share * (1 - mean_share) / (max(self.variance_of_mean, by_image) / width**2) * correction**2
 
 
 def check_no_infinity(values: FloatArray) -> None:
@@ -462,34 +442,12 @@ def check_no_infinity(values: FloatArray) -> None:
         raise InputError(f"value {index} is infinite: expected finite numbers, or NaN for undefined values")
 
 
-def compute_clopper_pearson_interval(
-    proportion: float, sample_size: float, confidence_level: float = 0.95
+def _compute_clopper_pearson_interval(
+    proportion: float, sample_size: float, confidence_level: float
 ) -> tuple[float, float]:
     """Return the Clopper-Pearson (1934) interval of a share of `sample_size` independent trials, which may be fractional."""
+    betaincinv = require("scipy.special", extra="metrics").betaincinv
     tail, hits, misses = (1 - confidence_level) / 2, proportion * sample_size, (1 - proportion) * sample_size
-    low = float(require("scipy.special", extra="metrics").betaincinv(hits, misses + 1, tail)) if hits > 0 else 0.0
-    high = (
-        float(require("scipy.special", extra="metrics").betaincinv(hits + 1, misses, 1 - tail)) if misses > 0 else 1.0
-    )
+    low = float(betaincinv(hits, misses + 1, tail)) if hits > 0 else 0.0
+    high = float(betaincinv(hits + 1, misses, 1 - tail)) if misses > 0 else 1.0
     return low, high
-
-
-def _select_groups_of_rows(groups: Sequence[Hashable], row_indices: npt.NDArray[np.int64]) -> list[Hashable]:
-    """Return the group of each row with a value; InputError for a missing group, since such rows are not one group."""
-    all_groups = list(groups)
-    names = [all_groups[int(i)] for i in row_indices]
-    for i, name in zip(row_indices, names, strict=True):
-        if name is None or name != name:  # NaN is not equal to itself
-            raise InputError(f"row {int(i)} has no group: give each row a group, or leave groups out")
-    return names
-
-
-def _compute_bootstrap_means(
-    group_sums: FloatArray, group_sizes: npt.NDArray[np.int64], n_resamples: int, seed: int
-) -> FloatArray:
-    """Return means (n_resamples,) of groups drawn with replacement."""
-    means = [
-        group_sums[indices].sum(1) / group_sizes[indices].sum(1)
-        for indices in iter_bootstrap_indices(len(group_sums), n_resamples, seed)
-    ]
-    return np.concatenate(means)

@@ -33,15 +33,9 @@ def randomize_weights(explainer: Explainer, seed: int = 0) -> Explainer:
     without that method (a class token, the joint projection of attention) are permuted.
     """
     check_integer(seed=seed)
-    return randomize_modules(explainer, [part.module_names for part in split_model(explainer.model, max_parts=1)], seed)
-
-
-def randomize_modules(explainer: Explainer, module_groups: Sequence[Sequence[str]], seed: int) -> Explainer:
-    """Return the explainer on a copy of its model with the modules of these groups randomized, each with its own seed."""
-    randomized = copy_explainer(explainer)
-    seeds = draw_seeds(len(module_groups), torch.Generator(device="cpu").manual_seed(seed))
-    for modules, module_seed in zip(module_groups, seeds, strict=True):
-        reset_modules(randomized.model, modules, module_seed)
+    randomized, (whole,) = copy_explainer(explainer), split_model(explainer.model, max_parts=1)
+    (model_seed,) = draw_seeds(1, torch.Generator(device="cpu").manual_seed(seed))
+    reset_modules(randomized.model, whole.module_names, model_seed)
     return randomized
 
 
@@ -102,11 +96,9 @@ def split_model(model: nn.Module, x: Tensor | None = None, *, max_parts: int = M
     while True:
         sizes = [len(_list_weighted_modules_inside(name, holders)) for name, _ in modules]
         largest = max(sizes)
-        split = [
-            part
-            for size, (name, module) in zip(sizes, modules, strict=True)
-            for part in (_split_part(name, module, holders) if size == largest > 1 else [(name, module)])
-        ]
+        split = []
+        for size, (name, module) in zip(sizes, modules, strict=True):
+            split += _split_part(name, module, holders) if size == largest > 1 else [(name, module)]
         if len(split) > max_parts or split == modules:
             break
         modules = split
@@ -135,9 +127,8 @@ def select_parts(model: nn.Module, layers: Sequence[str | nn.Module]) -> list[Mo
 
 def cover_whole_model(model: nn.Module, model_parts: Sequence[ModelPart]) -> bool:
     """Return whether the parts cover all modules with weights."""
-    return set(_list_modules_with_weights(unwrap(model))) <= {
-        name for part in model_parts for name in part.module_names
-    }
+    covered = {name for part in model_parts for name in part.module_names}
+    return set(_list_modules_with_weights(unwrap(model))) <= covered
 
 
 def _list_modules_with_weights(model: nn.Module) -> list[str]:
@@ -161,9 +152,7 @@ def _split_part(name: str, module: nn.Module, weighted_modules: Sequence[str]) -
     """Split a part into its children that have weights, and the weights that it holds itself."""
     own_weights = [(f"{name}.", module)] if name in weighted_modules else []
     children = [(f"{name}.{key}" if name else key, child) for key, child in module.named_children()]
-    return own_weights + [
-        (key, child) for key, child in children if _list_weighted_modules_inside(key, weighted_modules)
-    ]
+    return own_weights + [child for child in children if _list_weighted_modules_inside(child[0], weighted_modules)]
 
 
 def _record_execution_order(model: nn.Module, x: Tensor | None) -> dict[str, int]:

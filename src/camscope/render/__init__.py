@@ -35,18 +35,17 @@ from camscope.render.legend import (
     draw_regions,
     prepare_outlines,
 )
-from camscope.render.line_chart import Curve, draw_chart_axis, draw_line_chart
-from camscope.render.notebook import build_figure_html
 from camscope.render.overlay import fade_to_gray, hatch_uncovered, overlay
 from camscope.render.rgb_image import (
     IMAGE_FORMATS,
     RGBImage,
     build_data_uri,
+    build_figure_html,
     check_image_height,
     encode_image,
     resize_to_fit,
 )
-from camscope.render.shapes import Box, draw_boxes, draw_contours, draw_marker, find_boxes, find_contours
+from camscope.render.shapes import Box, draw_boxes, draw_contours, find_boxes, find_contours
 from camscope.render.text import draw_text
 from camscope.render.volume import Volume
 from camscope.render.volume_views import draw_planes, draw_projection, draw_slices
@@ -63,7 +62,6 @@ __all__ = [
     "REGION_COLORS",
     "Box",
     "CaptionedImage",
-    "Curve",
     "LegendEntry",
     "Masks",
     "ProgressCallback",
@@ -83,14 +81,11 @@ __all__ = [
     "compute_cell_affine",
     "draw_boxes",
     "draw_channel_grid",
-    "draw_chart_axis",
     "draw_color_bar",
     "draw_contact_sheet",
     "draw_contours",
     "draw_frames",
     "draw_image_grid",
-    "draw_line_chart",
-    "draw_marker",
     "draw_outlines",
     "draw_planes",
     "draw_projection",

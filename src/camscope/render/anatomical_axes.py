@@ -37,9 +37,8 @@ class AnatomicalView:
     def project_voxel(self, voxel: tuple[int, int, int], shape: tuple[int, ...]) -> tuple[float, float]:
         """Return (row, column) of a voxel's center in edge coordinates of the slice."""
         row, column = voxel[self.row_axis] + 0.5, voxel[self.column_axis] + 0.5
-        return shape[self.row_axis] - row if self.is_row_flipped else row, shape[
-            self.column_axis
-        ] - column if self.is_column_flipped else column
+        row = shape[self.row_axis] - row if self.is_row_flipped else row
+        return row, shape[self.column_axis] - column if self.is_column_flipped else column
 
     def get_edge_letters(self, axis_letters: tuple[AxisLetters, ...] | None) -> tuple[str, str, str, str]:
         """Return the letters at the top, bottom, left and right edge, or empty strings where unknown."""
@@ -55,25 +54,20 @@ def choose_views(axis_letters: tuple[AxisLetters, ...] | None) -> tuple[Anatomic
 
     Without letters for all three directions, the views are along axis 0, 1 and 2.
     """
-    axis_names = None if axis_letters is None else ["".join(sorted(pair)) for pair in axis_letters]
-    if axis_letters is None or axis_names is None or sorted(axis_names) != ["AP", "IS", "LR"]:
-        return (
-            AnatomicalView(0, 1, 2, name="axis 0"),
-            AnatomicalView(1, 0, 2, name="axis 1"),
-            AnatomicalView(2, 0, 1, name="axis 2"),
+    axis_names = ["".join(sorted(pair)) for pair in axis_letters or ()]
+    if axis_letters is None or sorted(axis_names) != ["AP", "IS", "LR"]:
+        first, second, third = (
+            AnatomicalView(normal, row, column, name=f"axis {normal}")
+            for normal, row, column in ((0, 1, 2), (1, 0, 2), (2, 0, 1))
         )
+        return first, second, third
     axis_and_end = {letter: (axis, end) for axis, pair in enumerate(axis_letters) for end, letter in enumerate(pair)}
-    axial, coronal, sagittal = (
-        AnatomicalView(
-            axis_names.index(normal),
-            axis_and_end[top][0],
-            axis_and_end[left][0],
-            bool(axis_and_end[top][1]),
-            bool(axis_and_end[left][1]),
-            name,
-        )
-        for name, (normal, top, left) in VIEW_DEFINITIONS.items()
-    )
+    views = []
+    for name, (normal, top, left) in VIEW_DEFINITIONS.items():
+        (row_axis, row_end), (column_axis, column_end) = axis_and_end[top], axis_and_end[left]
+        normal_axis = axis_names.index(normal)
+        views.append(AnatomicalView(normal_axis, row_axis, column_axis, bool(row_end), bool(column_end), name))
+    axial, coronal, sagittal = views
     return axial, coronal, sagittal
 
 
@@ -81,9 +75,7 @@ def check_affine(affine: ArrayLike) -> NDArray[np.float64]:
     """Return the affine (4,4) from array index to millimeters in RAS+ as float64. Raises InputError if it is not one."""
     matrix = np.asarray(affine, np.float64)
     if matrix.shape != (4, 4) or not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix[:3, :3]) < 3:
-        raise InputError(
-            f"the affine is {matrix.tolist()}; expected a finite, invertible (4,4) from index to millimeters"
-        )
+        raise InputError(f"the affine is {matrix.tolist()}; expected a finite, invertible (4,4) from index to mm")
     return matrix
 
 
@@ -111,26 +103,18 @@ def get_axis_letters(affine: NDArray[np.float64]) -> tuple[AxisLetters, AxisLett
     >>> get_axis_letters(np.diag([-1.0, 1, 2, 1]))
     (('R', 'L'), ('P', 'A'), ('I', 'S'))
     """
-    first, second, third = (
-        _order_letters(axis, affine[axis, k] > 0) for k, axis in enumerate(_match_world_axes(affine))
-    )
+    letters: list[AxisLetters] = []
+    for k, axis in enumerate(match_world_axes(affine)):
+        low, high = WORLD_AXIS_LETTERS[axis]
+        letters.append((low, high) if affine[axis, k] > 0 else (high, low))
+    first, second, third = letters
     return first, second, third
 
 
-def find_world_axis(affine: NDArray[np.float64], axis: int) -> int:
-    """Return which of x, y and z an array axis runs along, or is nearest to."""
-    return _match_world_axes(affine)[axis]
-
-
-def _match_world_axes(affine: NDArray[np.float64]) -> tuple[int, ...]:
-    """Assign a different world axis to each array axis, so that all together are nearest."""
+def match_world_axes(affine: NDArray[np.float64]) -> tuple[int, ...]:
+    """Return which of x, y and z each array axis runs along: different ones, so that all together are nearest."""
     cosines = np.abs(affine[:3, :3] / compute_spacing(affine))
     return max(permutations(range(3)), key=lambda axes: sum(cosines[axis, k] for k, axis in enumerate(axes)))
-
-
-def _order_letters(world_axis: int, is_forward: bool) -> AxisLetters:
-    low, high = WORLD_AXIS_LETTERS[world_axis]
-    return (low, high) if is_forward else (high, low)
 
 
 def format_location(affine: NDArray[np.float64], voxel: ArrayLike) -> tuple[str, str, str]:

@@ -15,19 +15,20 @@ from camscope.errors import ImageError, InputError
 from camscope.plurals import plural
 from camscope.render.anatomical_axes import AnatomicalView
 from camscope.render.colormap import colorize, get_colormap_minimum
-from camscope.render.image_grid import draw_image_grid, pad_image
+from camscope.render.image_grid import draw_image_grid
 from camscope.render.overlay import overlay
 from camscope.render.rgb_image import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, RGBImage, check_rgb_image
 from camscope.render.volume import Volume, draw_slice
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,
     add_plane_frame,
+    arrange_on_dark,
     choose_font_size,
     describe_peak,
     draw_side_panel,
     format_plane_title,
     get_middle_voxel,
-    paste_tile,
+    pad_on_dark,
 )
 
 if TYPE_CHECKING:
@@ -68,23 +69,19 @@ def animate_volume(
     """
     view = volume.get_view(axis)
     slice_indices = choose_even_indices(volume.shape[view.normal_axis], max_frames, volume.peak[view.normal_axis])
-    pixels_per_mm = (
-        volume.choose_pixels_per_mm(size)
-        if size
-        else min(volume.choose_pixels_per_mm(None), MAX_ANIMATION_SIDE_PIXELS / max(volume.extent_mm))
-    )
+    pixels_per_mm = volume.choose_pixels_per_mm(size)
+    if not size:
+        pixels_per_mm = min(pixels_per_mm, MAX_ANIMATION_SIDE_PIXELS / max(volume.extent_mm))
     font_size = choose_font_size(round(pixels_per_mm * max(volume.get_slice_size_mm(view))))
-    side_panel = _draw_animation_side_panel(volume, view, pixels_per_mm, font_size, caption)
+    height = round(pixels_per_mm * volume.get_slice_size_mm(view)[0])
+    side_panel = draw_side_panel(volume, font_size, pixels_per_mm, height, [caption, *describe_peak(volume)])
     frames = (
-        _draw_animation_frame(volume, view, slice_index, pixels_per_mm, font_size, side_panel)
-        for slice_index in slice_indices
+        _draw_animation_frame(volume, view, index, pixels_per_mm, font_size, side_panel) for index in slice_indices
     )
     ramp = colorize(np.linspace(get_colormap_minimum(volume.colormap), 1, N_RAMP_COLORS)[None], volume.colormap)
-    annotation_colors = np.array(
-        [[DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, ACCENT_COLOR, *(color for _, color, _ in volume.outlines)]],
-        np.uint8,
-    )
-    palette_colors = np.concatenate([ramp, annotation_colors], axis=1)
+    outline_colors = [color for _, color, _ in volume.outlines]
+    annotation_colors = [DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, ACCENT_COLOR, *outline_colors]
+    palette_colors = np.concatenate([ramp[0], np.array(annotation_colors, np.uint8)])
     return encode_animation(
         frames,
         seconds=seconds,
@@ -110,22 +107,26 @@ def encode_animation(
     `palette_colors` (…,3) are included in it. `n_frames` is the length of an iterator. `on_progress(done, count)` is called
     after each frame.
     """
+    from PIL import Image
+
     if suffix.lower() not in ANIMATION_FORMATS:
         raise InputError(f"no animation format {suffix!r}; choose from {', '.join(ANIMATION_FORMATS)}")
-    checked_frames = list(
-        _report_progress(frames, len(frames) if isinstance(frames, Sequence) else n_frames, on_progress)
-    )
-    if not checked_frames or len({frame.shape for frame in checked_frames}) > 1:
-        raise InputError(
-            f"{plural(len(checked_frames), 'image')} of "
-            f"{plural(len({frame.shape for frame in checked_frames}), 'size')}; expected images of one size"
-        )
+    count = len(frames) if isinstance(frames, Sequence) else n_frames
+    checked_frames: list[RGBImage] = []
+    for frame in frames:
+        checked_frames.append(check_rgb_image(frame))
+        if on_progress is not None:
+            on_progress(len(checked_frames), len(checked_frames) if count is None else count)
+    n_sizes = len({frame.shape for frame in checked_frames})
+    if n_sizes != 1:
+        received = f"{plural(len(checked_frames), 'image')} of {plural(n_sizes, 'size')}"
+        raise InputError(f"{received}; expected images of one size")
     format_name, options = ANIMATION_FORMATS[suffix.lower()]
-    images = (
-        _quantize_frames(checked_frames, np.zeros((0, 3), np.uint8) if palette_colors is None else palette_colors)
-        if format_name == "GIF"
-        else _convert_to_pil(checked_frames)
-    )
+    if format_name == "GIF":
+        fixed_colors = np.zeros((0, 3), np.uint8) if palette_colors is None else palette_colors
+        images = _quantize_frames(checked_frames, fixed_colors)
+    else:
+        images = [Image.fromarray(frame) for frame in checked_frames]
     stream = io.BytesIO()
     try:
         first, *other_images = images
@@ -145,15 +146,6 @@ def encode_animation(
     return stream.getvalue()
 
 
-def _report_progress(
-    frames: Sequence[RGBImage] | Iterator[RGBImage], n_frames: int | None, on_progress: ProgressCallback | None
-) -> Iterator[RGBImage]:
-    for done, frame in enumerate(frames, 1):
-        yield check_rgb_image(frame)
-        if on_progress is not None:
-            on_progress(done, done if n_frames is None else n_frames)
-
-
 def _compute_durations(n_frames: int, seconds: float) -> list[int]:
     """Return each frame's duration in ms, in steps of 10 ms as GIF stores it. Together they last one round."""
     if not 0 < seconds < np.inf:
@@ -162,29 +154,19 @@ def _compute_durations(n_frames: int, seconds: float) -> list[int]:
     return [max(MIN_FRAME_MILLISECONDS, 10 * (end - start)) for start, end in pairwise(ends)]
 
 
-def _convert_to_pil(frames: Sequence[RGBImage]) -> "list[Image]":
-    from PIL import Image
-
-    return [Image.fromarray(frame) for frame in frames]
-
-
 def _quantize_frames(frames: Sequence[RGBImage], palette_colors: RGBImage) -> "list[Image]":
     """Quantize frames to 256 colors: grays, the fixed palette colors, and the best for the rest of a sample of frames."""
     from PIL import Image
 
     levels = np.rint(np.linspace(0, 255, N_GRAY_LEVELS)).astype(np.uint8)
-    fixed_colors = np.unique(
-        np.concatenate([levels[:, None].repeat(3, axis=1), palette_colors.reshape(-1, 3)]), axis=0
-    )[:255]
-    sample_indices = np.unique(
-        np.linspace(0, len(frames) - 1, min(MAX_PALETTE_FRAMES, len(frames))).round().astype(int)
-    )
+    grays = levels[:, None].repeat(3, axis=1)
+    fixed_colors = np.unique(np.concatenate([grays, palette_colors.reshape(-1, 3)]), axis=0)[:255]
+    n_free = 256 - len(fixed_colors)
+    samples = np.unique(np.linspace(0, len(frames) - 1, min(MAX_PALETTE_FRAMES, len(frames))).round().astype(int))
     # each color once: otherwise the many dark pixels would dominate the few bright ones
-    colors = _collect_colors([frames[i] for i in sample_indices])
-    quantized = Image.fromarray(colors[None]).quantize(
-        256 - len(fixed_colors), method=Image.Quantize.MEDIANCUT, kmeans=1
-    )
-    free_colors = np.asarray(quantized.getpalette(), np.uint8).reshape(-1, 3)[: 256 - len(fixed_colors)]
+    colors = _collect_colors([frames[i] for i in samples])
+    quantized = Image.fromarray(colors[None]).quantize(n_free, method=Image.Quantize.MEDIANCUT, kmeans=1)
+    free_colors = np.asarray(quantized.getpalette(), np.uint8).reshape(-1, 3)[:n_free]
     palette = Image.new("P", (1, 1))
     palette.putpalette(np.concatenate([fixed_colors, free_colors]).tobytes())
     return [Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
@@ -201,41 +183,19 @@ def _collect_colors(frames: Sequence[RGBImage]) -> RGBImage:
     return chromatic if len(chromatic) else np.zeros((1, 3), np.uint8)
 
 
-def _draw_animation_side_panel(
-    volume: Volume, view: AnatomicalView, pixels_per_mm: float, font_size: int, caption: str
-) -> RGBImage:
-    return draw_side_panel(
-        volume,
-        font_size,
-        pixels_per_mm,
-        round(pixels_per_mm * volume.get_slice_size_mm(view)[0]),
-        [caption, *describe_peak(volume)],
-    )
-
-
 def _draw_animation_frame(
     volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float, font_size: int, side_panel: RGBImage
 ) -> RGBImage:
-    text_color = (
-        ACCENT_COLOR if slice_index == volume.peak[view.normal_axis] and not volume.warning else LIGHT_TEXT_COLOR
-    )
-    title = format_plane_title(volume, view, get_middle_voxel(volume, view, slice_index))
+    is_peak = slice_index == volume.peak[view.normal_axis] and not volume.warning
     plane = add_plane_frame(
         draw_slice(volume, view, slice_index, pixels_per_mm),
-        title,
+        format_plane_title(volume, view, get_middle_voxel(volume, view, slice_index)),
         view.get_edge_letters(volume.axis_end_letters),
         font_size,
-        text_color=text_color,
+        text_color=ACCENT_COLOR if is_peak else LIGHT_TEXT_COLOR,
     )
-    left = plane.shape[1] + font_size
-    out = pad_image(
-        plane,
-        bottom=max(0, side_panel.shape[0] + 2 * font_size - plane.shape[0]),
-        right=font_size + side_panel.shape[1],
-        background=DARK_BACKGROUND_COLOR,
-    )
-    paste_tile(out, side_panel, 2 * font_size, left)
-    return out
+    panel = pad_on_dark(side_panel, top=2 * font_size, left=font_size)
+    return arrange_on_dark([[plane, panel]])
 
 
 MAX_FRAMES = 12
@@ -275,14 +235,8 @@ def draw_frames(
     if images.shape[:3] != values.shape or images.ndim != 4:
         raise InputError(f"frames are {images.shape} and the map {values.shape}; expected (D,H,W,3) and (D,H,W)")
     selected_frames = choose_frames(values) if frame_indices is None else list(frame_indices)
-    overlays = [
-        overlay(
-            np.ascontiguousarray(images[i]),
-            values[i],
-            alpha=alpha,
-            colormap=colormap,
-            covered=None if covered is None else covered[i],
-        )
-        for i in selected_frames
-    ]
+    overlays = []
+    for i in selected_frames:
+        image, covered_pixels = np.ascontiguousarray(images[i]), None if covered is None else covered[i]
+        overlays.append(overlay(image, values[i], alpha=alpha, colormap=colormap, covered=covered_pixels))
     return draw_image_grid(overlays, [f"{i}" for i in selected_frames], columns=columns, height=height)

@@ -49,29 +49,16 @@ def _load_color_table(colormap: str) -> RGBImage:
     """Return the colors (M,3) of a colormap from bottom to top."""
     import cv2
 
-    if colormap == DIVERGING:
-        return _build_diverging_table()
+    if colormap == DIVERGING:  # linear in CIE Lab; the odd number makes zero the exact middle
+        ends = zip(LAB_BLUE, LAB_WHITE, LAB_RED, strict=True)
+        lab = np.stack([np.interp(np.linspace(-1, 1, 511), [-1, 0, 1], channel) for channel in ends], axis=-1)
+        rgb = cv2.cvtColor(lab[None].astype(np.float32), cv2.COLOR_Lab2RGB)[0]
+        return np.asarray(np.rint(np.clip(rgb, 0, 1) * 255), np.uint8)
     if colormap not in COLORMAPS:
         raise InputError(f"no colormap {colormap!r}; choose from {', '.join(COLORMAPS)}")
     ramp = np.arange(256, dtype=np.uint8)[:, None]
     bgr = cv2.applyColorMap(ramp, getattr(cv2, f"COLORMAP_{colormap.upper()}"))
     return np.ascontiguousarray(bgr[:, 0, ::-1])
-
-
-def _build_diverging_table() -> RGBImage:
-    """Return the diverging colors (511,3), linear in CIE Lab. The odd number makes zero the exact middle."""
-    import cv2
-
-    lab: NDArray[np.float32] = np.stack(
-        [
-            np.interp(np.linspace(-1, 1, 511), [-1, 0, 1], channel)
-            for channel in zip(LAB_BLUE, LAB_WHITE, LAB_RED, strict=True)
-        ],
-        axis=-1,
-    ).astype(np.float32)
-    rgb = cv2.cvtColor(lab[None], cv2.COLOR_Lab2RGB)[0]
-    colors: RGBImage = np.rint(np.clip(rgb, 0, 1) * 255).astype(np.uint8)
-    return colors
 
 
 Scale = Literal["max", "robust", "symmetric"] | tuple[float, float]
@@ -99,9 +86,8 @@ def compute_display_range(values: Floats, scale: Scale | None, colormap: str) ->
 
 def normalize_between(values: Floats, low: float, high: float, colormap: str) -> Floats:
     """Scale raw values to the range of a colormap, where the color bar goes from `low` to `high`."""
-    if colormap == DIVERGING:
-        return divide_or_zero(values.clip(low, high), max(-low, high))
-    return divide_or_zero(values.clip(low, high) - low, high - low)
+    center, span = (0.0, max(-low, high)) if colormap == DIVERGING else (low, high - low)
+    return (values.clip(low, high) - center) / span if span > 0 else np.zeros_like(values)
 
 
 def apply_scale(values: Floats, scale: Scale) -> Floats:
@@ -116,7 +102,8 @@ def compute_scale_range(values: Floats, scale: Scale) -> tuple[float, float]:
     if scale == "max":
         return 0.0, float(values.max(initial=0.0))
     if scale in ("robust", "symmetric"):
-        limit = compute_robust_maximum(values) if scale == "robust" else float(abs(values).max(initial=0.0))
+        robust = float(np.quantile(abs(values), ROBUST_QUANTILE)) if scale == "robust" and values.size else 0.0
+        limit = robust or float(abs(values).max(initial=0.0))
         return -limit, limit
     if not isinstance(scale, tuple | list) or len(scale) != 2:
         raise InputError(f"scale={scale!r}: expected 'auto', 'max', 'robust', 'symmetric' or (lo, hi)")
@@ -124,14 +111,3 @@ def compute_scale_range(values: Floats, scale: Scale) -> tuple[float, float]:
     if not low < high:
         raise InputError(f"scale={scale}: expected (lo, hi) with lo < hi")
     return low, high
-
-
-def divide_or_zero(values: Floats, span: float) -> Floats:
-    """Divide by a span and return zeros if the span is zero."""
-    return values / span if span > 0 else np.zeros_like(values)
-
-
-def compute_robust_maximum(values: Floats) -> float:
-    """Return the 99.5 % quantile of the magnitudes, or their maximum if the quantile is zero."""
-    size = float(np.quantile(abs(values), ROBUST_QUANTILE)) if values.size else 0.0
-    return size if size > 0 else float(abs(values).max(initial=0.0))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from camscope.errors import InputError, NonFiniteError
 from camscope.plurals import plural
 from camscope.render.colormap import DIVERGING, colorize, get_colormap_minimum
+from camscope.render.image_grid import arrange_tiles, pad_image, paste_tile
 from camscope.render.rgb_image import BACKGROUND_COLOR, RGBImage, check_fraction, resize_to_fit
 from camscope.render.text import draw_text
 
@@ -36,20 +37,13 @@ def draw_channel_grid(
     K, h, w = maps.shape
     columns = min(K, columns or math.ceil(math.sqrt(K * h / w)))
     cells = [_resize_channel(colorize(value, colormap)) for value in values]
-    height, width = cells[0].shape[0] + CHANNEL_GAP_PIXELS, cells[0].shape[1] + CHANNEL_GAP_PIXELS
     numbers = [draw_text(str(k), 12) for k in range(0, K, columns)]
     margin = max(tile.shape[1] for tile in numbers)
-    out = np.full(
-        (len(numbers) * height + CHANNEL_GAP_PIXELS, margin + columns * width + CHANNEL_GAP_PIXELS, 3),
-        BACKGROUND_COLOR,
-        np.uint8,
-    )
-    for k, cell in enumerate(cells):
-        top, left = CHANNEL_GAP_PIXELS + k // columns * height, margin + CHANNEL_GAP_PIXELS + k % columns * width
-        out[top : top + height - CHANNEL_GAP_PIXELS, left : left + width - CHANNEL_GAP_PIXELS] = cell
+    rows = [cells[start : start + columns] for start in range(0, K, columns)]
+    gap, row_height = CHANNEL_GAP_PIXELS, cells[0].shape[0] + CHANNEL_GAP_PIXELS
+    out = pad_image(arrange_tiles(rows, gap), top=gap, left=margin + gap)
     for row, tile in enumerate(numbers):
-        top = row * height + CHANNEL_GAP_PIXELS
-        out[top : top + min(height, tile.shape[0]), margin - tile.shape[1] : margin] = tile[:height]
+        paste_tile(out, tile[:row_height], row * row_height + gap, margin - tile.shape[1])
     return out
 
 
@@ -59,16 +53,13 @@ def _check_features(features: NDArray[np.floating[Any]], max_channels: int, scal
     if array.ndim != 3 or array.size == 0:
         raise InputError(f"the features are {array.shape}; expected one sample's channels (K,h,w)")
     if max_channels < 1 or scale not in {"each", "shared"}:
-        raise InputError(
-            f"max_channels={max_channels}, scale={scale!r}; expected at least 1 channel, and scale 'each' or 'shared'"
-        )
+        received = f"max_channels={max_channels}, scale={scale!r}"
+        raise InputError(f"{received}; expected at least 1 channel, and scale 'each' or 'shared'")
     array = array[:max_channels]
     if not (finite := np.isfinite(array)).all():
         channel = int(np.argwhere(~finite)[0, 0])
-        raise NonFiniteError(
-            f"{plural((~finite).sum(), 'value of the features is', 'values of the features are')} not finite, "
-            f"the first in channel {channel}"
-        )
+        values = plural((~finite).sum(), "value of the features is", "values of the features are")
+        raise NonFiniteError(f"{values} not finite, the first in channel {channel}")
     return array
 
 
@@ -121,13 +112,5 @@ def draw_signal_trace(
     for i, signal in enumerate(signals):
         rows = lane_height * (i + 1 - LANE_MARGIN - (1 - 2 * LANE_MARGIN) * signal / 255)
         points = np.rint(np.column_stack([columns, rows]) * 2**SUBPIXEL_BITS).astype(np.int32)
-        cv2.polylines(
-            out,
-            [points[:, None]],
-            isClosed=False,
-            color=SIGNAL_COLOR,
-            thickness=2,
-            lineType=cv2.LINE_AA,
-            shift=SUBPIXEL_BITS,
-        )
+        cv2.polylines(out, [points[:, None]], False, SIGNAL_COLOR, 2, cv2.LINE_AA, SUBPIXEL_BITS)
     return out

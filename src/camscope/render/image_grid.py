@@ -1,6 +1,7 @@
 """Arrange images: color bars, captions with warnings, image grids, and contact sheets with a title and one legend."""
 
 from collections.abc import Sequence
+from itertools import accumulate, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,6 @@ from camscope.render.text import draw_text
 
 WARNING_COLOR: Color = (255, 191, 0)
 FRAME_COLOR: Color = (150, 150, 150)
-MAX_CAPTION_LINES = 3
 
 
 def draw_color_bar(
@@ -44,9 +44,8 @@ def draw_color_bar(
     if not np.isfinite([lo, hi]).all():
         raise NonFiniteError(f"the range of the color bar is {lo} to {hi}; expected finite numbers")
     if height < 8 or lo > hi:
-        raise InputError(
-            f"a color bar of {plural(height, 'row')} from {lo} to {hi}; expected at least 8 rows, and lo <= hi"
-        )
+        received = f"a color bar of {plural(height, 'row')} from {lo} to {hi}"
+        raise InputError(f"{received}; expected at least 8 rows, and lo <= hi")
     values = _compute_bar_values(height - 2, lo, hi, colormap)
     width = max(6, height // 16) if width is None else width
     bar = add_border(colorize(np.repeat(values[:, None], width, axis=1), colormap), 1, FRAME_COLOR)
@@ -58,8 +57,7 @@ def draw_color_bar(
     }
     labels = np.full((height, max(tile.shape[1] for tile in tiles.values()), 3), background, np.uint8)
     for row, tile in tiles.items():
-        top = int(np.clip(row - tile.shape[0] / 2, 0, max(0, height - tile.shape[0])))
-        labels[top : top + tile.shape[0], : tile.shape[1]] = tile[: height - top]
+        paste_tile(labels, tile, int(np.clip(row - tile.shape[0] / 2, 0, max(0, height - tile.shape[0]))), 0)
     return np.concatenate([bar, labels], axis=1)
 
 
@@ -69,7 +67,7 @@ def join_horizontally(*images: RGBImage) -> RGBImage:
     if len(heights) != 1:
         raise InputError(f"images of {sorted(heights)} rows cannot be joined; resize them to one height first")
     gap = max(4, heights.pop() // 40)
-    return np.concatenate([pad_image(p, right=gap) for p in images[:-1]] + [images[-1]], axis=1)
+    return np.concatenate([*(pad_image(image, right=gap) for image in images[:-1]), images[-1]], axis=1)
 
 
 def pad_to_height(*images: RGBImage) -> list[RGBImage]:
@@ -85,13 +83,8 @@ def add_caption(image: RGBImage, caption: str, *, flag: str | None = None, font_
     """
     height, width = check_rgb_image(image).shape[:2]
     font_size = min(36, max(11, min(height, width) // 18)) if font_size is None else font_size
-    text_blocks = (
-        []
-        if flag is None
-        else [draw_text(flag, font_size, width=width, max_lines=MAX_CAPTION_LINES, background=WARNING_COLOR)]
-    )
-    text_blocks.append(draw_text(caption, font_size, width=width, max_lines=MAX_CAPTION_LINES))
-    return np.concatenate([image, *text_blocks])
+    lines = [] if flag is None else [draw_text(flag, font_size, width=width, max_lines=3, background=WARNING_COLOR)]
+    return np.concatenate([image, *lines, draw_text(caption, font_size, width=width, max_lines=3)])
 
 
 def draw_image_grid(
@@ -109,11 +102,11 @@ def draw_image_grid(
     """
     flags = [None] * len(images) if flags is None else flags
     if not images or not len(images) == len(captions) == len(flags):
-        raise InputError(
-            f"{plural(len(images), 'image')}, {plural(len(captions), 'caption')}, "
-            f"{plural(len(flags), 'flag')}; expected one caption and flag per image"
-        )
-    columns = _choose_grid_columns(len(images)) if columns is None else min(columns, len(images))
+        counts = f"{plural(len(images), 'image')}, {plural(len(captions), 'caption')}, {plural(len(flags), 'flag')}"
+        raise InputError(f"{counts}; expected one caption and flag per image")
+    if columns is None:
+        columns = 4 if len(images) <= 4 else min((4, 3, 5, 6), key=lambda columns: -len(images) % columns)
+    columns = min(columns, len(images))
     if columns < 1:
         raise InputError(f"columns={columns}; expected at least 1")
     check_image_height("height", height)
@@ -121,28 +114,44 @@ def draw_image_grid(
     font_size, gap = min(36, max(11, height // 16)), max(4, height // 20)
     widths = [max(image.shape[1] for image in scaled[column::columns]) for column in range(columns)]
     cells = [
-        add_caption(_center_image(image, height, widths[i % columns]), captions[i], flag=flags[i], font_size=font_size)
+        add_caption(center_image(image, height, widths[i % columns]), captions[i], flag=flags[i], font_size=font_size)
         for i, image in enumerate(scaled)
     ]
-    rows = [_join_grid_row(cells[start : start + columns], gap) for start in range(0, len(cells), columns)]
-    grid_width = max(row.shape[1] for row in rows)
-    return pad_image(
-        np.concatenate([pad_image(row, right=grid_width - row.shape[1]) for row in rows]), top=gap, left=gap
-    )
+    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+    return pad_image(arrange_tiles(rows, gap), top=gap, left=gap)
 
 
-def _join_grid_row(cells: Sequence[RGBImage], gap: int) -> RGBImage:
-    row_height = max(cell.shape[0] for cell in cells)
-    return np.concatenate([pad_image(c, bottom=row_height - c.shape[0] + gap, right=gap) for c in cells], axis=1)
-
-
-def _choose_grid_columns(n_images: int) -> int:
-    return n_images if n_images <= 4 else min((4, 3, 5, 6), key=lambda columns: -n_images % columns)
-
-
-def _center_image(image: RGBImage, height: int, width: int) -> RGBImage:
+def center_image(image: RGBImage, height: int, width: int) -> RGBImage:
+    """Pad an image on all sides to a size."""
     rows, columns = height - image.shape[0], width - image.shape[1]
     return pad_image(image, rows // 2, rows - rows // 2, columns // 2, columns - columns // 2)
+
+
+def arrange_tiles(
+    rows: Sequence[Sequence[RGBImage]], gap: int = 0, *, background: Color = BACKGROUND_COLOR
+) -> RGBImage:
+    """Arrange images in rows and columns, each at the top left of its cell. Rows may have fewer images than others."""
+    columns = zip_longest(*rows)
+    widths = [max(tile.shape[1] for tile in column if tile is not None) + gap for column in columns]
+    bands = []
+    for row in rows:
+        band = np.full((max(tile.shape[0] for tile in row) + gap, sum(widths), 3), background, np.uint8)
+        for tile, left in zip(row, accumulate(widths, initial=0), strict=False):
+            paste_tile(band, tile, 0, left)
+        bands.append(band)
+    return np.concatenate(bands)
+
+
+def stack_tiles(tiles: Sequence[RGBImage], *, background: Color = BACKGROUND_COLOR) -> RGBImage:
+    """Stack images below each other, aligned at the left."""
+    return arrange_tiles([[tile] for tile in tiles], background=background)
+
+
+def paste_tile(out: RGBImage, tile: RGBImage, row: int, column: int) -> None:
+    """Paste a tile in place, cropped at the borders."""
+    row, column = max(0, row), max(0, column)
+    target = out[row : row + tile.shape[0], column : column + tile.shape[1]]
+    target[:] = tile[: target.shape[0], : target.shape[1]]
 
 
 def pad_image(
@@ -162,9 +171,7 @@ def pad_image(
 
 def add_border(image: RGBImage, width: int, color: Color) -> RGBImage:
     """Add a border of `width` pixels around an image (H,W,3)."""
-    out = np.full((image.shape[0] + 2 * width, image.shape[1] + 2 * width, 3), color, np.uint8)
-    out[width:-width, width:-width] = image
-    return out
+    return pad_image(image, width, width, width, width, background=color)
 
 
 def _compute_bar_values(rows: int, lo: float, hi: float, colormap: str) -> NDArray[np.float64]:
@@ -210,14 +217,15 @@ def draw_contact_sheet(
     if not images or not all(rows):
         raise InputError("a sheet needs rows, and each row at least one image")
     empty_cell = CaptionedImage(np.full_like(images[0], BACKGROUND_COLOR[0]), "")
-    filled_rows = [[empty_cell if cell is None else cell for cell in row] for row in rows]
-    columns = columns or _choose_sheet_columns(
-        max(map(len, rows)), max(_compute_scaled_width(p, height) for p in images), height
-    )
-    bodies = [_draw_sheet_row(row, columns, height) for row in filled_rows]
-    sheet_width = max(body.shape[1] for body in bodies)
-    parts = [pad_image(body, right=sheet_width - body.shape[1]) for body in bodies]
-    return np.concatenate([*_draw_sheet_header(title, legend, colormap, sheet_width, height), *parts])
+    if columns is None:
+        widths = [min(2 * height, round(height * int(image.shape[1]) / int(image.shape[0]))) for image in images]
+        columns = _choose_sheet_columns(max(map(len, rows)), max(widths), height)
+    bodies = []
+    for row in rows:
+        pictures, captions, flags = zip(*(empty_cell if cell is None else cell for cell in row), strict=True)
+        bodies.append(draw_image_grid(pictures, captions, columns=columns, height=height, flags=flags))
+    body = stack_tiles(bodies)
+    return np.concatenate([*_draw_sheet_header(title, legend, colormap, body.shape[1], height), body])
 
 
 def draw_color_strip(low_label: str, high_label: str, colormap: str = "inferno", *, font_size: int = 16) -> RGBImage:
@@ -238,38 +246,25 @@ def _draw_sheet_header(
     available_width = width - 2 * gap
     right = [] if legend is None else [draw_color_strip(*legend, colormap, font_size=min(32, max(11, height // 16)))]
     left = [draw_text(title, font_size)] if title else []
+    lines = [(left, right)]
     if left and right and left[0].shape[1] + right[0].shape[1] > available_width:
         left = [draw_text(title, font_size, width=min(available_width, left[0].shape[1]), max_lines=2)]
-        return [_draw_header_line(left, [], width, gap), _draw_header_line(right, [], width, gap)]
-    return [_draw_header_line(left, right, width, gap)] if left or right else []
+        lines = [(left, []), (right, [])]
+    return [_draw_header_line(*line, width, gap) for line in lines if any(line)]
 
 
 def _draw_header_line(left: Sequence[RGBImage], right: Sequence[RGBImage], width: int, gap: int) -> RGBImage:
     line_height = max(tile.shape[0] for tile in (*left, *right))
     out = np.full((line_height + gap, width, 3), BACKGROUND_COLOR, np.uint8)
-    for tile in left:
-        out[gap + (line_height - tile.shape[0]) // 2 :, gap:][: tile.shape[0], : tile.shape[1]] = tile[:, : width - gap]
-    for tile in right:
-        start = max(0, width - gap - tile.shape[1])
-        out[gap + (line_height - tile.shape[0]) // 2 :, start:][: tile.shape[0], : tile.shape[1]] = tile[
-            :, : width - start
-        ]
+    positions = [*((tile, gap) for tile in left), *((tile, width - gap - tile.shape[1]) for tile in right)]
+    for tile, column in positions:
+        paste_tile(out, tile, gap + (line_height - tile.shape[0]) // 2, column)
     return out
-
-
-def _draw_sheet_row(row: Sequence[CaptionedImage], columns: int, height: int) -> RGBImage:
-    images, captions, flags = zip(*row, strict=True)
-    return draw_image_grid(images, captions, columns=columns, height=height, flags=flags)
-
-
-def _compute_scaled_width(image: RGBImage, height: int) -> int:
-    """Return the width of an image after `draw_image_grid` scales it."""
-    return min(2 * height, round(height * int(image.shape[1]) / int(image.shape[0])))
 
 
 def _choose_sheet_columns(n_images: int, width: int, height: int) -> int:
     """Return the largest number of columns that fits, or the smaller one that leaves the fewest cells empty."""
     max_columns = min(MAX_SHEET_COLUMNS, max(3, MAX_SHEET_WIDTH // (width + max(4, height // 20))))
-    return (
-        n_images if n_images <= max_columns else min(range(max_columns, 2, -1), key=lambda columns: -n_images % columns)
-    )
+    if n_images <= max_columns:
+        return n_images
+    return min(range(max_columns, 2, -1), key=lambda columns: -n_images % columns)

@@ -10,10 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 from camscope.errors import GeometryError, InputError
 from camscope.mask_labels import find_multiple_labels, format_name_list
 from camscope.plurals import plural
-from camscope.render.image_grid import pad_image
+from camscope.render.image_grid import arrange_tiles, pad_image, paste_tile, stack_tiles
 from camscope.render.overlay import ROWS_PER_BAND, hatch_uncovered
 from camscope.render.rgb_image import (
-    BACKGROUND_COLOR,
     DARK_BACKGROUND_COLOR,
     LIGHT_TEXT_COLOR,
     Color,
@@ -80,14 +79,11 @@ def draw_regions(
     missing = 1 - to_finite_float64(strength, image=check_rgb_image(image)).clip(0, 1)
     opacity = check_fraction("alpha", alpha) * (1 - missing**2)
     if color_index.shape != opacity.shape:
-        raise GeometryError(
-            f"the color indices are {color_index.shape} and their strengths {opacity.shape}; expected one size"
-        )
+        received = f"the color indices are {color_index.shape} and their strengths {opacity.shape}"
+        raise GeometryError(f"{received}; expected one size")
     if color_index.min() < 0 or color_index.max() >= len(colors):
         raise InputError(f"color indices {color_index.min()} to {color_index.max()} for {plural(len(colors), 'color')}")
-    gray: RGBImage = np.repeat(
-        cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None].astype(np.uint8, copy=False), 3, axis=2
-    )
+    gray = np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)[..., None].repeat(3, axis=2)
     out = gray.copy() if covered is None else hatch_uncovered(gray, covered)
     table = np.asarray(colors, dtype=np.float64)
     for top in range(0, len(out), ROWS_PER_BAND):
@@ -103,15 +99,7 @@ def draw_region_legend(entries: Sequence[LegendEntry], font_size: int = 16, *, h
         raise InputError("the legend has no entries; expected at least one")
     blocks = [draw_text(truncate_legend_line(heading), round(0.85 * font_size))] if heading else []
     blocks += [_draw_legend_entry(entry, font_size) for entry in entries]
-    width = max(block.shape[1] for block in blocks)
-    out = np.full(
-        (sum(len(block) for block in blocks) + font_size // 2, width + font_size // 2, 3), BACKGROUND_COLOR, np.uint8
-    )
-    top = font_size // 2
-    for block in blocks:
-        out[top : top + len(block), : block.shape[1]] = block
-        top += len(block)
-    return out
+    return pad_image(stack_tiles(blocks), top=font_size // 2, right=font_size // 2)
 
 
 def _draw_legend_entry(entry: LegendEntry, font_size: int) -> RGBImage:
@@ -119,14 +107,9 @@ def _draw_legend_entry(entry: LegendEntry, font_size: int) -> RGBImage:
         draw_text(truncate_legend_line(line), round(0.85 * font_size)) for line in entry.lines
     ]
     left, gap = 2 * font_size, font_size // 2
-    height = sum(len(tile) for tile in tiles)
-    out = np.full((height + gap, left + max(tile.shape[1] for tile in tiles), 3), BACKGROUND_COLOR, np.uint8)
+    out = pad_image(stack_tiles(tiles), bottom=gap, left=left)
     out[2 : len(tiles[0]) - 2, gap : left - 2] = (120, 120, 120)  # a frame makes a white swatch visible
     out[3 : len(tiles[0]) - 3, gap + 1 : left - 3] = entry.color
-    top = 0
-    for tile in tiles:
-        out[top : top + len(tile), left : left + tile.shape[1]] = tile
-        top += len(tile)
     return out
 
 
@@ -152,9 +135,8 @@ def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> MaskOutlines:
         return []
     named: Mapping[str, ArrayLike] = masks if isinstance(masks, Mapping) else {"": masks}
     if len(named) > len(OUTLINE_COLORS):
-        raise InputError(
-            f"{plural(len(named), 'mask')}; expected at most {len(OUTLINE_COLORS)}: more colors are not distinguishable"
-        )
+        limit = f"expected at most {len(OUTLINE_COLORS)}: more colors are not distinguishable"
+        raise InputError(f"{plural(len(named), 'mask')}; {limit}")
     return [
         (str(name), color, _check_mask(name, mask, tuple(shape)))
         for (name, mask), color in zip(named.items(), OUTLINE_COLORS, strict=False)
@@ -183,11 +165,14 @@ def add_outline_legend(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
     rows: list[list[RGBImage]] = [[]]
     for piece in draw_outline_keys(outlines, size, width=width):
         spaced = pad_image(piece, left=size // 2, background=DARK_BACKGROUND_COLOR)
-        if rows[-1] and sum(piece.shape[1] for piece in rows[-1]) + spaced.shape[1] > width:
+        if rows[-1] and sum(key.shape[1] for key in rows[-1]) + spaced.shape[1] > width:
             rows.append([])
         rows[-1].append(spaced)
-    strips = [_draw_key_row(row, width) for row in rows if row]
-    return np.concatenate([image, *strips])
+    out = [image]
+    for row in filter(None, rows):
+        out.append(np.full((row[0].shape[0], width, 3), DARK_BACKGROUND_COLOR, np.uint8))
+        paste_tile(out[-1], arrange_tiles([row]), 0, 0)
+    return np.concatenate(out)
 
 
 def _check_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.bool_]:
@@ -198,26 +183,15 @@ def _check_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> NDArray[n
     if array.shape != shape:
         raise GeometryError(f"{description} is {array.shape} and the image {shape}; expected one size")
     if names := find_multiple_labels(array):
-        raise InputError(
-            f"{description} holds {format_name_list(names)}; expected one region: "
-            f"pass each by its name, as {{'{names[0]}': mask == {names[0]}}}, "
-            "or mask != 0 for all"
-        )
+        advice = f"pass each by its name, as {{'{names[0]}': mask == {names[0]}}}, or mask != 0 for all"
+        raise InputError(f"{description} holds {format_name_list(names)}; expected one region: {advice}")
     return np.asarray(array != 0)
 
 
 def _draw_outline_key(name: str, color: Color, font_size: int, width: int | None) -> RGBImage:
     text = draw_text(name, font_size, text_color=LIGHT_TEXT_COLOR, background=DARK_BACKGROUND_COLOR)
     line_length = round(1.5 * font_size)
-    out = np.full((text.shape[0], line_length + text.shape[1], 3), DARK_BACKGROUND_COLOR, np.uint8)
+    out = pad_image(text, left=line_length, background=DARK_BACKGROUND_COLOR)
     middle, line_width = text.shape[0] // 2, max(2, font_size // 5)
     out[middle - line_width // 2 :][:line_width, :line_length] = color
-    out[:, line_length:] = text
-    return out if width is None else out[:, :width]
-
-
-def _draw_key_row(keys: Sequence[RGBImage], width: int) -> RGBImage:
-    out = np.full((keys[0].shape[0], width, 3), DARK_BACKGROUND_COLOR, np.uint8)
-    row = np.concatenate(keys, axis=1)[:, :width]
-    out[:, : row.shape[1]] = row
-    return out
+    return out[:, :width]

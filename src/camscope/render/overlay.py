@@ -64,7 +64,10 @@ def overlay(
         opacity = alpha * _compute_opacity(band, colormap) if alpha_by_value else np.full_like(band, alpha)
         if covered is not None:
             opacity *= covered[rows]
-        out[rows] = _blend(out[rows], colorize(band, colormap), opacity)
+        blended = np.subtract(colorize(band, colormap), out[rows], dtype=np.float32)
+        blended *= opacity.astype(np.float32)[..., None]
+        blended += out[rows]
+        out[rows] = np.rint(blended, out=blended).astype(np.uint8)
     return out
 
 
@@ -84,7 +87,11 @@ def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
     """
     import cv2
 
-    _check_covered(covered, check_rgb_image(image))
+    check_rgb_image(image)
+    if covered.dtype != np.bool_:
+        raise InputError(f"covered is {covered.dtype}; expected bool, True where the map has values")
+    if covered.shape != image.shape[:2]:
+        raise GeometryError(f"covered is {covered.shape} and the image {image.shape[:2]}; expected the same size")
     width = choose_line_width(image)
     diagonal = np.arange(sum(image.shape[:2])) // width % 10 == 0
     stripes = sliding_window_view(diagonal.astype(np.uint8), image.shape[1])[: image.shape[0]]
@@ -95,7 +102,7 @@ def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
         HATCH_BRIGHTNESS,
         UNCOVERED_BRIGHTNESS,
     )
-    dim: RGBImage = cv2.cvtColor(gray, cv2.COLOR_GRAY2RGB).astype(np.uint8, copy=False)
+    dim: RGBImage = np.asarray(cv2.cvtColor(gray, cv2.COLOR_GRAY2RGB), np.uint8)
     dilated = cv2.dilate(covered.astype(np.uint8), np.ones((2 * width + 1, 2 * width + 1), np.uint8))
     dim[(dilated > 0) & ~covered] = BACKGROUND_COLOR
     cv2.copyTo(image, covered.astype(np.uint8), dim)
@@ -110,17 +117,3 @@ def _compute_opacity(values: NDArray[np.float64], colormap: str) -> NDArray[np.f
     """
     strength = np.minimum(np.abs(np.clip(values, get_colormap_minimum(colormap), None)), 1)
     return strength if colormap == DIVERGING else 1 - (1 - strength) ** 2
-
-
-def _blend(image: RGBImage, colors: RGBImage, opacity: NDArray[np.float64]) -> RGBImage:
-    blended = np.subtract(colors, image, dtype=np.float32)
-    blended *= opacity.astype(np.float32)[..., None]
-    blended += image
-    return np.rint(blended, out=blended).astype(np.uint8)
-
-
-def _check_covered(covered: NDArray[np.bool_], image: RGBImage) -> None:
-    if covered.dtype != np.bool_:
-        raise InputError(f"covered is {covered.dtype}; expected bool, True where the map has values")
-    if covered.shape != image.shape[:2]:
-        raise GeometryError(f"covered is {covered.shape} and the image {image.shape[:2]}; expected the same size")

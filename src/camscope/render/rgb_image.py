@@ -1,4 +1,4 @@
-"""Checks of images and maps, resizing, and encoding to file bytes: what all drawing functions share."""
+"""Checks of images and maps, resizing, and encoding to file bytes and HTML: what all drawing functions share."""
 
 import base64
 import io
@@ -54,13 +54,11 @@ def check_map_values(values: Values, *, image: RGBImage | None = None) -> Values
     bad = ~np.isfinite(values)
     if bad.any():
         row, column = np.argwhere(bad)[0]
-        raise NonFiniteError(
-            f"not finite: {bad.sum()} of {plural(values.size, 'value')}, the first at ({row}, {column})"
-        )
+        count = f"{bad.sum()} of {plural(values.size, 'value')}"
+        raise NonFiniteError(f"not finite: {count}, the first at ({row}, {column})")
     if image is not None and values.shape != image.shape[:2]:
-        raise GeometryError(
-            f"the map is {values.shape} and the image {image.shape[:2]}; resize the map to the image's size first"
-        )
+        received = f"the map is {values.shape} and the image {image.shape[:2]}"
+        raise GeometryError(f"{received}; resize the map to the image's size first")
     return values
 
 
@@ -97,9 +95,8 @@ def resize_to_fit(image: RGBImage, height: int, width: int | None = None) -> RGB
     if size == (columns, rows):
         return image.copy()
     if size[0] * size[1] > MAX_IMAGE_PIXELS:
-        raise InputError(
-            f"height={height}: the image would have {size[1]:,} x {size[0]:,} pixels, more than {MAX_IMAGE_PIXELS:,}"
-        )
+        pixels = f"{size[1]:,} x {size[0]:,} pixels"
+        raise InputError(f"height={height}: the image would have {pixels}, more than {MAX_IMAGE_PIXELS:,}")
     method = cv2.INTER_AREA if factor < 1 else cv2.INTER_NEAREST if factor >= 3 else cv2.INTER_LINEAR
     return np.asarray(cv2.resize(image, size, interpolation=method), dtype=np.uint8)
 
@@ -125,6 +122,35 @@ def encode_image(image: RGBImage, suffix: str) -> bytes:
 def build_data_uri(data: bytes, image_format: str) -> str:
     """Return an encoded image as a `data:` URI for HTML. `image_format` is its MIME subtype, such as "png"."""
     return f"data:image/{image_format};base64,{base64.b64encode(data).decode()}"
+
+
+MAX_NOTEBOOK_IMAGE_BYTES, MAX_NOTEBOOK_SIDE_PIXELS = 200_000, 1200  # base64 makes it a third larger
+NOTEBOOK_JPEG_QUALITIES, SHRINK_FACTOR = (90, 80, 70), 0.75  # tried in this order where PNG is too large
+
+
+def build_figure_html(image: RGBImage, alt: str, caption: str) -> str:
+    """Return the HTML of a figure with a caption, at most about 300 kB. `alt` and `caption` are HTML already.
+
+    The image is scaled down, and stored as JPEG where a PNG is too large. `Explanation.save` writes it at full size.
+    """
+    kind, data = _encode_small_image(image)
+    return f'<figure><img src="{build_data_uri(data, kind)}" alt="{alt}"><figcaption>{caption}</figcaption></figure>'
+
+
+def _encode_small_image(image: RGBImage) -> tuple[str, bytes]:
+    from PIL import Image
+
+    side = min(MAX_NOTEBOOK_SIDE_PIXELS, max(image.shape[:2]))
+    while True:
+        reduced = image if max(image.shape[:2]) <= side else resize_to_fit(image, side, side)
+        if len(data := encode_image(reduced, ".png")) <= MAX_NOTEBOOK_IMAGE_BYTES:
+            return "png", data
+        for quality in NOTEBOOK_JPEG_QUALITIES:
+            stream = io.BytesIO()
+            Image.fromarray(reduced).save(stream, "JPEG", quality=quality)
+            if stream.tell() <= MAX_NOTEBOOK_IMAGE_BYTES:
+                return "jpeg", stream.getvalue()
+        side = int(side * SHRINK_FACTOR)
 
 
 def _describe_array(value: object) -> str:

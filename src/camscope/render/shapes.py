@@ -1,4 +1,4 @@
-"""Shapes on an image: contours and boxes of a map, and a marker at a point.
+"""Shapes on an image: contours and boxes of a map.
 
 Coordinates are (row, column) on pixel edges, as everywhere in camscope: pixel i covers [i, i+1].
 """
@@ -42,9 +42,8 @@ def find_contours(values: Values, level: float) -> list[NDArray[np.float64]]:
     # On a mask of twice the size the traced pixel centers 2i and 2i+1 stand for the edges i and i+1 of pixel i.
     mask = (to_finite_float64(values) >= level).astype(np.uint8).repeat(2, axis=0).repeat(2, axis=1)
     contours, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
-    return [
-        _remove_repeated_points((contour[:, 0, ::-1].astype(np.float64) + 1) // 2) for contour in reversed(contours)
-    ]
+    polygons = [(contour[:, 0, ::-1].astype(np.float64) + 1) // 2 for contour in reversed(contours)]
+    return [points[(points != np.roll(points, 1, axis=0)).any(axis=1)] for points in polygons]  # no point twice
 
 
 def find_boxes(values: Values, threshold: float) -> list[Box]:
@@ -68,9 +67,9 @@ def draw_contours(
     to_finite_float64(values, image=check_rgb_image(image))
     out = image.copy()
     for level in np.sort(np.atleast_1d(np.asarray(levels, dtype=np.float64))):
-        color = _get_first_color(colorize(np.array([[level]]), colormap))
+        red, green, blue = colorize(np.array([[level]]), colormap)[0, 0].tolist()
         for polygon in find_contours(values, level):
-            draw_polygon(out, polygon, color)
+            draw_polygon(out, polygon, (red, green, blue))
     return out
 
 
@@ -82,31 +81,13 @@ def draw_boxes(
         raise InputError(f"{plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one per box")
     out = check_rgb_image(image).copy()
     for box in reversed(boxes):
-        draw_polygon(out, _get_corners(box), color)
+        bottom, right = box.top + box.height, box.left + box.width
+        corners = [(box.top, box.left), (box.top, right), (bottom, right), (bottom, box.left)]
+        draw_polygon(out, np.array(corners, np.float64), color)
     size = min(64, max(11, 12 * choose_line_width(image)))
     for box, label in zip(boxes, labels or [], strict=False):
         _paste_label(out, draw_text(label, size, text_color=DARK_RIM_COLOR, background=color), box)
     return out
-
-
-def draw_marker(image: RGBImage, row: float, column: float, *, color: Color = CYAN) -> RGBImage:
-    """Draw a ring around a point in edge coordinates (the middle of pixel i is i + 0.5)."""
-    out = check_rgb_image(image).copy()
-    angle = np.linspace(0, 2 * np.pi, 48, endpoint=False)
-    radius = 4 + 4 * choose_line_width(image)
-    ring = np.stack([row + radius * np.sin(angle), column + radius * np.cos(angle)], axis=-1)
-    draw_polygon(out, ring, color)
-    return out
-
-
-def _remove_repeated_points(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    is_new: NDArray[np.bool_] = (points != np.roll(points, 1, axis=0)).any(axis=1)
-    return points[is_new]
-
-
-def _get_corners(box: Box) -> NDArray[np.float64]:
-    bottom, right = box.top + box.height, box.left + box.width
-    return np.array([(box.top, box.left), (box.top, right), (bottom, right), (bottom, box.left)], dtype=np.float64)
 
 
 def draw_polygon(out: RGBImage, polygon: NDArray[np.float64], color: Color, *, thin: bool = False) -> None:
@@ -115,11 +96,9 @@ def draw_polygon(out: RGBImage, polygon: NDArray[np.float64], color: Color, *, t
 
     points = np.rint((polygon[:, ::-1] - 0.5) * 2**SUBPIXEL_BITS).astype(np.int32)
     width = max(2, choose_line_width(out)) if thin else choose_line_width(out) + 1
-    rim = max(1, choose_line_width(out) // 2)
-    for line_color, thickness in (
-        (DARK_RIM_COLOR if sum(color) > 300 else LIGHT_RIM_COLOR, width + 2 * rim),
-        (color, width),
-    ):
+    rim_width = width + 2 * max(1, choose_line_width(out) // 2)
+    rim_color = DARK_RIM_COLOR if sum(color) > 300 else LIGHT_RIM_COLOR
+    for line_color, thickness in ((rim_color, rim_width), (color, width)):
         cv2.polylines(out, [points], True, line_color, thickness, cv2.LINE_AA, SUBPIXEL_BITS)
 
 
@@ -129,8 +108,3 @@ def _paste_label(out: RGBImage, tile: RGBImage, box: Box) -> None:
     top = box.top - rows if box.top >= rows else box.top
     top, left = min(top, out.shape[0] - rows), min(box.left, out.shape[1] - columns)
     out[top : top + rows, left : left + columns] = tile[:rows, :columns]
-
-
-def _get_first_color(image: RGBImage) -> Color:
-    red, green, blue = (int(part) for part in image[0, 0])
-    return red, green, blue

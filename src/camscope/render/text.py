@@ -82,7 +82,7 @@ def _choose_text_and_font(text: str, font_size: int) -> tuple[str, "FreeTypeFont
     """Return the text with a font that has its letters. Letters no font has lose their accents or show as boxes."""
     text = "".join(_replace_invisible(letter) for letter in text)
     for candidate in (text, text.translate(ASCII_REPLACEMENTS)):
-        if _can_draw_text(None, candidate):
+        if all(letter.isspace() or _can_draw_letter(None, letter) for letter in set(candidate)):
             return candidate, _load_font(None, font_size)
     best = max((None, *FALLBACK_FONTS), key=lambda name: sum(_can_draw_letter(name, letter) for letter in text))
     if best is None:
@@ -97,10 +97,6 @@ def _replace_invisible(letter: str) -> str:
         return letter
     category = unicodedata.category(letter)
     return " " if letter.isspace() else "?" if category in {"Cc", "Cs"} else "" if category == "Cf" else letter
-
-
-def _can_draw_text(font_name: str | None, text: str) -> bool:
-    return all(letter.isspace() or _can_draw_letter(font_name, letter) for letter in set(text))
 
 
 @lru_cache(maxsize=4096)

@@ -9,8 +9,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from camscope.errors import GeometryError, InputError, NonFiniteError
 from camscope.plurals import plural
-from camscope.render import anatomical_axes
-from camscope.render.anatomical_axes import AnatomicalView
+from camscope.render.anatomical_axes import (
+    AnatomicalView,
+    AxisLetters,
+    check_affine,
+    choose_views,
+    compute_spacing,
+    get_axis_letters,
+)
 from camscope.render.colormap import DIVERGING, Scale, compute_display_range, normalize_between
 from camscope.render.legend import MaskOutlines, Masks, draw_outlines, prepare_outlines
 from camscope.render.overlay import fade_to_gray, overlay
@@ -43,7 +49,7 @@ class Volume:
     image: NDArray[Any]
     values: Values
     spacing: tuple[float, float, float] | None = None
-    axis_letters: tuple[anatomical_axes.AxisLetters, ...] | None = None
+    axis_letters: tuple[AxisLetters, ...] | None = None
     affine: ArrayLike | None = None
     covered: NDArray[np.bool_] | None = None
     masks: Masks | None = None
@@ -55,16 +61,14 @@ class Volume:
 
     def __post_init__(self) -> None:
         if self.values.ndim != 3 or not self.values.size or self.image.shape not in (self.shape, (*self.shape, 3)):
-            raise InputError(
-                f"the volume is {self.image.shape} and its map {self.values.shape}; expected (D,H,W) or (D,H,W,3), and (D,H,W)"
-            )
+            received = f"the volume is {self.image.shape} and its map {self.values.shape}"
+            raise InputError(f"{received}; expected (D,H,W) or (D,H,W,3), and (D,H,W)")
         if not (finite := np.isfinite(self.values)).all():
             raise NonFiniteError(f"not finite: {(~finite).sum()} of {plural(finite.size, 'value')}")
         if self.covered is not None and self.covered.shape != self.shape:
             raise GeometryError(f"covered is {self.covered.shape} and the map {self.shape}; expected one size")
-        if self.spacing is not None and (
-            len(self.spacing) != 3 or not all(0 < length < np.inf for length in self.spacing)
-        ):
+        spacing = self.spacing
+        if spacing is not None and (len(spacing) != 3 or not all(0 < length < np.inf for length in spacing)):
             raise InputError(f"spacing={self.spacing}: expected three positive numbers, millimeters per voxel")
         if self.axis_letters is not None and [len(pair) for pair in self.axis_letters] != [2, 2, 2]:
             raise InputError(f"axis_letters={self.axis_letters}: expected a pair of letters for each of three axes")
@@ -78,15 +82,14 @@ class Volume:
     @cached_property
     def affine_matrix(self) -> NDArray[np.float64] | None:
         """The checked affine, or None."""
-        return None if self.affine is None else anatomical_axes.check_affine(self.affine)
+        return None if self.affine is None else check_affine(self.affine)
 
     @cached_property
     def voxel_size(self) -> tuple[float, float, float]:
         """Millimeters per voxel, or 1 where unknown."""
-        affine_spacing = (
-            anatomical_axes.compute_spacing(self.affine_matrix) if self.affine_matrix is not None else (1.0, 1.0, 1.0)
-        )
-        return self.spacing or affine_spacing
+        if self.spacing is not None:
+            return self.spacing
+        return (1.0, 1.0, 1.0) if self.affine_matrix is None else compute_spacing(self.affine_matrix)
 
     @property
     def has_physical_size(self) -> bool:
@@ -94,20 +97,18 @@ class Volume:
         return self.spacing is not None or self.affine is not None
 
     @cached_property
-    def axis_end_letters(self) -> tuple[anatomical_axes.AxisLetters, ...] | None:
+    def axis_end_letters(self) -> tuple[AxisLetters, ...] | None:
         """Letters at the ends of each axis, or None."""
-        return self.axis_letters or (
-            None if self.affine_matrix is None else anatomical_axes.get_axis_letters(self.affine_matrix)
-        )
+        if self.axis_letters is not None:
+            return self.axis_letters
+        return None if self.affine_matrix is None else get_axis_letters(self.affine_matrix)
 
     @cached_property
-    def views(
-        self,
-    ) -> tuple[anatomical_axes.AnatomicalView, anatomical_axes.AnatomicalView, anatomical_axes.AnatomicalView]:
+    def views(self) -> tuple[AnatomicalView, AnatomicalView, AnatomicalView]:
         """The axial, coronal and sagittal view, or those along axis 0, 1 and 2."""
-        return anatomical_axes.choose_views(self.axis_end_letters)
+        return choose_views(self.axis_end_letters)
 
-    def get_view(self, axis: int | str | None) -> anatomical_axes.AnatomicalView:
+    def get_view(self, axis: int | str | None) -> AnatomicalView:
         """Return the view along an array axis or by name ("axial", "coronal", "sagittal"). None returns the first."""
         for view in self.views:
             if axis is None or axis in (view.name, view.normal_axis):
@@ -120,19 +121,14 @@ class Volume:
         return compute_display_range(self.values, self.scale, self.colormap)
 
     @cached_property
-    def magnitudes(self) -> Values:
-        """(D,H,W): the absolute values for the diverging colormap, otherwise the values."""
-        return np.abs(self.values) if self.colormap == DIVERGING else self.values
-
-    @cached_property
     def peak(self) -> VoxelIndex:
         """The strongest voxel, the first of several. The middle of the volume if the map has none."""
-        covered_magnitudes = (
-            self.magnitudes if self.covered is None else np.where(self.covered, self.magnitudes, -np.inf)
-        )
-        if covered_magnitudes.max() <= 0 or covered_magnitudes.max() == covered_magnitudes.min():
+        strengths = np.abs(self.values) if self.colormap == DIVERGING else self.values
+        if self.covered is not None:
+            strengths = np.where(self.covered, strengths, -np.inf)
+        if strengths.max() <= 0 or strengths.max() == strengths.min():
             return self.shape[0] // 2, self.shape[1] // 2, self.shape[2] // 2
-        d, r, c = np.unravel_index(int(covered_magnitudes.argmax()), self.shape)
+        d, r, c = np.unravel_index(int(strengths.argmax()), self.shape)
         return int(d), int(r), int(c)
 
     @cached_property
@@ -172,24 +168,20 @@ class Volume:
         """Return a checked voxel index. None returns the peak."""
         if voxel_index is None:
             return self.peak
-        if len(voxel_index) != 3 or not all(
-            0 <= index < length for index, length in zip(voxel_index, self.shape, strict=True)
-        ):
-            raise InputError(
-                f"voxel_index={voxel_index}: expected a voxel (d, row, column) of a volume {self.shape}, numbered from 0"
-            )
+        in_range = (0 <= index < length for index, length in zip(voxel_index, self.shape, strict=False))
+        if len(voxel_index) != 3 or not all(in_range):
+            expected = f"a voxel (d, row, column) of a volume {self.shape}, numbered from 0"
+            raise InputError(f"voxel_index={voxel_index}: expected {expected}")
         return int(voxel_index[0]), int(voxel_index[1]), int(voxel_index[2])
 
-    def get_slice_size_mm(self, view: anatomical_axes.AnatomicalView) -> tuple[float, float]:
+    def get_slice_size_mm(self, view: AnatomicalView) -> tuple[float, float]:
         """Return height and width of a slice in millimeters."""
         return self.extent_mm[view.row_axis], self.extent_mm[view.column_axis]
 
     @property
     def extent_mm(self) -> tuple[float, float, float]:
         """Millimeters along each axis."""
-        depth, height, width = (
-            length * voxel_length for length, voxel_length in zip(self.shape, self.voxel_size, strict=True)
-        )
+        depth, height, width = np.multiply(self.shape, self.voxel_size).tolist()
         return depth, height, width
 
     def choose_pixels_per_mm(self, size: int | None) -> float:
@@ -197,23 +189,17 @@ class Volume:
         if size is not None:
             check_image_height("size", size)
         longest = max(self.extent_mm)
-        native_side = round(longest / min(self.voxel_size))
-        return (min(MAX_SIDE_PIXELS, max(MIN_SIDE_PIXELS, native_side)) if size is None else size) / longest
+        if size is None:
+            size = min(MAX_SIDE_PIXELS, max(MIN_SIDE_PIXELS, round(longest / min(self.voxel_size))))
+        return size / longest
 
 
 def draw_slice(volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float) -> RGBImage:
     """Draw one slice (h,w,3) with its part of the map."""
     covered = None if volume.covered is None else view.extract_slices(volume.covered)[slice_index]
     masks = [(name, color, view.extract_slices(inside)[slice_index]) for name, color, inside in volume.outlines]
-    return draw_slice_overlay(
-        volume,
-        view,
-        view.extract_slices(volume.gray_image)[slice_index],
-        view.extract_slices(volume.values)[slice_index],
-        covered,
-        masks,
-        pixels_per_mm,
-    )
+    image, values = (view.extract_slices(array)[slice_index] for array in (volume.gray_image, volume.values))
+    return draw_slice_overlay(volume, view, image, values, covered, masks, pixels_per_mm)
 
 
 def draw_slice_overlay(
@@ -232,13 +218,13 @@ def draw_slice_overlay(
     size = tuple(max(1, round(length * pixels_per_mm)) for length in volume.get_slice_size_mm(view))
     rgb = resize_plane(gray_image, size)
     rgb = np.repeat(rgb[..., None], 3, axis=2) if rgb.ndim == 2 else rgb
-    numbers = resize_plane(
-        normalize_between(np.asarray(values, np.float32), *volume.value_range, volume.colormap), size
-    )
+    normalized = normalize_between(np.asarray(values, np.float32), *volume.value_range, volume.colormap)
     covered_pixels = None if covered is None else resize_plane(covered.astype(np.uint8), size, nearest=True) > 0
     if volume.colormap == DIVERGING and volume.alpha > 0:
         rgb = fade_to_gray(rgb)
-    blended = overlay(rgb, numbers, alpha=volume.alpha, colormap=volume.colormap, covered=covered_pixels)
+    blended = overlay(
+        rgb, resize_plane(normalized, size), alpha=volume.alpha, colormap=volume.colormap, covered=covered_pixels
+    )
     return draw_outlines(blended, outlines)
 
 

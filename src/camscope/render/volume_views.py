@@ -13,7 +13,7 @@ from camscope.errors import InputError
 from camscope.render.anatomical_axes import AnatomicalView
 from camscope.render.animation import MAX_FRAMES, choose_even_indices
 from camscope.render.colormap import DIVERGING
-from camscope.render.image_grid import add_border, pad_image
+from camscope.render.image_grid import add_border
 from camscope.render.rgb_image import (
     DARK_BACKGROUND_COLOR,
     LIGHT_TEXT_COLOR,
@@ -26,7 +26,7 @@ from camscope.render.volume import Volume, VoxelIndex, draw_slice, draw_slice_ov
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,
     add_plane_frame,
-    arrange_tiles,
+    arrange_on_dark,
     choose_accent_color,
     choose_font_size,
     compute_letter_margin,
@@ -40,6 +40,8 @@ from camscope.render.volume_annotations import (
     format_plane_title,
     format_slice_position,
     get_middle_voxel,
+    pad_on_dark,
+    stack_on_dark,
 )
 
 MIN_HEIGHT_WITH_TEXT = 240  # below this, text would leave no room for the planes
@@ -76,18 +78,21 @@ def draw_planes(
         return _draw_bare_planes(volume, voxel, height)
     font_size = choose_font_size(round(pixels_per_mm * max(volume.extent_mm)) if height is None else height // 2)
     pixels_per_mm = pixels_per_mm if height is None else _compute_pixels_per_mm(volume, height, font_size)
-    first, second, third = (_draw_framed_plane(volume, view, voxel, pixels_per_mm, font_size) for view in volume.views)
+    first, second, third = (
+        add_plane_frame(
+            _draw_plane_with_crosshair(volume, view, voxel, pixels_per_mm),
+            format_plane_title(volume, view, voxel),
+            view.get_edge_letters(volume.axis_end_letters),
+            font_size,
+        )
+        for view in volume.views
+    )
     title_height = draw_text_on_dark("", font_size).shape[0]
     text_lines = [caption, *(describe_voxel(volume, voxel) if bar and volume.alpha > 0 else [])]
     side_panel = draw_side_panel(volume, font_size, pixels_per_mm, first.shape[0] - title_height, text_lines, bar=bar)
-    side_panel = pad_image(
-        side_panel,
-        top=title_height,
-        left=compute_letter_margin(font_size) - font_size // 4,
-        background=DARK_BACKGROUND_COLOR,
-    )
-    composed = arrange_tiles([[first, side_panel], [second, third]])
-    composed = pad_image(composed, font_size // 2, font_size // 2, 0, font_size // 2, background=DARK_BACKGROUND_COLOR)
+    side_panel = pad_on_dark(side_panel, top=title_height, left=compute_letter_margin(font_size) - font_size // 4)
+    composed = arrange_on_dark([[first, side_panel], [second, third]])
+    composed = pad_on_dark(composed, top=font_size // 2, bottom=font_size // 2, right=font_size // 2)
     return composed if height is None else resize_to_fit(composed, height)
 
 
@@ -95,34 +100,21 @@ def _draw_bare_planes(volume: Volume, voxel: VoxelIndex, height: int) -> RGBImag
     """Draw the planes alone (height,w,3), for heights without room for text."""
     pixels_per_mm = (height - EDGE_PIXELS) / sum(volume.get_slice_size_mm(view)[0] for view in volume.views[:2])
     first, second, third = (_draw_plane_with_crosshair(volume, view, voxel, pixels_per_mm) for view in volume.views)
-    empty_cell = np.full((first.shape[0], third.shape[1], 3), DARK_BACKGROUND_COLOR, np.uint8)
-    return resize_to_fit(arrange_tiles([[first, empty_cell], [second, third]], gap=EDGE_PIXELS // 2), height)
+    return resize_to_fit(arrange_on_dark([[first], [second, third]], EDGE_PIXELS // 2), height)
 
 
 def _compute_pixels_per_mm(volume: Volume, height: int, font_size: int) -> float:
     """Return pixels per millimeter such that two planes with all annotations fill `height` rows."""
-    annotation_rows = (
-        2 * compute_plane_corner(font_size, has_letters=volume.axis_end_letters is not None)[0] + font_size
-    )
-    annotation_rows += 2 * (compute_letter_margin(font_size) if volume.axis_end_letters is not None else 4)
+    has_letters = volume.axis_end_letters is not None
+    annotation_rows = 2 * compute_plane_corner(font_size, has_letters=has_letters)[0] + font_size
+    annotation_rows += 2 * (compute_letter_margin(font_size) if has_letters else 4)
     rows = sum(volume.get_slice_size_mm(view)[0] for view in volume.views[:2])
     return max(height / 4, height - annotation_rows) / rows
-
-
-def _draw_framed_plane(
-    volume: Volume, view: AnatomicalView, voxel: VoxelIndex, pixels_per_mm: float, font_size: int
-) -> RGBImage:
-    """Draw one plane in its frame."""
-    plane = _draw_plane_with_crosshair(volume, view, voxel, pixels_per_mm)
-    return add_plane_frame(
-        plane, format_plane_title(volume, view, voxel), view.get_edge_letters(volume.axis_end_letters), font_size
-    )
 
 
 def _draw_plane_with_crosshair(
     volume: Volume, view: AnatomicalView, voxel: VoxelIndex, pixels_per_mm: float
 ) -> RGBImage:
-    """Draw one plane with its crosshair."""
     plane = draw_slice(volume, view, voxel[view.normal_axis], pixels_per_mm)
     ratio = np.divide(plane.shape[:2], (volume.shape[view.row_axis], volume.shape[view.column_axis]))
     row, column = np.multiply(view.project_voxel(voxel, volume.shape), ratio)
@@ -161,23 +153,12 @@ def draw_slices(
     )
     font_size = choose_font_size(round(0.4 * columns * pixels_per_mm * width))
     cells = [_draw_slice_cell(volume, view, slice_index, pixels_per_mm, font_size) for slice_index in slice_indices]
-    empty_cell = np.full_like(cells[0], DARK_BACKGROUND_COLOR)
-    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
-    rows[-1] += [empty_cell] * (columns - len(rows[-1]))
-    grid = arrange_tiles(rows, gap=font_size // 2)
-    text_lines = [
-        caption,
-        *describe_peak(volume),
-        " · ".join(filter(None, (view.name, describe_orientation(view, volume)))),
-    ]
+    grid = arrange_on_dark([cells[start : start + columns] for start in range(0, len(cells), columns)], font_size // 2)
+    orientation = " · ".join(filter(None, (view.name, describe_orientation(view, volume))))
+    text_lines = [caption, *describe_peak(volume), orientation]
     side_panel = draw_side_panel(volume, font_size, pixels_per_mm, min(440, grid.shape[0]), text_lines)
-    return pad_image(
-        arrange_tiles([[grid, pad_image(side_panel, left=font_size, background=DARK_BACKGROUND_COLOR)]]),
-        font_size,
-        0,
-        font_size,
-        0,
-        background=DARK_BACKGROUND_COLOR,
+    return pad_on_dark(
+        arrange_on_dark([[grid, pad_on_dark(side_panel, left=font_size)]]), top=font_size, left=font_size
     )
 
 
@@ -187,18 +168,9 @@ def _draw_slice_cell(
     plane = draw_slice(volume, view, slice_index, pixels_per_mm)
     is_peak = slice_index == volume.peak[view.normal_axis] and not volume.warning
     plane = add_border(plane, 2, ACCENT_COLOR if is_peak else DARK_BACKGROUND_COLOR)
-    title_tile = draw_text_on_dark(
-        f"{slice_index}{format_slice_position(volume, get_middle_voxel(volume, view, slice_index), view.normal_axis)}",
-        font_size,
-        text_color=ACCENT_COLOR if is_peak else LIGHT_TEXT_COLOR,
-    )
-    cell_width = max(plane.shape[1], title_tile.shape[1])
-    return np.concatenate(
-        [
-            pad_image(part, right=cell_width - part.shape[1], background=DARK_BACKGROUND_COLOR)
-            for part in (title_tile, plane)
-        ]
-    )
+    position = format_slice_position(volume, get_middle_voxel(volume, view, slice_index), view.normal_axis)
+    text_color = ACCENT_COLOR if is_peak else LIGHT_TEXT_COLOR
+    return stack_on_dark([draw_text_on_dark(f"{slice_index}{position}", font_size, text_color=text_color), plane])
 
 
 def _choose_slice_columns(n_slices: int, height_to_width: float) -> int:
@@ -229,9 +201,7 @@ def draw_projection(
     cells = [_draw_projected_view(volume, view, background, pixels_per_mm, font_size) for view in views]
     max_height = max(cell.shape[0] for cell in cells)
     side_panel = draw_side_panel(volume, font_size, pixels_per_mm, max_height, [caption, *describe_peak(volume)])
-    return pad_image(
-        arrange_tiles([[*cells, side_panel]], gap=font_size // 2), top=font_size // 2, background=DARK_BACKGROUND_COLOR
-    )
+    return pad_on_dark(arrange_on_dark([[*cells, side_panel]], font_size // 2), top=font_size // 2)
 
 
 def project_strongest(values: Values, axis: int, colormap: str) -> Values:

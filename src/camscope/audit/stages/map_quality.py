@@ -207,7 +207,7 @@ def _find_undecided_reason(randomization_result: Found) -> str:
 def _build_similarity(
     randomization_result: Found, name: str, patients: Sequence[Hashable], bootstrap_options: dict[str, int]
 ) -> RandomizationSimilarity:
-    low, null, high = randomization_result.get_null_interval(name)
+    low, null, high = randomization_result.null_intervals[name]
     verdict = None if randomization_result.no_verdict_reason else randomization_result.verdicts[name]
     return RandomizationSimilarity(
         name=name,

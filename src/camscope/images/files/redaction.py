@@ -139,10 +139,8 @@ class _ThreadLocalPatterns(threading.local):
 
 
 _ignored_modules, _ignored_messages = _ThreadLocalPatterns(), _ThreadLocalPatterns()
-_WARNING_FILTERS: tuple[Any, ...] = (
-    ("ignore", None, Warning, _ignored_modules, 0),
-    ("ignore", _ignored_messages, Warning, None, 0),
-)
+_MODULE_FILTER: Any = ("ignore", None, Warning, _ignored_modules, 0)
+_MESSAGE_FILTER: Any = ("ignore", _ignored_messages, Warning, None, 0)
 _silence_lock = threading.Lock()
 _n_active_scopes = 0
 _restore_stack = ExitStack()
@@ -157,9 +155,7 @@ def ignore_warnings(module_pattern: str | None = None, message_pattern: str | No
     The two filters here are installed once and match nothing outside the `with` block.
     """
     with _silence_lock:
-        for warning_filter in (
-            warning_filter for warning_filter in _WARNING_FILTERS if warning_filter not in warnings.filters
-        ):
+        for warning_filter in {_MODULE_FILTER, _MESSAGE_FILTER}.difference(warnings.filters):
             warnings.filters.insert(0, warning_filter)  # type: ignore[attr-defined]  # it is a list
     before = _ignored_modules.patterns, _ignored_messages.patterns
     _ignored_modules.patterns += () if module_pattern is None else (module_pattern,)

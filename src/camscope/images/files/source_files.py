@@ -92,9 +92,8 @@ def decompressed_stream(file: BinaryIO) -> Iterator[BinaryIO]:
 def skip_bytes(stream: BinaryIO, n_bytes: int, name: str) -> None:
     """Read and discard `n_bytes`: a gzip stream has no random access."""
     if n_bytes > MAX_SKIPPED_BYTES:
-        raise ImageError(
-            f"{name}: its voxels start {plural(n_bytes, 'byte')} into the file; the limit is {MAX_SKIPPED_BYTES}"
-        )
+        received = f"its voxels start {plural(n_bytes, 'byte')} into the file"
+        raise ImageError(f"{name}: {received}; the limit is {MAX_SKIPPED_BYTES}")
     while n_bytes > 0:
         if not (n_read := len(stream.read(min(n_bytes, 1 << 20)))):
             raise ImageError(f"{name}: the file is cut off before its voxels")
@@ -115,10 +114,8 @@ def read_exactly(stream: BinaryIO, n_bytes: int, name: str) -> bytes:
         pieces.append(piece)
         remaining -= len(piece)
     if remaining:
-        raise ImageError(
-            f"{name}: {plural(n_bytes - remaining, 'byte')} where the header says {n_bytes}: "
-            "the file is cut off or its header is wrong"
-        )
+        received = f"{plural(n_bytes - remaining, 'byte')} where the header says {n_bytes}"
+        raise ImageError(f"{name}: {received}: the file is cut off or its header is wrong")
     return b"".join(pieces)
 
 

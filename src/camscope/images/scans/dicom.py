@@ -14,10 +14,10 @@ from camscope.images.scans.dicom_geometry import (
     read_plane,
     stack_planes,
 )
+from camscope.images.scans.dicom_modality_lut import decode_dicom_pixels
 from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
 from camscope.images.scans.dicom_tags import MODALITIES, has_burned_in_text, read_code, read_functional_groups
-from camscope.images.scans.dicom_values import decode_dicom_pixels
-from camscope.images.scans.scan import BURNED_IN_FLAGS, Scan
+from camscope.images.scans.scan import BURNED_IN_FLAGS, Scan, check_index
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -37,7 +37,7 @@ def read_dicom(source: str | Path | bytes, *, frame: int | None = None, window: 
         frame = resolve_selector(selector, frame, "frame", name)
         dataset, flags = load_dicom_dataset(path, name)
         scan = build_scan(dataset, frame, name, list_source_paths(path), flags)
-        return scan if window is None else scan.apply_window(window)
+        return scan.apply_window(window)
 
 
 def build_scan(
@@ -45,10 +45,7 @@ def build_scan(
 ) -> Scan:
     """Build the scan of a data set that is already loaded, see `read_dicom`. Call it inside `redact_errors`."""
     layout = read_pixel_layout(dataset, name, n_requested_frames=None if frame is None else 1)
-    if frame is not None and not 0 <= frame < layout.n_frames:
-        raise ImageError(
-            f"{name}: frame {frame} is out of range: the file has {layout.n_frames} (0..{layout.n_frames - 1})"
-        )
+    check_index(frame, layout.n_frames, "frame", name)
     frame_indices = list(range(layout.n_frames)) if frame is None else [frame]
     stack, pixel_spacing, plane_flags = _locate_frames(dataset, layout, frame_indices, name)
     decoded = decode_dicom_pixels(dataset, layout, frame_indices, name)
@@ -56,10 +53,9 @@ def build_scan(
     steps = decoded.describe_steps("frame")
     if layout.n_frames > 1 and frame is not None:
         steps = (f"frame: {frame} of {layout.n_frames}, counted from 0", *steps)
-    if is_sorted := order == sorted(order):
-        values = decoded.values[0] if len(frame_indices) == 1 else decoded.values
-    else:
-        values = decoded.values[order]
+    is_sorted = order == sorted(order)
+    values = decoded.values if is_sorted else decoded.values[order]
+    values = values[0] if len(frame_indices) == 1 else values
     burned_in = has_burned_in_text(dataset)
     return Scan(
         values,
@@ -99,9 +95,8 @@ def _locate_frames(
             return None, pixel_spacing, (*flags, "no place: the frames share one position")
         planes = [offset_planes[index] for index in frame_indices]
     if not all(plane.is_parallel(planes[0]) for plane in planes):
-        raise ImageError(
-            f"{name}: its frames have different orientations; choose one: file#0 .. file#{layout.n_frames - 1}"
-        )
+        choice = f"choose one: file#0 .. file#{layout.n_frames - 1}"
+        raise ImageError(f"{name}: its frames have different orientations; {choice}")
     stack = stack_planes(planes)
     if stack.coincident_pairs:
         first, second = (frame_indices[index] for index in stack.coincident_pairs[0])

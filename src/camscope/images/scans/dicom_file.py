@@ -46,9 +46,7 @@ def load_dicom_dataset(
             raise ImageError(f"{name}: this is not a DICOM file: 'DICM' is not at byte 128")
         dataset, flag = _parse_dataset(file, name, with_pixels), "no DICOM preamble: the transfer syntax is a guess"
         if not len(dataset):
-            raise ImageError(
-                f"{name}: this is not a DICOM file: 'DICM' is not at byte 128, and no element could be read"
-            )
+            raise ImageError(f"{name}: this is not a DICOM file: no 'DICM' at byte 128, and no element could be read")
         return dataset, (flag,)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,13 +53,9 @@ class SlicePlane:
 
     def is_parallel(self, other: "SlicePlane") -> bool:
         """Return whether rows and columns of both planes have the same directions and spacing."""
-        own_cosines, other_cosines = (
-            np.concatenate([plane.row_cosines, plane.column_cosines]) for plane in (self, other)
-        )
-        return bool(
-            np.allclose(own_cosines, other_cosines, atol=DIRECTION_TOLERANCE)
-            and np.allclose(self.spacing, other.spacing, rtol=DIRECTION_TOLERANCE)
-        )
+        cosines, other_cosines = (np.r_[plane.row_cosines, plane.column_cosines] for plane in (self, other))
+        has_same_directions = np.allclose(cosines, other_cosines, atol=DIRECTION_TOLERANCE)
+        return bool(has_same_directions and np.allclose(self.spacing, other.spacing, rtol=DIRECTION_TOLERANCE))
 
 
 def read_plane(functional_groups: "list[Dataset]") -> tuple[SlicePlane | None, tuple[str, ...]]:
@@ -78,17 +74,15 @@ def read_plane(functional_groups: "list[Dataset]") -> tuple[SlicePlane | None, t
         for key in ("SpacingBetweenSlices", "SliceThickness")
     ]
     thickness = next((abs(distance[0]) for distance in distances if distance and 0 < abs(distance[0]) < 1e4), None)
-    return SlicePlane(
-        np.array(position), across / lengths[0], down / lengths[1], (spacing[0], spacing[1]), thickness
-    ), ()
+    row_cosines, column_cosines = across / lengths[0], down / lengths[1]
+    return SlicePlane(np.array(position), row_cosines, column_cosines, (spacing[0], spacing[1]), thickness), ()
 
 
 def read_pixel_spacing(functional_groups: "list[Dataset]") -> tuple[float, float] | None:
     """Read mm between rows and columns for an image without position: at the patient, otherwise at the detector."""
     for keyword in ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing"):
-        if (spacing := read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, keyword, 2)) and _is_plausible(
-            (), spacing
-        ):
+        spacing = read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, keyword, 2)
+        if spacing and _is_plausible((), spacing):
             return spacing[0], spacing[1]
     return None
 
@@ -151,27 +145,21 @@ def _describe_gaps(gaps: list[int], distances: Floats, usual_distance: float) ->
         for index in gaps[:3]
     ]
     if len(gaps) > 3:
-        descriptions.append(
-            f"not the usual {usual_distance:.4g} mm either: {plural(len(gaps) - 3, 'more distance')} between slices"
-        )
+        remaining = plural(len(gaps) - 3, "more distance")
+        descriptions.append(f"not the usual {usual_distance:.4g} mm either: {remaining} between slices")
     return descriptions
 
 
 def _describe_irregularities(
     first_plane: SlicePlane, slice_step: Floats, usual_distance: float, positions: Floats
 ) -> list[str]:
-    descriptions = []
-    shear = float(
-        np.degrees(
-            np.arccos(np.clip(slice_step @ first_plane.normal / max(float(np.linalg.norm(slice_step)), 1e-12), -1, 1))
-        )
-    )
+    descriptions, advance = [], float(slice_step @ first_plane.normal)
+    cosine = np.clip(advance / max(float(np.linalg.norm(slice_step)), 1e-12), -1, 1)
+    shear = float(np.degrees(np.arccos(cosine)))
     if shear > 0.5:
         descriptions.append(f"slices sheared by {shear:.1f} degrees (a tilted gantry); the world matrix has it")
     offsets = positions - positions[0]
-    offsets = offsets - np.outer(
-        offsets @ first_plane.normal, slice_step / max(float(slice_step @ first_plane.normal), 1e-12)
-    )
+    offsets = offsets - np.outer(offsets @ first_plane.normal, slice_step / max(advance, 1e-12))
     if (max_offset := float(np.linalg.norm(offsets, axis=1).max())) > min(first_plane.spacing):
         descriptions.append(f"slices lie up to {max_offset:.4g} mm off their line")
     if first_plane.thickness and usual_distance > 2 * first_plane.thickness:
@@ -185,10 +173,5 @@ def read_offset_planes(dataset: "Dataset", n_frames: int, first_plane: SlicePlan
     if offsets is None or n_frames < 2:
         return None
     # offsets are relative to the first, which is 0 or the first frame's coordinate
-    positions: list[Any] = [first_plane.position + first_plane.normal * (offset - offsets[0]) for offset in offsets]
-    return [
-        SlicePlane(
-            position, first_plane.row_cosines, first_plane.column_cosines, first_plane.spacing, first_plane.thickness
-        )
-        for position in positions
-    ]
+    start, normal = first_plane.position, first_plane.normal
+    return [replace(first_plane, position=start + normal * (offset - offsets[0])) for offset in offsets]

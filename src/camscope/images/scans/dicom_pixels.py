@@ -66,55 +66,35 @@ def read_pixel_layout(
     """Read and check the pixel layout of a data set. `n_requested_frames` limits the memory check to those frames."""
     pixel_keywords = [keyword for keyword in PIXEL_KEYWORDS if keyword in dataset]
     if not pixel_keywords:
-        kind = get_uid_name(dataset.get("SOPClassUID", "")) or get_uid_name(
-            dataset.file_meta.get("MediaStorageSOPClassUID", "")
-        )
+        stored_uids = dataset.get("SOPClassUID", ""), dataset.file_meta.get("MediaStorageSOPClassUID", "")
+        kind = next(filter(None, map(get_uid_name, stored_uids)), "")
         raise ImageError(f"{name}: the file has no pixels{f' ({kind})' if kind else ''}")
     header_values = {keyword: read_integer(dataset, keyword) for keyword in REQUIRED_KEYWORDS}
     if missing := [keyword for keyword, value in header_values.items() if value is None]:
         raise ImageError(f"{name}: the header has no {', '.join(missing)}")
-    rows, columns, allocated, samples = (
-        header_values[key] or 0 for key in ("Rows", "Columns", "BitsAllocated", "SamplesPerPixel")
-    )
+    rows, columns, allocated, samples = (header_values[keyword] or 0 for keyword in REQUIRED_KEYWORDS)
     floating = pixel_keywords[0] != "PixelData"
-    frames = _read_frame_count(dataset)
+    has_frame_count = "NumberOfFrames" in dataset and not dataset["NumberOfFrames"].is_empty
+    frames = read_integer(dataset, "NumberOfFrames") if has_frame_count else 1
     stored = allocated if floating else (read_integer(dataset, "BitsStored") or allocated)
     photometric = read_code(dataset, "PhotometricInterpretation", PHOTOMETRIC_INTERPRETATIONS)
     if not photometric:
-        raise ImageError(
-            f"{name}: the PhotometricInterpretation is unknown; expected one of {', '.join(sorted(PHOTOMETRIC_INTERPRETATIONS))}"
-        )
+        expected = ", ".join(sorted(PHOTOMETRIC_INTERPRETATIONS))
+        raise ImageError(f"{name}: the PhotometricInterpretation is unknown; expected one of {expected}")
     if frames is None:
         raise ImageError(f"{name}: the header's NumberOfFrames is not a whole number")
     if allocated not in (1, 8, 16, 32, 64) or not 1 <= stored <= allocated or samples not in (1, 3):
-        raise ImageError(
-            f"{name}: {stored} of {plural(allocated, 'bit')}, {plural(samples, 'sample')} a pixel: this layout is not supported"
-        )
-    layout = PixelLayout(
-        rows,
-        columns,
-        frames,
-        samples,
-        allocated,
-        stored,
-        read_integer(dataset, "PixelRepresentation") == 1,
-        photometric,
-        floating,
-    )
+        received = f"{stored} of {plural(allocated, 'bit')}, {plural(samples, 'sample')} a pixel"
+        raise ImageError(f"{name}: {received}: this layout is not supported")
+    is_signed = read_integer(dataset, "PixelRepresentation") == 1
+    layout = PixelLayout(rows, columns, frames, samples, allocated, stored, is_signed, photometric, floating)
     if layout.is_color != (samples == 3) and photometric != "PALETTE COLOR":
         raise ImageError(f"{name}: {photometric} with {plural(samples, 'sample')} a pixel")
-    check_voxel_count(
-        (frames if n_requested_frames is None else n_requested_frames, rows, columns, samples), name, max_voxels
-    )
+    n_read_frames = frames if n_requested_frames is None else n_requested_frames
+    check_voxel_count((n_read_frames, rows, columns, samples), name, max_voxels)
     if frames < 1:
         raise ImageError(f"{name}: an image of {plural(frames, 'frame')}")
     return layout
-
-
-def _read_frame_count(dataset: "Dataset") -> int | None:
-    if "NumberOfFrames" not in dataset or dataset["NumberOfFrames"].is_empty:
-        return 1
-    return read_integer(dataset, "NumberOfFrames")
 
 
 MAX_FRAMES_BY_INDEX = 256
@@ -134,9 +114,7 @@ def decode_frames(
     try:
         decoder = get_decoder(syntax)
     except NotImplementedError:
-        raise ImageError(
-            f"{name}: its pixels are {syntax_name}, which camscope does not read; convert the file first"
-        ) from None
+        raise ImageError(f"{name}: its pixels are {syntax_name}, which is not supported; convert the file") from None
     if decoder.is_native:
         _check_pixel_bytes(dataset, layout, name)
     else:
@@ -148,9 +126,8 @@ def decode_frames(
     is_sequential = len(frame_indices) == layout.n_frames > MAX_FRAMES_BY_INDEX
     try:
         decoded = decoder.iter_array(dataset, indices=None if is_sequential else list(frame_indices))
-        for _, (array, properties) in zip(
-            frame_indices, decoded, strict=False
-        ):  # frames beyond the declared number are ignored
+        # frames beyond the declared number are ignored
+        for _, (array, properties) in zip(frame_indices, decoded, strict=False):
             yield array, str(properties.get("photometric_interpretation", layout.photometric_interpretation))
     except Exception as error:
         if isinstance(error, MemoryError | ImageError):
@@ -164,10 +141,8 @@ def _check_pixel_bytes(dataset: "Dataset", layout: PixelLayout, name: str) -> No
     if layout.photometric_interpretation == "YBR_FULL_422":
         bits = bits // 3 * 2
     if n_bytes < (n_expected := (bits + 7) // 8):
-        raise ImageError(
-            f"{name}: {plural(n_bytes, 'byte')} of pixels; the header says {n_expected}: "
-            "the file is cut off or its header is wrong"
-        )
+        received = f"{plural(n_bytes, 'byte')} of pixels; the header says {n_expected}"
+        raise ImageError(f"{name}: {received}: the file is cut off or its header is wrong")
 
 
 # packages that decode a transfer syntax, and the extra that installs them
@@ -195,10 +170,8 @@ def check_stream_sizes(dataset: "Dataset", layout: PixelLayout, frame_indices: S
     for index, stream in zip(frame_indices, streams, strict=False):
         size = _read_jpeg_2000_size(stream) if is_jpeg_2000 else _read_jpeg_size(stream)
         if size is not None and size != (layout.rows, layout.columns):
-            raise ImageError(
-                f"{name}: frame {index} is compressed as {size[0]} x {size[1]} pixels; "
-                f"the header says {layout.rows} x {layout.columns}"
-            )
+            received = f"frame {index} is compressed as {size[0]} x {size[1]} pixels"
+            raise ImageError(f"{name}: {received}; the header says {layout.rows} x {layout.columns}")
 
 
 def _read_jpeg_2000_size(stream: bytes) -> tuple[int, int]:
@@ -294,9 +267,8 @@ def _read_palette(dataset: "Dataset", name: str) -> tuple[Array, int, int]:
 
 def _read_palette_column(dataset: "Dataset", data: bytes, n_entries: int, bits: int, name: str) -> Array:
     if bits not in (8, 16) or len(data) < n_entries:
-        raise ImageError(
-            f"{name}: a palette of {plural(len(data), 'byte')} for {plural(n_entries, 'entry')} of {plural(bits, 'bit')}"
-        )
+        expected = f"{plural(n_entries, 'entry')} of {plural(bits, 'bit')}"
+        raise ImageError(f"{name}: a palette of {plural(len(data), 'byte')} for {expected}")
     is_16_bit = len(data) >= 2 * n_entries
     table = (decode_uint16_table(dataset, data) if is_16_bit else np.frombuffer(data, np.uint8))[:n_entries]
     # 8 bits in 16: the high byte may be a copy and is ignored

@@ -19,9 +19,9 @@ from camscope.images.files.source_files import resolve_selector, split_selector
 from camscope.images.scans.dicom import read_dicom
 from camscope.images.scans.dicom_file import has_dicom_signature, load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_geometry import SlicePlane, read_plane, stack_planes
+from camscope.images.scans.dicom_modality_lut import DecodedFrames, decode_dicom_pixels, join_decoded_frames
 from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
 from camscope.images.scans.dicom_tags import MODALITIES, has_burned_in_text, read_code, read_functional_groups
-from camscope.images.scans.dicom_values import DecodedFrames, decode_dicom_pixels, join_decoded_frames
 from camscope.images.scans.scan import BURNED_IN_FLAGS, Scan, check_voxel_count
 from camscope.plurals import plural
 from camscope.safe_files import open_regular_file
@@ -45,14 +45,9 @@ class SliceHeader:
     @property
     def group_key(self) -> tuple[Any, ...]:
         """The properties that the files of one volume share, apart from their orientation."""
-        return (
-            self.layout.rows,
-            self.layout.columns,
-            self.layout.n_frames,
-            self.layout.samples_per_pixel,
-            self.modality,
-            self.series_uid,
-        )
+        layout = self.layout
+        shape = layout.rows, layout.columns, layout.n_frames, layout.samples_per_pixel
+        return *shape, self.modality, self.series_uid
 
     @property
     def sort_key(self) -> tuple[Any, ...]:
@@ -62,12 +57,8 @@ class SliceHeader:
 
     def __str__(self) -> str:
         frames = f"{self.layout.n_frames} x " if self.layout.n_frames > 1 else ""
-        words = [
-            f"{frames}{self.layout.rows} x {self.layout.columns}",
-            self.modality,
-            self.plane.nearest_view if self.plane else "",
-        ]
-        return " ".join(filter(None, words))
+        size = f"{frames}{self.layout.rows} x {self.layout.columns}"
+        return " ".join(filter(None, (size, self.modality, self.plane.nearest_view if self.plane else "")))
 
 
 def list_series_files(source: Path | list[Path], name: str) -> list[Path]:
@@ -116,9 +107,8 @@ def _read_slice_header(path: Path, name: str) -> SliceHeader:
     layout = read_pixel_layout(dataset, name)
     plane, _ = read_plane(read_functional_groups(dataset, [0])[0])
     series, instance = (str(dataset.get(key, "")) for key in ("SeriesInstanceUID", "SOPInstanceUID"))
-    return SliceHeader(
-        path, series, instance, read_code(dataset, "Modality", MODALITIES), layout, plane, has_burned_in_text(dataset)
-    )
+    modality = read_code(dataset, "Modality", MODALITIES)
+    return SliceHeader(path, series, instance, modality, layout, plane, has_burned_in_text(dataset))
 
 
 def group_slices(slices: Sequence[SliceHeader]) -> list[list[SliceHeader]]:
@@ -148,12 +138,9 @@ def select_series(groups: list[list[SliceHeader]], series: int | None, name: str
         return groups[series]
     if len(groups) > 1:
         is_one_key = len({group[0].group_key for group in groups}) == 1
-        ambiguity = (
-            f"one series of {plural(len(groups), 'orientation')}" if is_one_key else plural(len(groups), "series")
-        )
-        raise ImageError(
-            f"{name}: {ambiguity} ({listing}); choose one: folder#0 or frame=0, or pass a list of its files"
-        )
+        ambiguity = f"one series of {plural(len(groups), 'orientation')}" if is_one_key else f"{len(groups)} series"
+        advice = "choose one: folder#0 or series=0, or pass a list of its files"
+        raise ImageError(f"{name}: {ambiguity} ({listing}); {advice}")
     return groups[0]
 
 
@@ -172,7 +159,7 @@ def read_series(source: str | Path | Iterable[str | Path], *, series: int | None
         group = select_series(group_slices(slices), resolve_selector(selector, series, "series", name), name)
         scan = replace(read_dicom(group[0].path), name=name) if len(group) == 1 else _read_volume(group, name)
         scan = replace(scan, flags=(*scan.flags, *left_out))
-        return scan if window is None else scan.apply_window(window)
+        return scan.apply_window(window)
 
 
 def _read_volume(group: list[SliceHeader], name: str) -> Scan:
@@ -180,27 +167,20 @@ def _read_volume(group: list[SliceHeader], name: str) -> Scan:
     first = group[0]
     planes = [header.plane for header in group if header.plane]
     if len(planes) < len(group):
-        raise ImageError(
-            f"{name}: {plural(len(group), 'file that does', 'files that do')} not say where they lie; read each by itself"
-        )
+        files = plural(len(group), "file that does", "files that do")
+        raise ImageError(f"{name}: {files} not say where they lie; read each by itself")
     if first.layout.n_frames > 1:
-        raise ImageError(
-            f"{name}: {plural(len(group), 'file')} of {plural(first.layout.n_frames, 'frame')} each; read each by itself"
-        )
+        received = f"{plural(len(group), 'file')} of {plural(first.layout.n_frames, 'frame')} each"
+        raise ImageError(f"{name}: {received}; read each by itself")
     stack = stack_planes(planes)
     if stack.coincident_pairs:
         count = len({index for pair in stack.coincident_pairs for index in pair})
-        reason = "several time points, echoes or phases? Pass a list of the files of one"
-        raise ImageError(
-            f"{name}: {count} of {plural(len(group), 'slice')} share a position with another one ({reason})"
-        )
+        reason = "(several time points, echoes or phases? Pass a list of the files of one)"
+        raise ImageError(f"{name}: {count} of {plural(len(group), 'slice')} share a position with another one {reason}")
     group = [group[index] for index in stack.order]
     decoded = _read_slice_pixels(group, name)
-    # None (unknown) outranks False, and True outranks both
-    burned_in = max(
-        (header.has_burned_in_text for header in group),
-        key=lambda burned_in_value: (burned_in_value is True, burned_in_value is None),
-    )
+    burned_in_values = {header.has_burned_in_text for header in group}
+    burned_in = next(value for value in (True, None, False) if value in burned_in_values)
     return Scan(
         decoded.values,
         name,
@@ -208,10 +188,7 @@ def _read_volume(group: list[SliceHeader], name: str) -> Scan:
         is_color=decoded.is_color,
         unit=decoded.unit,
         modality=first.modality,
-        steps=(
-            *decoded.describe_steps("slice"),
-            f"order: {plural(len(group), 'slice')} by their places along the normal",
-        ),
+        steps=(*decoded.describe_steps("slice"), f"order: {len(group)} slices by their places along the normal"),
         flags=(*stack.flags, *copy_flags, *decoded.list_flags(), *BURNED_IN_FLAGS[burned_in]),
         sources=tuple(header.path for header in group),
         frame_indices=(0,) * len(group),

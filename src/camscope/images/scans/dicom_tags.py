@@ -47,33 +47,10 @@ MODALITIES |= {
     "OPV",
     "TG",
 }
-VALUE_UNITS = {
-    "HU",
-    "OD",
-    "MGML",
-    "Z_EFF",
-    "ED",
-    "EDW",
-    "HU_MOD",
-    "PCT",
-    "BQML",
-    "CNTS",
-    "GML",
-    "SUV",
-    "PROPCNTS",
-    "CM2ML",
-}
-VALUE_UNITS |= {"GY"}
-PHOTOMETRIC_INTERPRETATIONS = {
-    "MONOCHROME1",
-    "MONOCHROME2",
-    "PALETTE COLOR",
-    "RGB",
-    "YBR_FULL",
-    "YBR_FULL_422",
-    "YBR_RCT",
-    "YBR_ICT",
-}
+VALUE_UNITS = {"HU", "OD", "MGML", "Z_EFF", "ED", "EDW", "HU_MOD", "PCT"}
+VALUE_UNITS |= {"BQML", "CNTS", "GML", "SUV", "PROPCNTS", "CM2ML", "GY"}
+PHOTOMETRIC_INTERPRETATIONS = {"MONOCHROME1", "MONOCHROME2", "PALETTE COLOR", "RGB", "YBR_FULL", "YBR_FULL_422"}
+PHOTOMETRIC_INTERPRETATIONS |= {"YBR_RCT", "YBR_ICT"}
 # modalities whose images often contain burned-in text
 BURNED_IN_MODALITIES = {"US", "SC", "XC", "ES", "IVUS", "GM"}
 SECONDARY_CAPTURE_UID = "1.2.840.10008.5.1.4.1.1.7"
@@ -141,10 +118,8 @@ def read_first_numbers(
     functional_groups: "list[Dataset]", sequence_keyword: str, keyword: str, count: int
 ) -> tuple[float, ...] | None:
     """Read the numbers of a macro from the first place that has them."""
-    candidates = (
-        read_numbers(place, keyword, count) for place in iter_macro_items(functional_groups, sequence_keyword)
-    )
-    return next((values for values in candidates if values), None)
+    places = iter_macro_items(functional_groups, sequence_keyword)
+    return next((values for place in places if (values := read_numbers(place, keyword, count))), None)
 
 
 def decode_uint16_table(dataset: "Dataset", data: bytes) -> NDArray[np.uint16]:
@@ -157,14 +132,10 @@ def has_burned_in_text(dataset: "Dataset") -> bool | None:
     """Return whether text is part of the pixels, or None if the file does not say and such images often contain it."""
     if declared := read_code(dataset, "BurnedInAnnotation", {"YES", "NO"}):
         return declared == "YES"
-    sop_class_uid = str(dataset.get("SOPClassUID", ""))
+    is_secondary_capture = str(dataset.get("SOPClassUID", "")).startswith(SECONDARY_CAPTURE_UID)
     is_screen_save = "SCREEN SAVE" in str(dataset.get("ImageType", "")).upper()
-    suspicious = (
-        read_code(dataset, "Modality", BURNED_IN_MODALITIES)
-        or sop_class_uid.startswith(SECONDARY_CAPTURE_UID)
-        or is_screen_save
-    )
-    return None if suspicious else False
+    has_typical_modality = bool(read_code(dataset, "Modality", BURNED_IN_MODALITIES))
+    return None if has_typical_modality or is_secondary_capture or is_screen_save else False
 
 
 def get_uid_name(value: Any) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from camscope.errors import ImageError, describe_out_of_memory, is_out_of_memory
 from camscope.images.files.redaction import pseudonymize_source, redact_errors
 from camscope.images.files.source_files import open_source, resolve_selector, split_selector
-from camscope.images.scans.scan import MAX_VOXELS, Scan, check_voxel_count, flag_non_finite
+from camscope.images.scans.scan import MAX_VOXELS, Scan, check_volume_index, check_voxel_count, flag_non_finite
 from camscope.optional import require
 from camscope.plurals import plural
 
@@ -33,7 +33,7 @@ def read_itk(source: str | Path, *, volume: int | None = None, window: Any = Non
     with redact_errors(name):
         _check_header(path, name)
         scan = _read_itk_scan(sitk, path, resolve_selector(selector, volume, "volume", name), name)
-        return scan if window is None else scan.apply_window(window)
+        return scan.apply_window(window)
 
 
 def _check_header(path: Path, name: str) -> None:
@@ -55,9 +55,7 @@ def _check_header(path: Path, name: str) -> None:
     if not is_local and (
         kind == ".mha" or not re.fullmatch(r"[\w.+-]+", data_file) or data_file.upper() == "LIST" or ".." in data_file
     ):
-        raise ImageError(
-            f"{name}: its voxels are in another file that is not in the same folder; save both as one .mha"
-        )
+        raise ImageError(f"{name}: its voxels are in another file outside of the same folder; save both as one .mha")
     voxels = path if is_local else path.with_name(data_file)
     with open_source(voxels, name):  # rejects a pipe, on which ITK would block
         pass
@@ -84,7 +82,9 @@ def _read_itk_scan(sitk: Any, path: Path, volume_index: int | None, name: str) -
         reader.SetFileName(str(path))
         reader.ReadImageInformation()
         size, n_components = reader.GetSize(), reader.GetNumberOfComponents()
-        _check_dimensions(size, n_components, name)
+        if len(size) not in (2, 3, 4):
+            raise ImageError(f"{name}: an image of {plural(len(size), 'axis')}; expected 2, 3 or 4")
+        check_voxel_count((*size[::-1], n_components), name)
         image = reader.Execute()
     except RuntimeError as error:
         if is_out_of_memory(error):
@@ -92,57 +92,33 @@ def _read_itk_scan(sitk: Any, path: Path, volume_index: int | None, name: str) -
         raise ImageError(f"{name}: SimpleITK cannot read it: damaged, or of an unknown kind") from None
     finally:
         sitk.ProcessObject.SetGlobalWarningDisplay(warned_before)
-    volume_steps: tuple[str, ...] = ()
-    if image.GetDimension() == 4:
-        image, volume_steps = _select_volume(image, volume_index, name)
-    elif volume_index not in (None, 0):
-        raise ImageError(f"{name}: volume {volume_index} is out of range: the file has 1")
+    is_4d, volume_steps = image.GetDimension() == 4, tuple[str, ...]()
+    count = image.GetSize()[3] if is_4d else 1
+    check_volume_index(volume_index, count, name)
+    if is_4d:
+        image = image[:, :, :, volume_index or 0]
+        volume_steps = (f"volume: {volume_index or 0} of {count}, counted from 0",)
     stored = sitk.GetArrayFromImage(image)
     is_color = n_components == 3 and stored.dtype == np.uint8
     if (n_components > 1 and not is_color) or stored.dtype.kind not in "iuf":
-        raise ImageError(
-            f"{name}: {plural(n_components, 'number')} of {stored.dtype} a voxel; expected one real number, or RGB in uint8"
-        )
+        received = f"{plural(n_components, 'number')} of {stored.dtype} a voxel"
+        raise ImageError(f"{name}: {received}; expected one real number, or RGB in uint8")
     values = stored if is_color else stored.astype(np.float32)
-    flags = () if is_color else flag_non_finite(values)
-    steps = (*volume_steps, f"stored: {stored.dtype.name}")
-    has_orientation, has_spacing = _find_declared_geometry(path)
-    affine = _build_affine(image) if has_orientation else None
-    pixel_spacing = tuple(image.GetSpacing()[::-1]) if has_spacing and not has_orientation else None
+    with path.open("rb") as file:  # ITK replaces missing orientation and spacing by defaults
+        head = file.read(GEOMETRY_HEAD_BYTES).lower()
+    has_orientation, has_spacing = (
+        any(word in head for word in words) for words in (ORIENTATION_KEYWORDS, SPACING_KEYWORDS)
+    )
     return Scan(
         values,
         name,
-        affine=affine,
+        affine=_build_affine(image) if has_orientation else None,
         is_color=is_color,
-        steps=steps,
-        flags=flags,
+        steps=(*volume_steps, f"stored: {stored.dtype.name}"),
+        flags=() if is_color else flag_non_finite(values),
         sources=(path,),
-        pixel_spacing=pixel_spacing,
+        pixel_spacing=tuple(image.GetSpacing()[::-1]) if has_spacing and not has_orientation else None,
     )
-
-
-def _find_declared_geometry(path: Path) -> tuple[bool, bool]:
-    """Return whether the header declares orientation and spacing: ITK replaces missing values by defaults."""
-    with path.open("rb") as file:
-        head = file.read(GEOMETRY_HEAD_BYTES).lower()
-    return any(word in head for word in ORIENTATION_KEYWORDS), any(word in head for word in SPACING_KEYWORDS)
-
-
-def _check_dimensions(size: tuple[int, ...], n_components: int, name: str) -> None:
-    if len(size) not in (2, 3, 4):
-        raise ImageError(f"{name}: an image of {plural(len(size), 'axis')}; expected 2, 3 or 4")
-    check_voxel_count((*size[::-1], n_components), name)
-
-
-def _select_volume(image: Any, volume_index: int | None, name: str) -> tuple[Any, tuple[str, ...]]:
-    count = image.GetSize()[3]
-    if volume_index is None and count > 1:
-        raise ImageError(
-            f"{name}: a 4-D file of {plural(count, 'volume')}; choose one: file#0 .. file#{count - 1}, or volume=0"
-        )
-    if not 0 <= (volume_index or 0) < count:
-        raise ImageError(f"{name}: volume {volume_index} is out of range: the file has {count} (0..{count - 1})")
-    return image[:, :, :, volume_index or 0], (f"volume: {volume_index or 0} of {count}, counted from 0",)
 
 
 def _build_affine(image: Any) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -17,15 +17,8 @@ from camscope.geometry import Placement
 from camscope.images.files.redaction import pseudonymize_source
 from camscope.images.scans.scan import Affine
 
-NON_AFFINE_TRANSFORMS = (
-    "Lambda",
-    "Elastic",
-    "Distort",
-    "Transpose",
-    "Patch",
-    "Split",
-    "Warp",
-)  # changes that the affine matrix does not record; nor does it record transforms from outside MONAI
+# changes that the affine matrix does not record; nor does it record transforms from outside MONAI
+NON_AFFINE_TRANSFORMS = ("Lambda", "Elastic", "Distort", "Transpose", "Patch", "Split", "Warp")
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
@@ -52,9 +45,8 @@ class MonaiPreprocess:
         result = result[key] if isinstance(result, dict) and key is not None else result
         if not isinstance(result, Tensor) or result.ndim not in (3, 4):
             received = f"{type(result).__name__} {tuple(getattr(result, 'shape', ()))}"
-            raise ImageError(
-                f"{name}: MONAI's transforms returned {received}; expected a tensor (C,H,W) or (C,D,H,W): EnsureChannelFirst?"
-            )
+            expected = "a tensor (C,H,W) or (C,D,H,W): EnsureChannelFirst?"
+            raise ImageError(f"{name}: MONAI's transforms returned {received}; expected {expected}")
         is_affine_known = all(
             is_monai_object(step) and not any(word in type(step).__name__ for word in NON_AFFINE_TRANSFORMS)
             for step in steps

@@ -25,7 +25,7 @@ from camscope.images.files.source_files import (
     skip_bytes,
     split_selector,
 )
-from camscope.images.scans.scan import Scan, check_voxel_count, flag_non_finite
+from camscope.images.scans.scan import Scan, check_volume_index, check_voxel_count, flag_non_finite
 from camscope.optional import require
 from camscope.plurals import plural
 
@@ -49,10 +49,9 @@ def read_nifti(source: str | Path | bytes, *, volume: int | None = None, window:
     require("nibabel", extra="medical")
     with redact_errors(name):
         with open_source(path, name) as file, decompressed_stream(file) as stream:
-            scan = _read_nifti_scan(
-                stream, resolve_selector(selector, volume, "volume", name), name, list_source_paths(path)
-            )
-        return scan if window is None else scan.apply_window(window)
+            volume = resolve_selector(selector, volume, "volume", name)
+            scan = _read_nifti_scan(stream, volume, name, list_source_paths(path))
+        return scan.apply_window(window)
 
 
 def is_nifti(head: bytes) -> bool:
@@ -86,8 +85,7 @@ def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sour
     data = read_exactly(stream, count * dtype.itemsize, name)
     read_trailing_bytes(stream)
     stored = np.frombuffer(data, dtype).reshape(shape, order="F")
-    scaled, scaling_steps = (stored, ()) if is_color else _apply_scaling(header, stored)
-    values = _stack_color_channels(scaled) if is_color else np.ascontiguousarray(scaled, np.float32)
+    values, scaling_steps = _apply_scaling(header, stored)
     affine, pixel_spacing, geometry_step, geometry_flags = _parse_geometry(header, len(shape))
     volume_steps = (f"volume: {volume_index} of {volumes}, counted from 0",) if volume_index is not None else ()
     return Scan(
@@ -147,43 +145,33 @@ def _parse_shape(header: Any, volume_index: int | None, name: str) -> tuple[tupl
     if len(further) > 1:
         raise ImageError(f"{name}: {plural(len(sides), 'axis')} ({' x '.join(map(str, sides))}); at most 4 are read")
     volumes = further[0] if further else 1
-    if volumes > 1 and volume_index is None:
-        raise ImageError(
-            f"{name}: a 4-D file of {plural(volumes, 'volume')}; choose one: file#0 .. file#{volumes - 1}, or volume=0"
-        )
-    if volume_index is not None and not 0 <= volume_index < volumes:
-        raise ImageError(f"{name}: volume {volume_index} is out of range: the file has {volumes} (0..{volumes - 1})")
+    check_volume_index(volume_index, volumes, name)
     return shape, volumes
 
 
 def _apply_scaling(header: Any, stored: Array) -> tuple[Array, tuple[str, ...]]:
-    """Return slope * stored + intercept. As NIfTI defines, a slope of 0 or NaN means no scaling."""
+    """Return slope * stored + intercept, or colors. As NIfTI defines, a slope of 0 or NaN means no scaling."""
+    if stored.dtype.fields is not None:
+        return np.stack([stored[channel] for channel in "RGB"], axis=-1), ()
     slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
-    if not math.isfinite(slope) or slope == 0:
-        return stored, ()
     intercept = intercept if math.isfinite(intercept) else 0.0
-    if slope == 1 and intercept == 0:
-        return stored, ()
-    return stored * np.float64(slope) + intercept, (f"rescale: slope {slope:.10g}, intercept {intercept:.10g}",)
-
-
-def _stack_color_channels(stored: Array) -> Array:
-    return np.stack([stored[channel] for channel in "RGB"], axis=-1)
+    if not math.isfinite(slope) or slope == 0 or (slope == 1 and intercept == 0):
+        return np.ascontiguousarray(stored, np.float32), ()
+    scaled = np.ascontiguousarray(stored * np.float64(slope) + intercept, np.float32)
+    return scaled, (f"rescale: slope {slope:.10g}, intercept {intercept:.10g}",)
 
 
 def _parse_geometry(header: Any, n_axes: int) -> tuple[Array | None, tuple[float, ...] | None, str, tuple[str, ...]]:
     """Return the affine, the spacing for scans without one, the step that names the source, and flags."""
     codes = {"sform": int(header["sform_code"]), "qform": int(header["qform_code"])}
     declared_codes = f"sform code {codes['sform']}, qform code {codes['qform']}"
-    unit, unit_note = {1: (1000.0, "; meters converted to mm"), 3: (1e-3, "; micrometers converted to mm")}.get(
-        int(header["xyzt_units"]) & 7, (1.0, "")
-    )
+    units = {1: (1000.0, "; meters converted to mm"), 3: (1e-3, "; micrometers converted to mm")}
+    unit, unit_note = units.get(int(header["xyzt_units"]) & 7, (1.0, ""))
     declared_codes += unit_note
     spacing = tuple(abs(float(side)) * unit for side in header["pixdim"][1 : n_axes + 1])
     pixel_spacing = spacing if all(0 < side < 1e6 for side in spacing) else None
-    for kind, code in codes.items():
-        if code <= 0:
-            continue
+    flag = "no place: neither sform nor qform is set"
+    if kind := next((kind for kind, code in codes.items() if code > 0), None):
         try:
             affine = np.array(header.get_sform() if kind == "sform" else header.get_qform(), np.float64)
         except Exception:
@@ -193,13 +181,8 @@ def _parse_geometry(header: Any, n_axes: int) -> tuple[Array | None, tuple[float
             # in a 2-D file the first index is always 0; the second and third are i and j
             world_affine = affine if n_axes == 3 else affine[:, [2, 0, 1, 3]]
             return world_affine, pixel_spacing, f"place: the {kind} ({declared_codes})", ()
-        return (
-            None,
-            pixel_spacing,
-            f"place: none ({declared_codes})",
-            (f"no place: the {kind} is not an invertible matrix",),
-        )
-    return None, pixel_spacing, f"place: none ({declared_codes})", ("no place: neither sform nor qform is set",)
+        flag = f"no place: the {kind} is not an invertible matrix"
+    return None, pixel_spacing, f"place: none ({declared_codes})", (flag,)
 
 
 def read_nifti_header(source: Path | bytes) -> Any:

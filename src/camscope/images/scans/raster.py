@@ -10,7 +10,7 @@ from camscope.errors import ImageError
 from camscope.images.files.redaction import pseudonymize_source, redact_errors
 from camscope.images.files.source_files import list_source_paths, open_source, resolve_selector, split_selector
 from camscope.images.files.tiff_strips import check_tiff_strips
-from camscope.images.scans.scan import MAX_VOXELS, Scan, check_voxel_count, flag_non_finite
+from camscope.images.scans.scan import MAX_VOXELS, Scan, check_index, check_voxel_count, flag_non_finite
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -36,10 +36,9 @@ def read_raster(source: str | Path | bytes, *, frame: int | None = None, window:
             with open_source(path, name) as file, Image.open(file, formats=RASTER_FORMATS) as image:
                 scan = _read_raster_scan(image, _compute_pixel_limit(file), frame, name, list_source_paths(path))
         except Image.DecompressionBombError:
-            raise ImageError(
-                f"{name}: Pillow refuses it: more than {plural(2 * (Image.MAX_IMAGE_PIXELS or 0), 'pixel')}"
-            ) from None
-        return scan if window is None else scan.apply_window(window)
+            limit = plural(2 * (Image.MAX_IMAGE_PIXELS or 0), "pixel")
+            raise ImageError(f"{name}: Pillow refuses it: more than {limit}") from None
+        return scan.apply_window(window)
 
 
 def _compute_pixel_limit(file: BinaryIO) -> int:
@@ -49,15 +48,13 @@ def _compute_pixel_limit(file: BinaryIO) -> int:
 
 def _read_raster_scan(image: "Image", max_pixels: int, frame: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
     n_pages = int(getattr(image, "n_frames", 1))
-    if frame is not None and not 0 <= frame < n_pages:
-        raise ImageError(f"{name}: frame {frame} is out of range: the file has {n_pages} (0..{n_pages - 1})")
+    check_index(frame, n_pages, "frame", name)
     page_indices = list(range(n_pages)) if frame is None else [frame]
     check_voxel_count((len(page_indices), image.height, image.width), name)
     arrays = [_read_page(image, page, max_pixels, name) for page in page_indices]
     if len({(array.shape, array.dtype.kind) for array in arrays}) > 1:
-        raise ImageError(
-            f"{name}: its {plural(n_pages, 'page')} differ in size or type; choose one: file#0 .. file#{n_pages - 1}"
-        )
+        pages = plural(n_pages, "page")
+        raise ImageError(f"{name}: its {pages} differ in size or type; choose one: file#0 .. file#{n_pages - 1}")
     is_color = arrays[0].ndim == 3
     values = arrays[0] if len(arrays) == 1 else np.stack(arrays)
     stored = (f"stored: {values.dtype.name}",)

@@ -4,6 +4,7 @@ Windows follow DICOM PS3.3 C.11.2.1. They are computed here instead of by `pydic
 NIfTI, ITK and raster scans, which need no DICOM data set and no pydicom. A test compares both.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,7 +96,9 @@ class Scan:
         return self.has_burned_in_text is False
 
     def apply_window(self, window: Any) -> "Scan":
-        """Map the values within a window to 0..1. `window` is a `Window`, (center, width) or "40,400"."""
+        """Map the values within a window to 0..1. `window` is a `Window`, (center, width) or "40,400"; None changes nothing."""
+        if window is None:
+            return self
         window = Window.parse(window)
         if self.is_color:
             raise PreprocessError(f"{self.name}: a window needs gray values, and this scan is in color")
@@ -124,11 +127,22 @@ def check_voxel_count(shape: tuple[int, ...], name: str, max_voxels: int = MAX_V
     size = " x ".join(map(str, shape))
     if any(side < 1 for side in shape):
         raise ImageError(f"{name}: an image of {size} voxels")
-    count = 1
-    for side in shape:  # Python integers: NumPy's would overflow
-        count *= int(side)
-    if count > max_voxels:
+    if math.prod(map(int, shape)) > max_voxels:  # Python integers: NumPy's would overflow
         raise ImageError(f"{name}: {size} values are more than the limit of {max_voxels} for such a file")
+
+
+def check_volume_index(index: int | None, count: int, name: str) -> None:
+    """Raise ImageError if no volume of several is selected, or one that is out of range."""
+    if index is None and count > 1:
+        choice = f"choose one: file#0 .. file#{count - 1}, or volume=0"
+        raise ImageError(f"{name}: a 4-D file of {plural(count, 'volume')}; {choice}")
+    check_index(index, count, "volume", name)
+
+
+def check_index(index: int | None, count: int, kind: str, name: str) -> None:
+    """Raise ImageError if the index of a frame, volume or series is given and out of range."""
+    if index is not None and not 0 <= index < count:
+        raise ImageError(f"{name}: {kind} {index} is out of range: the file has {count} (0..{count - 1})")
 
 
 def flag_non_finite(values: Array) -> tuple[str, ...]:
@@ -162,10 +176,8 @@ class Window:
         min_width = 1 if self.kind == "LINEAR" else 0
         # a LINEAR width of 1 is a step; a width of 0 is undefined
         if not np.isfinite([self.center, self.width]).all() or self.width < min_width or self.width == 0:
-            at_least = "of at least 1" if min_width else "above 0"
-            raise PreprocessError(
-                f"a window of center {self.center} and width {self.width}; the width must be {at_least}"
-            )
+            received = f"a window of center {self.center} and width {self.width}"
+            raise PreprocessError(f"{received}; the width must be {'of at least 1' if min_width else 'above 0'}")
 
     @classmethod
     def parse(cls, value: Any) -> Self:
@@ -211,11 +223,9 @@ def apply_sigmoid_window(values: Values, center: float, width: float, low: float
     return np.asarray((np.tanh(steep) + 1) / 2 * (high - low) + low)  # equal to the formula, without overflow
 
 
-WINDOW_FUNCTIONS = {
-    "LINEAR": apply_linear_window,
-    "LINEAR_EXACT": apply_linear_exact_window,
-    "SIGMOID": apply_sigmoid_window,
-}
+WINDOW_FUNCTIONS = dict(
+    zip(WINDOW_KINDS, (apply_linear_window, apply_linear_exact_window, apply_sigmoid_window), strict=True)
+)
 
 
 def _choose_float_dtype(values: Values) -> Any:

@@ -59,9 +59,8 @@ class ScanPreprocess:
         if self.window is not None:
             object.__setattr__(self, "window", Window.parse(self.window))
         if self.interpolation not in INTERPOLATION_MODES:
-            raise PreprocessError(
-                f"interpolation={self.interpolation!r}; expected one of {', '.join(INTERPOLATION_MODES)}"
-            )
+            expected = ", ".join(INTERPOLATION_MODES)
+            raise PreprocessError(f"interpolation={self.interpolation!r}; expected one of {expected}")
         if isinstance(self.channels, bool) or not isinstance(self.channels, int) or self.channels < 1:
             raise PreprocessError(f"channels={self.channels!r}; expected a positive whole number")
         if isinstance(self.normalize, str) and self.normalize not in ("range", "zscore"):
@@ -85,10 +84,8 @@ class ScanPreprocess:
             if spacing is None:
                 raise ImageError(f"{scan.name}: spacing= needs a scan with a known voxel size")
             target_spacing = _expand_per_axis(self.spacing, x.ndim - 1, "spacing")
-            size = [
-                max(1, round(n * length / target))
-                for n, length, target in zip(x.shape[1:], spacing, target_spacing, strict=True)
-            ]
+            axes = zip(x.shape[1:], spacing, target_spacing, strict=True)
+            size = [max(1, round(n * length / target)) for n, length, target in axes]
             x, placement = self._resize(x, size), placement.resized(size)
         if self.window is not None:
             window = Window.parse(self.window)
@@ -146,11 +143,12 @@ class ScanPreprocess:
         size = [int(n) for n in _expand_per_axis(self.crop, x.ndim - 1, "crop")]
         start = [(length - crop_length) // 2 for length, crop_length in zip(x.shape[1:], size, strict=True)]
         cropped = x.new_full((len(x), *size), self.fill)
-        destination = [
-            slice(max(0, -s), max(0, -s) + min(n, w)) for s, n, w in zip(start, x.shape[1:], size, strict=True)
-        ]
-        source = [slice(max(0, s), max(0, s) + min(n, w)) for s, n, w in zip(start, x.shape[1:], size, strict=True)]
-        cropped[(slice(None), *destination)] = x[(slice(None), *source)]
+        destination, source = [slice(None)], [slice(None)]
+        for first, length, crop_length in zip(start, x.shape[1:], size, strict=True):
+            shared = min(length, crop_length)
+            destination.append(slice(max(0, -first), max(0, -first) + shared))
+            source.append(slice(max(0, first), max(0, first) + shared))
+        cropped[tuple(destination)] = x[tuple(source)]
         return cropped, placement.cropped(start, size)
 
     def _normalize(self, x: Tensor) -> Tensor:
@@ -162,26 +160,20 @@ class ScanPreprocess:
         if self.normalize == "zscore":
             deviation = x.double().std(correction=0)
             return ((x.double() - x.double().mean()) / torch.where(deviation > 0, deviation, 1)).float()
-        mean, std = (
-            torch.tensor(value, dtype=torch.float32, device="cpu").reshape(-1, *[1] * (x.ndim - 1))
-            for value in self.normalize
-        )
+        statistics = (torch.tensor(value, dtype=torch.float32, device="cpu") for value in self.normalize)
+        mean, std = (value.reshape(-1, *[1] * (x.ndim - 1)) for value in statistics)
         if not bool((std != 0).all()) or {len(mean), len(std)} - {1, self.channels}:
-            received = f"normalize={self.normalize}"
-            raise PreprocessError(
-                f"{received}: expected one number for each of {plural(self.channels, 'channel')}, no std of 0"
-            )
+            expected = f"one number for each of {plural(self.channels, 'channel')}, no std of 0"
+            raise PreprocessError(f"normalize={self.normalize}: expected {expected}")
         expanded = x.expand(self.channels, *x.shape[1:]) if max(len(mean), len(std)) > 1 else x
         return (expanded - mean) / std
 
 
 def _check_positive(name: str, value: Any, number_type: type) -> None:
     numbers = value if isinstance(value, tuple | list) else (value,)
-    type_checks = (
-        isinstance(number, int | (float if number_type is float else int)) and not isinstance(number, bool)
-        for number in numbers
-    )
-    if value is not None and not all(ok and number > 0 for ok, number in zip(type_checks, numbers, strict=True)):
+    types = int | float if number_type is float else int
+    is_valid = all(isinstance(n, types) and not isinstance(n, bool) and n > 0 for n in numbers)
+    if value is not None and not is_valid:
         raise PreprocessError(f"{name}={value!r}; expected a positive number, one for each axis, or None")
 
 
@@ -194,9 +186,8 @@ def _expand_per_axis(value: Any, n_axes: int, name: str) -> Sequence[float]:
     """Return one number per axis."""
     numbers = tuple(value) if isinstance(value, tuple | list) else (value,) * n_axes
     if len(numbers) != n_axes:
-        raise ImageError(
-            f"{name}={value!r}: the scan has {plural(n_axes, 'axis')}; expected one number for each, or one for all"
-        )
+        axes = plural(n_axes, "axis")
+        raise ImageError(f"{name}={value!r}: the scan has {axes}; expected one number for each, or one for all")
     return numbers
 
 
@@ -221,15 +212,11 @@ def get_axis_codes(affine: Affine) -> str:
 def reorient_scan(scan: Scan, axis_codes: str) -> tuple[Scan, Placement]:
     """Reorder and flip a volume's axes to lead to the `axis_codes` sides and return it with its placement on the scan."""
     if len(scan.shape) != 3 or scan.affine is None:
-        raise ImageError(
-            f"{scan.name}: orientation={axis_codes!r} needs a volume with an affine; this is "
-            f"{' x '.join(map(str, scan.shape))}{'' if scan.affine is not None else ' without an affine'}"
-        )
+        received = " x ".join(map(str, scan.shape)) + (" without an affine" if scan.affine is None else "")
+        raise ImageError(f"{scan.name}: orientation={axis_codes!r} needs a volume with an affine; this is {received}")
     scan_codes, sides = get_axis_codes(scan.affine), {letter: pair for pair in AXIS_SIDES for letter in pair}
     if len(axis_codes) != 3 or {sides.get(letter) for letter in axis_codes.upper()} != set(AXIS_SIDES):
-        raise PreprocessError(
-            f"orientation={axis_codes!r}; expected one letter each of L or R, P or A, I or S, such as RAS"
-        )
+        raise PreprocessError(f"orientation={axis_codes!r}; expected one each of L or R, P or A, I or S, such as RAS")
     axes = [next(i for i, code in enumerate(scan_codes) if code in sides[letter]) for letter in axis_codes.upper()]
     values = scan.values.transpose(*axes, *range(3, scan.values.ndim))
     placement = Placement.identity(scan.shape).transposed(axes)
@@ -237,9 +224,7 @@ def reorient_scan(scan: Scan, axis_codes: str) -> tuple[Scan, Placement]:
         if scan_codes[axes[new]] != letter:
             values, placement = np.flip(values, new), placement.flipped(new)
     index_affine = np.eye(4)
-    index_affine[:3, :3], index_affine[:3, 3] = (
-        placement.matrix[:, :3],
-        placement.to_image(np.full((1, 3), 0.5))[0] - 0.5,
-    )
-    reoriented = replace(scan, values=np.ascontiguousarray(values), affine=scan.affine @ index_affine)
-    return (reoriented if reoriented.pixel_spacing is None else replace(reoriented, pixel_spacing=None)), placement
+    index_affine[:3, :3] = placement.matrix[:, :3]
+    index_affine[:3, 3] = placement.to_image(np.full((1, 3), 0.5))[0] - 0.5
+    affine = scan.affine @ index_affine
+    return replace(scan, values=np.ascontiguousarray(values), affine=affine, pixel_spacing=None), placement

@@ -39,7 +39,7 @@ def is_scan(source: object) -> bool:
     try:
         if path.is_dir():
             return _contains_dicom(path)
-        return path.name.lower().endswith(SCAN_SUFFIXES) or (path.is_file() and _has_scan_signature(path))
+        return path.name.lower().endswith(SCAN_SUFFIXES) or (path.is_file() and is_scan(_read_head(path)))
     except (OSError, ValueError):  # not a valid file name
         return False
 
@@ -58,7 +58,7 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
 
     """
     if isinstance(source, Scan):
-        return source if window is None else source.apply_window(window)
+        return source.apply_window(window)
     if isinstance(source, bytes):
         return _read_scan_bytes(source, frame, window)
     if not isinstance(source, str | Path):
@@ -90,17 +90,13 @@ def is_safe_to_display(source: Path) -> bool:
         return True
     path, _ = split_selector(source)
     try:
-        files = (
-            list(islice((entry for entry in path.iterdir() if entry.is_file()), MAX_PROBED_FILES))
-            if path.is_dir()
-            else [path]
-        )
+        entries = path.iterdir() if path.is_dir() else iter([path])
+        files = list(islice((entry for entry in entries if entry == path or entry.is_file()), MAX_PROBED_FILES))
     except OSError:
         return False
     name = pseudonymize_source(path)
-    return all(
-        _is_dicom_safe_to_display(file, name) for file in files if has_dicom_signature(_read_head(file)) or file == path
-    )
+    dicom_files = [file for file in files if file == path or has_dicom_signature(_read_head(file))]
+    return all(_is_dicom_safe_to_display(file, name) for file in dicom_files)
 
 
 def _is_dicom_safe_to_display(file: Path, name: str) -> bool:
@@ -131,15 +127,7 @@ def _read_head(path: Path) -> bytes:
         return b""
 
 
-def _has_scan_signature(path: Path) -> bool:
-    head = _read_head(path)
-    return has_dicom_signature(head) or is_nifti(head)
-
-
 def _contains_dicom(folder: Path) -> bool:
     with os.scandir(folder) as entries:
-        return any(
-            has_dicom_signature(_read_head(Path(entry.path)))
-            for entry in islice(entries, MAX_PROBED_FILES)
-            if entry.is_file()
-        )
+        files = (Path(entry.path) for entry in islice(entries, MAX_PROBED_FILES) if entry.is_file())
+        return any(has_dicom_signature(_read_head(file)) for file in files)

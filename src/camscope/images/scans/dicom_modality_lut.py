@@ -4,7 +4,7 @@ Each operation is recorded as a step, and what is odd about the values as a flag
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,18 +73,13 @@ class ModalityLUT:
     def describe_steps(self) -> tuple[str, ...]:
         """Describe the operations in order."""
         unit = f" ({self.unit})" if self.unit else ""
-        steps = (
-            [f"modality LUT: {plural(len(self.table), 'entry')} of {plural(self.table_bits, 'bit')}{unit}"]
-            if self.table is not None
-            else []
-        )
+        if self.table is not None:
+            steps = [f"modality LUT: {plural(len(self.table), 'entry')} of {plural(self.table_bits, 'bit')}{unit}"]
+            return (*steps, "MONOCHROME1: inverted (values within the LUT's range)") if self.is_inverted else (*steps,)
+        steps = ["MONOCHROME1: inverted (stored values within their range)"] if self.is_inverted else []
         if self.is_declared:
             steps.append(f"rescale: slope {self.slope:.10g}, intercept {self.intercept:.10g}{unit}")
-        if not self.is_inverted:
-            return tuple(steps)
-        where = "values within the LUT's range" if self.table is not None else "stored values within their range"
-        step = f"MONOCHROME1: inverted ({where})"
-        return (*steps, step) if self.table is not None else (step, *steps)
+        return tuple(steps)
 
 
 def read_modality_lut(
@@ -95,20 +90,13 @@ def read_modality_lut(
     if inverted and layout.is_floating:
         raise ImageError(f"{name}: MONOCHROME1 with floating-point pixels, which have no range to invert within")
     modality = read_code(dataset, "Modality", {"CT", "RTDOSE", "PT"})
-    unit = next(
-        (
-            unit
-            for place in iter_macro_items(functional_groups, VALUE_TRANSFORMATION_SEQUENCE)
-            if (unit := read_code(place, "RescaleType", VALUE_UNITS))
-        ),
-        "",
-    )
+    places = list(iter_macro_items(functional_groups, VALUE_TRANSFORMATION_SEQUENCE))
+    unit = next(filter(None, (read_code(place, "RescaleType", VALUE_UNITS) for place in places)), "")
     if modality == "PT":
         unit = unit or read_code(dataset, "Units", VALUE_UNITS)
     if modality == "RTDOSE" and (scale := read_number(dataset, "DoseGridScaling")) is not None:
-        return ModalityLUT(
-            scale, 0.0, read_code(dataset, "DoseUnits", VALUE_UNITS), is_declared=True, is_inverted=inverted
-        )
+        dose_unit = read_code(dataset, "DoseUnits", VALUE_UNITS)
+        return ModalityLUT(scale, 0.0, dose_unit, is_declared=True, is_inverted=inverted)
     if table := read_sequence_items(dataset, "ModalityLUTSequence"):
         return _read_lut_table(dataset, table[0], inverted, name)
     slope, intercept = (
@@ -120,9 +108,7 @@ def read_modality_lut(
     if slope is not None and slope[0] == 0:
         raise ImageError(f"{name}: a rescale slope of 0 makes every pixel the same")
     # a CT declares its unit only if it is not HU
-    is_unit_declared = any(
-        place.get("RescaleType") for place in iter_macro_items(functional_groups, VALUE_TRANSFORMATION_SEQUENCE)
-    )
+    is_unit_declared = any(place.get("RescaleType") for place in places)
     unit = unit or ("HU" if modality == "CT" and not is_unit_declared else "")
     return ModalityLUT((slope or (1.0,))[0], (intercept or (0.0,))[0], unit, is_declared=True, is_inverted=inverted)
 
@@ -134,24 +120,18 @@ def _read_lut_table(dataset: "Dataset", lut_item: "Dataset", is_inverted: bool, 
         raise ImageError(f"{name}: the modality LUT has no descriptor or no data")
     entries, first, depth = (int(value) for value in descriptor)
     entries = entries or 1 << 16
-    table = (
-        decode_uint16_table(dataset, data) if isinstance(data, bytes) else np.atleast_1d(np.asarray(data, np.uint16))
-    )
+    is_binary = isinstance(data, bytes)
+    table = decode_uint16_table(dataset, data) if is_binary else np.atleast_1d(np.asarray(data, np.uint16))
     if len(table) < entries or not 8 <= depth <= 16:
-        raise ImageError(
-            f"{name}: a modality LUT of {plural(len(table), 'entry')} of {plural(depth, 'bit')}; its descriptor says {entries}"
-        )
+        received = f"{plural(len(table), 'entry')} of {plural(depth, 'bit')}"
+        raise ImageError(f"{name}: a modality LUT of {received}; its descriptor says {entries}")
     unit = read_code(lut_item, "ModalityLUTType", VALUE_UNITS)
-    return ModalityLUT(
-        unit=unit, table=table[:entries], first_stored_value=first, table_bits=depth, is_inverted=is_inverted
-    )
+    return ModalityLUT(1.0, 0.0, unit, False, table[:entries], first, depth, is_inverted)
 
 
 def describe_real_world_maps(functional_groups: "list[Dataset]") -> tuple[str, ...]:
     """Describe real-world value maps. They are not applied, as models are trained on the modality's values."""
-    maps = next(
-        (items for group in functional_groups if (items := read_sequence_items(group, REAL_WORLD_SEQUENCE))), []
-    )
+    maps = next(filter(None, (read_sequence_items(group, REAL_WORLD_SEQUENCE) for group in functional_groups)), [])
     steps = []
     for item in maps[:3]:
         slope, intercept = read_number(item, "RealWorldValueSlope"), read_number(item, "RealWorldValueIntercept")
@@ -210,19 +190,14 @@ class DecodedFrames:
         """List what is odd about the values."""
         units = {lut.unit for lut in self.modality_luts}
         inverted_units = [lut.unit for lut in self.modality_luts if lut.is_inverted and lut.unit]
-        flags = (
-            [f"MONOCHROME1 in {inverted_units[0]}: inverted, and so no longer {inverted_units[0]}"]
-            if inverted_units
-            else []
-        )
+        flags = [f"MONOCHROME1 in {unit}: inverted, and so no longer {unit}" for unit in inverted_units[:1]]
         if len(units) > 1:
             flags.append("the unit is not the same for all")
         if len({lut.is_inverted for lut in self.modality_luts}) > 1:
             flags.append("a mixture of MONOCHROME1 and MONOCHROME2")
         if self.n_padded_pixels:
-            flags.append(
-                f"padding: {plural(self.n_padded_pixels, 'pixel')} of {self.padding_value:g} are outside what was measured"
-            )
+            padding = f"{plural(self.n_padded_pixels, 'pixel')} of {self.padding_value:g}"
+            flags.append(f"padding: {padding} are outside what was measured")
         return (*flags, *flag_non_finite(self.values))
 
 
@@ -250,26 +225,19 @@ def decode_dicom_pixels(
     _fill_frames(values, iter_converted(), name)
     padding_value = float(modality_luts[0](np.array([[padding[0]]]), layout)[0, 0]) if padding else 0.0
     real_world_maps = describe_real_world_maps(read_functional_groups(dataset, frame_indices[:1])[0])
-    return DecodedFrames(
-        values, _describe_storage(dataset, layout), tuple(modality_luts), real_world_maps, sum(counts), padding_value
-    )
+    storage = _describe_storage(dataset, layout)
+    return DecodedFrames(values, storage, tuple(modality_luts), real_world_maps, sum(counts), padding_value)
 
 
 def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> DecodedFrames:
     """Join the metadata of several decoded parts for `values`, which holds all frames."""
-    first = parts[0]
-    modality_luts = tuple(lut for part in parts for lut in part.modality_luts)
-    before, after = ([getattr(part, when) for part in parts] for when in ("steps_before", "steps_after"))
-    padding = next((part.padding_value for part in parts if part.n_padded_pixels), 0.0)
-    padded = sum(part.n_padded_pixels for part in parts)
-    return replace(
-        first,
-        values=values,
-        steps_before=_merge_steps(before),
-        modality_luts=modality_luts,
-        steps_after=_merge_steps(after),
-        n_padded_pixels=padded,
-        padding_value=padding,
+    return DecodedFrames(
+        values,
+        _merge_steps([part.steps_before for part in parts]),
+        tuple(lut for part in parts for lut in part.modality_luts),
+        _merge_steps([part.steps_after for part in parts]),
+        sum(part.n_padded_pixels for part in parts),
+        next((part.padding_value for part in parts if part.n_padded_pixels), 0.0),
     )
 
 
@@ -303,9 +271,8 @@ def _read_modality_luts(
 ) -> list[ModalityLUT]:
     if "PerFrameFunctionalGroupsSequence" not in dataset:
         return [read_modality_lut(dataset, read_functional_groups(dataset, [0])[0], layout, name)] * len(frame_indices)
-    return [
-        read_modality_lut(dataset, groups, layout, name) for groups in read_functional_groups(dataset, frame_indices)
-    ]
+    groups_by_frame = read_functional_groups(dataset, frame_indices)
+    return [read_modality_lut(dataset, groups, layout, name) for groups in groups_by_frame]
 
 
 def _describe_modality_luts(modality_luts: Sequence[ModalityLUT], item_name: str) -> tuple[str, ...]:
@@ -320,8 +287,7 @@ def _describe_modality_luts(modality_luts: Sequence[ModalityLUT], item_name: str
 
 
 def _format_range(values: set[float]) -> str:
-    ends = sorted({min(values), max(values)})
-    return "..".join(f"{end:.10g}" for end in ends)
+    return "..".join(f"{end:.10g}" for end in sorted({min(values), max(values)}))
 
 
 def _describe_storage(dataset: "Dataset", layout: PixelLayout) -> tuple[str, ...]:
@@ -329,9 +295,6 @@ def _describe_storage(dataset: "Dataset", layout: PixelLayout) -> tuple[str, ...
     syntax = dataset.file_meta.TransferSyntaxUID
     name = get_uid_name(syntax)
     decoded = (f"decoded: {name}",) if name and syntax.is_compressed else ()
-    lossy = (
-        ("lossy: the image was once compressed with loss",)
-        if read_code(dataset, "LossyImageCompression", {"01"})
-        else ()
-    )
+    is_lossy = bool(read_code(dataset, "LossyImageCompression", {"01"}))
+    lossy = ("lossy: the image was once compressed with loss",) * is_lossy
     return (*decoded, *lossy, f"stored: {layout.bits_stored} of {plural(layout.bits_allocated, 'bit')}, {kind}")
