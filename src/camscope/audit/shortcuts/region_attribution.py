@@ -51,7 +51,7 @@ def compute_attribution_mass_by_region(
         context, explainer.full_name, finding, [sample.row for sample in samples.samples]
     )
     projected = {
-        row: _project_to_input(attribution, samples.samples[0].x.shape[1:])
+        row: project_to_input(attribution, samples.samples[0].x.shape[1:])
         for row, attribution in attribution_by_row.items()
     }
     random = np.random.default_rng((context.config.seed, 5))
@@ -156,7 +156,8 @@ def _compute_shuffled_share(
     return _compute_nanmean(np.array(shares))
 
 
-def _project_to_input(attribution: FloatArray, input_size: Sequence[int]) -> FloatArray:
+def project_to_input(attribution: FloatArray, input_size: Sequence[int]) -> FloatArray:
+    """Return a map (*s) on the model's input (*S)."""
     values: FloatArray = np.asarray(Placement.identity(tuple(input_size)).project(attribution)[0], np.float64)
     return values
 
