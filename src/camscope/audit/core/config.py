@@ -28,10 +28,6 @@ from camscope.explainers.core.base import get_explainer_class
 ImputationName = Literal["mean", "blur", "noise", "zero", "inpainting"]
 Modality = Literal["xray", "ct", "mri", "dermoscopy", "retina", "pathology", "any"]
 StageName = Literal["localization", "faithfulness", "sanity", "robustness", "shortcut"]  # stages that may be skipped
-DEFAULT_IMPUTATION_NAMES: tuple[ImputationName, ...] = (
-    "mean",
-    "blur",
-)  # two: the effect of one may be its own artifact
 IDENTIFIER_COLUMNS = ("row", "id", "path")  # columns with a different value for each image
 
 
@@ -61,14 +57,10 @@ class _ConfigTable(BaseModel):
 
 
 class MaskSource(_ConfigTable):
-    """A source of masks, as `{ file = "annotations.json", category = "WBC" }`.
+    """A file or folder of masks, or in place of it a column of the manifest with masks, boxes or points.
 
-    Attributes:
-        file: A file or a folder of masks.
-        column: A column of the manifest with masks, boxes or points; in place of `file`.
-        category: The categories of a COCO file, or the labels of a mask, that count; "all" selects every one. Required where
-            the source has several.
-
+    `category`: the categories of a COCO file, or the labels of a mask, that count; "all" selects every one. Required where the
+    source has several, as `{ file = "annotations.json", category = "WBC" }`.
     """
 
     file: str | None = None
@@ -256,7 +248,7 @@ class Config(_ConfigTable):
         intended_use: What the model is meant for, as free text.
         seed: The seed of every random choice.
         n_resamples: The number of bootstrap resamples of patients.
-        imputations: What replaces removed pixels; at least two.
+        imputations: What replaces removed pixels; at least two, because the effect of one may be its artifact.
         batch_size: The number of images in a forward pass.
         skip: The stages to skip; the report lists them as not tested.
 
@@ -276,7 +268,7 @@ class Config(_ConfigTable):
     seed: int = Field(default=0, ge=0)
     n_resamples: int = Field(default=2000, ge=200)
     imputations: Annotated[tuple[ImputationName, ...], AfterValidator(_reject_duplicates)] = Field(
-        default=DEFAULT_IMPUTATION_NAMES, min_length=2
+        default=("mean", "blur"), min_length=2
     )
     batch_size: int | None = Field(default=None, ge=1)
     skip: tuple[StageName, ...] = ()
@@ -298,24 +290,19 @@ class Config(_ConfigTable):
         path = Path(source)
         if not path.exists():
             raise InputError(f"{path}: the config file does not exist; camscope audit init writes one")
-        return cls._from_relative_tables(read_toml(path), path.parent, str(path))
+        return cls._validate_tables(read_toml(path), str(path), path.parent)
 
     @classmethod
     def from_toml(cls, text: str, folder: Path, source_name: str = "the config") -> "Config":
         """Return the config from the text of a TOML file, whose paths are relative to `folder`."""
-        return cls._from_relative_tables(
-            parse_toml(text, f"{source_name} is not a valid TOML file"), folder, source_name
-        )
+        return cls._validate_tables(parse_toml(text, f"{source_name} is not a valid TOML file"), source_name, folder)
 
     @classmethod
-    def _from_relative_tables(cls, tables: Mapping[str, Any], folder: Path, source_name: str) -> "Config":
-        with read_errors_converted(source_name):  # a value may be an invalid path: too long, or with a null byte
-            return cls._validate_tables(_resolve_paths(tables, folder), source_name)
-
-    @classmethod
-    def _validate_tables(cls, tables: Mapping[str, Any], source_name: str) -> "Config":
+    def _validate_tables(cls, tables: Mapping[str, Any], source_name: str, folder: Path | None = None) -> "Config":
         try:
-            return cls.model_validate(tables)
+            with read_errors_converted(source_name):  # a value may be an invalid path: too long, or with a null byte
+                resolved = tables if folder is None else _resolve_paths(tables, folder)
+            return cls.model_validate(resolved)
         except ValidationError as error:
             errors = error.errors(include_url=False)
             # for a value that may be text or a table, the first error is that a table is no text: the second is the useful one
@@ -337,7 +324,7 @@ class Config(_ConfigTable):
 
     @property
     def digest(self) -> str:
-        """The sha256 of all settings. Paths do not change it, because files have digests of their own."""
+        """The sha256 of all settings. Paths do not change it, because files have digests themselves."""
         settings = self.to_redacted_dict()
         settings["data"] |= {"manifest": None, "root": None}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
@@ -346,18 +333,18 @@ class Config(_ConfigTable):
         """Return the tables as JSON values without paths; of the model's source the file name stays."""
         tables = self.model_dump(mode="json")
         data, model, regions = tables["data"], tables["model"], tables["regions"]
-        data["manifest"] = "a file"
-        data["root"], data["masks_root"] = None if data["root"] is None else "files", None
-        has_several = isinstance(self.data.ground_truth, dict)
-        data["ground_truth"] = (
-            _redact_mask_sources(data["ground_truth"]) if has_several else _redact_mask_source(data["ground_truth"])
-        )
-        regions["columns"], regions["organ"] = (
-            _redact_mask_sources(regions["columns"]),
-            _redact_mask_source(regions["organ"]),
-        )
+        data |= {"manifest": "a file", "root": None if data["root"] is None else "files", "masks_root": None}
+        redact = _redact_mask_sources if isinstance(self.data.ground_truth, dict) else _redact_mask_source
+        data["ground_truth"] = redact(data["ground_truth"])
+        regions["columns"] = _redact_mask_sources(regions["columns"])
+        regions["organ"] = _redact_mask_source(regions["organ"])
         model["weights"] = model["weights"] if model["weights"] in (None, "random") else "a file"
-        model["source"] = _redact_source_folder(model["source"])
+        library, _, name = model["source"].partition(":")
+        file, colon, function = model["source"].rpartition(":")
+        if library == "hf" and Path(name).expanduser().is_dir():
+            model["source"] = "hf:files"
+        elif library != "hf" and colon and file.endswith(".py"):
+            model["source"] = f"{Path(file).name}:{function}"
         return tables
 
 
@@ -371,9 +358,9 @@ def _resolve_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
                 data[name] = resolve_manifest_source(data[name], folder)
         data["masks_root"] = str(folder / str(data.get("masks_root", "")))
     if isinstance(model, dict):
-        if isinstance(model.get("weights"), str) and model["weights"] != "random":
-            model["weights"] = str(folder / model["weights"])
-        source = model.get("source")
+        weights, source = model.get("weights"), model.get("source")
+        if isinstance(weights, str) and weights != "random":
+            model["weights"] = str(folder / weights)
         if isinstance(source, str) and ".py:" in source:
             model["source"] = str(folder / source)
     return resolved
@@ -391,20 +378,8 @@ def _redact_mask_sources(mask_sources: dict[str, Any]) -> dict[str, Any]:
 
 
 def _redact_mask_source(mask_source: Any) -> Any:
-    """Replace the name of a file or a folder; columns and categories stay."""
+    """Replace the name of a file or a folder, which a path separator tells from a column; columns and categories stay."""
     if isinstance(mask_source, dict):
         return {**mask_source, "file": None if mask_source["file"] is None else "files"}
-    return "files" if _is_path(mask_source) else mask_source
-
-
-def _is_path(text: str | None) -> bool:
-    """Return whether a text has the form of a path rather than of a column name."""
-    return text is not None and ("/" in text or os.sep in text or text.lower().endswith(".json"))
-
-
-def _redact_source_folder(source: str) -> str:
-    library, _, name = source.partition(":")
-    if library == "hf":
-        return "hf:files" if Path(name).expanduser().is_dir() else source
-    file, colon, function = source.rpartition(":")
-    return f"{Path(file).name}:{function}" if colon and file.endswith(".py") else source
+    is_path = mask_source and ("/" in mask_source or os.sep in mask_source or mask_source.lower().endswith(".json"))
+    return "files" if is_path else mask_source
