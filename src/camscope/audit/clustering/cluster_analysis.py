@@ -148,16 +148,7 @@ def compute_level_enrichment(
 
     Each patient counts once, by the first row, because images of one patient are not independent. Rows in no cluster (-1) or
     without a level are left out. Of two clusters, or of two levels, only the last is tested, because the other is its
-    complement.
-
-    Args:
-        labels: The clusters (N,).
-        column_values: The levels (N,).
-        groups: The patients (N,).
-
-    Raises:
-        UndefinedError: There is only one cluster or level.
-
+    complement. UndefinedError if there is only one cluster or level.
     """
     levels = split_by_level(column_values)
     is_included = np.logical_or.reduce([*levels.values(), np.zeros(len(labels), np.bool_)]) & (labels >= 0)

@@ -42,16 +42,12 @@ class ClusterMembers:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The maps in k clusters, the largest first.
+    """The maps in k clusters, the largest first; `labels` (N,) are -1 for maps without positive attribution.
 
-    Attributes:
-        labels: The cluster (N,) of each map; -1 for a map without positive attribution.
-        clusters: The clusters.
-        stability: The mean adjusted Rand index with the clusters of subsamples of four fifths of the patients.
-        reference_stability: The largest stability of references: points from one Gaussian with the covariance of the maps.
-        eigengap: 1 - λ_k / λ_k+1 of the graph; 1 where it has exactly k connected parts.
-        is_separate: Whether the eigengap is large, larger than of every reference, and no cluster has too few patients.
-
+    `stability` is the mean adjusted Rand index with the clusters of subsamples of four fifths of the patients, and
+    `reference_stability` the largest one of references: points from one Gaussian with the covariance of the maps. `eigengap` is
+    1 - λ_k / λ_k+1 of the graph, and 1 where it has exactly k connected parts. `is_separate`: it is large and larger than that
+    of every reference, and no cluster has too few patients.
     """
 
     labels: IntArray
@@ -69,16 +65,10 @@ class Partition:
 
 @dataclass(frozen=True, eq=False)
 class ClusteringResult:
-    """The clusters of maps.
+    """The clusters of `n_maps` maps of `n_patients`; `zero_rows` without positive attribution are left out.
 
-    Attributes:
-        n_clusters: The number of clusters that is stable and separate with the largest eigengap; 1 without such a number.
-        partitions: Number of clusters -> the clusters.
-        eigenvalues: The smallest eigenvalues of the graph's Laplacian.
-        n_maps: The number of maps with positive attribution.
-        n_patients: The number of their patients.
-        zero_rows: The rows without positive attribution, which are left out.
-
+    `n_clusters` is the number that is stable and separate with the largest eigengap, or 1. `partitions`: number of clusters
+    -> the clusters. `eigenvalues`: the smallest ones of the graph's Laplacian.
     """
 
     n_clusters: int
@@ -104,17 +94,8 @@ def cluster_maps(
     if each has enough patients, and if hardly any two neighbors are in different clusters: the next eigenvalue is at least
     8 times the k-th. Maps of one finding along a line have eigenvalues such as 1, 4, 9.
 
-    Args:
-        maps: The maps (N,*s) of one target.
-        groups: The patients (N,).
-        n_resamples: The number of subsamples for the stability.
-        n_references: The number of references.
-        max_maps: The number of maps that are clustered; the others join the cluster of the nearest map.
-        seed: The seed of subsamples and references.
-
-    Raises:
-        UndefinedError: Too few patients have maps with positive attribution.
-
+    Stability needs `n_resamples` subsamples and `n_references` references. Of more than `max_maps` maps, the others join the
+    cluster of the nearest map. UndefinedError if too few patients have maps with positive attribution.
     """
     pooled = pool_maps(maps, GRID_SIZE)
     points, has_heat = smooth_and_normalize(pooled, BLUR_FRACTION)

@@ -80,38 +80,25 @@ MaskSourceLike = str | MaskSource
 class DataConfig(_ConfigTable):
     """`[data]`: the images, their labels and their masks.
 
-    Attributes:
-        manifest: The table, folder or dataset of the images.
-        root: The folder that paths of images and masks are relative to and may not leave. Default: the manifest's folder;
-            "" allows any path.
-        label: The column with the class of each image, by name or number.
-        labels: Finding -> its column of 0 and 1; in place of `label`.
-        patient: The patient column.
-        subgroups: Columns by which predictions and maps are compared. The report shows their levels, so a column that names
-            images or patients is an error.
-        split: The column of the split.
-        split_value: Only rows with this value of `split` are audited.
-        ground_truth: The masks of the finding, as `camscope evaluate --masks` takes them, or a `MaskSource`. For several
-            findings a table, finding -> source.
-        masks_root: The folder that relative paths of `ground_truth` start from; for a TOML file its folder.
-        annotation_protocol: Who labeled and located the findings, as free text.
-        max_images: The largest number of audited images, drawn by the seed.
-        window: The window of CT images, as "center,width".
-
+    Paths of images and masks are relative to `root` and may not leave it. By default it is the manifest's folder, and "" allows
+    any path. `masks_root` is the folder that `ground_truth` is relative to; for a TOML file its folder. `label` is the column
+    with the class of each image, by name or number. `labels` replaces it: finding -> its column of 0 and 1. The report shows
+    the levels of `subgroups`, so that a column that names images or patients is an error. `annotation_protocol` says who
+    labeled and located the findings, as free text. `window` is that of CT images, as "center,width".
     """
 
-    manifest: str
+    manifest: str  # a table, a folder or a dataset
     root: str | None = None
     label: str | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     patient: str | None = None
     subgroups: UniqueNames = ()
     split: str | None = None
-    split_value: str | None = None
+    split_value: str | None = None  # only rows with this value are audited
     ground_truth: str | MaskSource | dict[str, MaskSourceLike] | None = Field(default=None, union_mode="left_to_right")
     masks_root: str | None = None
     annotation_protocol: str = ""
-    max_images: int | None = Field(default=None, ge=1)
+    max_images: int | None = Field(default=None, ge=1)  # drawn by the seed
     window: str | None = None
 
     @model_validator(mode="after")
@@ -164,11 +151,8 @@ class ExplainConfig(_ConfigTable):
         for method, settings in self.settings.items():
             if method not in self.methods:
                 raise ValueError(f"settings.{method}: the methods are {', '.join(self.methods)}; list it there, too")
-            names = [
-                name
-                for name in inspect.signature(get_explainer_class(method)).parameters
-                if name not in ("model", "preprocess")
-            ]
+            parameters = inspect.signature(get_explainer_class(method)).parameters
+            names = [name for name in parameters if name not in ("model", "preprocess")]
             if unknown := [name for name in settings if name not in names]:
                 raise ValueError(
                     f"settings.{method}: {method} has no setting {unknown[0]!r} here; it has {', '.join(names)}"
@@ -177,48 +161,30 @@ class ExplainConfig(_ConfigTable):
 
 
 class RegionsConfig(_ConfigTable):
-    """`[regions]`: the regions of an image that a correct model does not need.
+    """`[regions]`: the regions of an image that a correct model does not need."""
 
-    Attributes:
-        modality: The modality whose usual regions are detected in each image.
-        presets: The names of the regions to detect, in place of those of the modality.
-        columns: Name -> a column or `MaskSource` with the masks of a marker that only some images have.
-        organ: A column or `MaskSource` with the masks of the organ that contains the finding.
-
-    """
-
-    modality: Modality | None = None
-    presets: tuple[str, ...] = ()
-    columns: dict[str, MaskSourceLike] = Field(default_factory=dict)
-    organ: MaskSourceLike | None = None
+    modality: Modality | None = None  # whose usual regions are detected in each image
+    presets: tuple[str, ...] = ()  # the regions to detect in place of those of the modality
+    columns: dict[str, MaskSourceLike] = Field(default_factory=dict)  # the masks of markers that only some images have
+    organ: MaskSourceLike | None = None  # the masks of the organ that contains the finding
 
 
 class Margins(_ConfigTable):
     """`[margins]`: the thresholds of the verdicts, declared before the results are known.
 
-    Attributes:
-        effect: The effect of an intervention that matters, in standard deviations of the log odds.
-        auroc_difference: The difference of the AUROC between subgroups that matters.
-        useful_auroc: The AUROC that a useful model exceeds.
-        masked_auroc: The AUROC without the organ above which the model does not need it.
-        enrichment: The share of the map in a region over the region's share of the image; 1 is the chance level.
-        mass_difference: The difference of a map's share between subgroups that matters.
-        robustness_correlation: The rank correlation of maps under changes that should not matter.
-        leakage_auroc: The AUROC of a linear probe below which the features do not encode a column.
-        reliance_prevalence: The share of patients in whom a reliance may be missed. The absence of a reliance is claimed
-            only with enough patients to observe such a share with 95 % certainty (59 for 0.05).
-
+    The absence of a reliance is claimed only with enough patients to observe the share `reliance_prevalence` with 95 %
+    certainty (59 for 0.05).
     """
 
-    effect: float = Field(default=0.1, gt=0, allow_inf_nan=False)
-    auroc_difference: float = Field(default=0.05, gt=0, lt=0.5)
-    useful_auroc: float = Field(default=0.7, ge=0.5, lt=1)
-    masked_auroc: float = Field(default=0.7, gt=0.5, lt=1)
-    enrichment: float = Field(default=1.5, ge=1, allow_inf_nan=False)
-    mass_difference: float = Field(default=0.05, gt=0, lt=1)
-    robustness_correlation: float = Field(default=0.5, ge=0, lt=1)
-    leakage_auroc: float = Field(default=0.6, gt=0.5, lt=1)
-    reliance_prevalence: float = Field(default=0.05, gt=0, lt=1)
+    effect: float = Field(default=0.1, gt=0, allow_inf_nan=False)  # in standard deviations of the log odds
+    auroc_difference: float = Field(default=0.05, gt=0, lt=0.5)  # between subgroups
+    useful_auroc: float = Field(default=0.7, ge=0.5, lt=1)  # that a useful model exceeds
+    masked_auroc: float = Field(default=0.7, gt=0.5, lt=1)  # above it without the organ, the model does not need it
+    enrichment: float = Field(default=1.5, ge=1, allow_inf_nan=False)  # of a region in a map; 1 is the chance level
+    mass_difference: float = Field(default=0.05, gt=0, lt=1)  # of a map's share between subgroups
+    robustness_correlation: float = Field(default=0.5, ge=0, lt=1)  # of maps under changes that should not matter
+    leakage_auroc: float = Field(default=0.6, gt=0.5, lt=1)  # below it, the features do not encode a column
+    reliance_prevalence: float = Field(default=0.05, gt=0, lt=1)  # the share of patients in whom it may be missed
 
 
 class SampleSizes(_ConfigTable):

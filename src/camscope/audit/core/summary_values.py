@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,7 +30,7 @@ def summarize_estimate(
 
     With too few patients, or with most images from one patient, it has neither an interval nor a p-value.
     """
-    baselines = {"baseline": round_significant(baseline), "baseline_name": baseline_name}
+    baselines: dict[str, Any] = {"baseline": round_significant(baseline), "baseline_name": baseline_name}
     if estimate is None:
         return EstimateSummary(reason=reason or "there is no value", **baselines)
     has_few_patients = estimate.n_groups < MIN_PATIENTS_FOR_INTERVAL
@@ -144,7 +144,7 @@ def _build_metric_summary(
         value=summarize_estimate(
             line.estimate, best, name, reason="" if line.estimate else _find_most_common_reason(line, table)
         ),
-        difference_to_control=difference and summarize_estimate(difference, 0.0, "no difference"),
+        difference_to_control=None if difference is None else summarize_estimate(difference, 0.0, "no difference"),
     )
 
 
@@ -159,9 +159,6 @@ def _find_most_common_reason(line: evaluation_summary.MethodSummary, table: "pa.
 
 def get_metric_values(table: "pa.Table", metric: str, method: str, layer: str | None) -> dict[int, float]:
     """Return row -> value of a metric for the map of a method."""
-    rows: list[Mapping[str, Any]] = table.select(["row", "metric", "method", "layer", "value"]).to_pylist()
-    return {
-        row["row"]: row["value"]
-        for row in rows
-        if row["value"] is not None and (row["metric"], row["method"], row["layer"]) == (metric, method, layer)
-    }
+    columns = (table[name].to_pylist() for name in ("row", "value", "metric", "method", "layer"))
+    rows = zip(*columns, strict=True)
+    return {row: value for row, value, *key in rows if value is not None and key == [metric, method, layer]}

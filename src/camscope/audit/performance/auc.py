@@ -29,16 +29,9 @@ NEWCOMBE = "newcombe"  # the interval method of `compute_auroc_interval`
 
 @dataclass(frozen=True)
 class Ranking:
-    """Rows with a score, the lowest first.
+    """Rows with a score, the lowest first: whether each (N,) has the finding, its patient, its rank and its original index.
 
-    Attributes:
-        truth: Whether each row (N,) has the finding.
-        group_index: The patient (N,) of each row.
-        rank: The rank (N,) of the scores; equal for equal scores.
-        row_index: The original index (N,) of each row.
-        n_resampled_groups: The number of groups that resamples are drawn from.
-        n_undefined: The number of rows without a score.
-
+    Equal scores have equal ranks. Resamples draw `n_resampled_groups` groups. `n_undefined` rows have no score.
     """
 
     truth: Mask
@@ -184,18 +177,10 @@ def auroc(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
-    """Return the area under the ROC curve with the interval of `compute_auroc_interval`.
+    """Return the area under the ROC curve of scores (N,) for a truth (N,), with the interval of `compute_auroc_interval`.
 
-    Args:
-        truth: Whether each image (N,) has the finding.
-        score: The scores (N,); NaN rows are left out and counted.
-        groups: The patients (N,), which are resampled as a whole. Default: each image is its own group.
-        n_resamples: The number of bootstrap resamples.
-        seed: The seed of the bootstrap.
-
-    Raises:
-        UndefinedError: A class has no row, or more than a tenth of the resamples hold one class only.
-
+    `groups` (N,) are the patients, which are resampled as a whole; by default each image is its own group. Rows with a score of
+    NaN are left out and counted. UndefinedError if a class has no row, or if more than a tenth of the resamples hold one class.
     """
     ranking = rank_scores(truth, score, groups)
     return estimate_auroc([ranking], bootstrap_areas(ranking, compute_roc_area, n_resamples, seed))

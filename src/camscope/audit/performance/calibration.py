@@ -32,15 +32,10 @@ N_PERFECT_SIMULATIONS = 1000  # simulated truths of perfect calibration
 class Calibration:
     """The calibration of probabilities.
 
-    Attributes:
-        brier: The mean of (p - y)²; 0 is best.
-        calibration_error: The expected calibration error, Σ_b n_b/N |p_b - y_b| over bins of equally many images.
-        chance_error: The mean error of simulated truths for which every probability is right. It is never 0.
-        slope: The slope of the log odds of the truth on those of the model; 1 is best, and less means too extreme.
-        intercept: The intercept of that line; 0 is best.
-        reason: Why no line fits, where slope and intercept are None.
-        bins: The points of the reliability diagram, with Wilson's intervals.
-
+    `brier` is the mean of (p - y)². `calibration_error` is Σ_b n_b/N |p_b - y_b| over bins of equally many images; it is never
+    0, and `chance_error` is its mean for simulated truths for which every probability is right. `slope` and `intercept` are of
+    the line from the model's log odds to those of the truth: 1 and 0 are best, and a smaller slope means too extreme. Where no
+    line fits they are None, for the `reason`. `bins` has the points of the reliability diagram, with Wilson's intervals.
     """
 
     brier: Estimate
@@ -62,20 +57,10 @@ def compute_calibration(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Calibration:
-    """Return the calibration of probabilities, with intervals by patient.
+    """Return the calibration of probabilities (N,) for a truth (N,), with intervals by patient; NaN rows are left out.
 
-    Args:
-        truth: Whether each image (N,) has the finding.
-        probability: The probabilities (N,); NaN rows are left out and counted.
-        groups: The patients (N,). Default: each image is its own group.
-        n_bins: The number of bins.
-        log_odds: The log odds (N,) of the probabilities, which also distinguish probabilities that round to 1.
-        n_resamples: The number of bootstrap resamples.
-        seed: The seed of bootstrap and simulation.
-
-    Raises:
-        UndefinedError: No row has a probability.
-
+    `log_odds` (N,) are those of the probabilities, and also distinguish probabilities that round to 1. `groups` (N,) are the
+    patients; by default each image is its own group. UndefinedError if no row has a probability.
     """
     check_positive_integer(n_bins=n_bins, n_resamples=n_resamples)
     truths, probabilities = check_truth(truth), np.asarray(probability, np.float64)
@@ -116,7 +101,7 @@ def _check_probabilities(truth: Mask, probability: FloatArray, log_odds: FloatAr
 def _fit_recalibration(
     y: Mask, z: FloatArray, group: IntArray, n_undefined: int, n_resamples: int, seed: int
 ) -> tuple[Estimate, Estimate] | str:
-    """Return slope and intercept of the line of maximum likelihood through log odds (N,), or why there is none."""
+    """Return slope and intercept of the line of maximum likelihood through log odds (N,), or why no line fits."""
     if not np.isfinite(z).all():
         n_infinite = plural(int(np.isinf(z).sum()), "probability is", "probabilities are")
         return f"{n_infinite} 0 or 1: give their log odds"

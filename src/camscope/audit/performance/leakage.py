@@ -32,15 +32,11 @@ PROBE_SIGNIFICANCE_LEVEL = 0.05
 
 @dataclass(frozen=True)
 class LinearProbeResult:
-    """The result of a linear probe.
+    """The AUROC of a linear probe for two levels, or the mean over levels, each compared with all others.
 
-    Attributes:
-        auroc: The AUROC of two levels, or its mean over levels, each compared with all others.
-        chance_auroc: The mean AUROC of probes for labels that are permuted between patients.
-        chance_auroc_max: The largest AUROC of these probes.
-        p_value: The share of permutations that reach the AUROC.
-        is_decodable: Whether the interval lies above 0.5 and the p-value is at most 0.05.
-
+    `chance_auroc` and `chance_auroc_max` are the mean and the maximum for labels that are permuted between patients, and
+    `p_value` is the share of permutations that reach the AUROC. `is_decodable`: the interval lies above 0.5, and the p-value
+    is at most 0.05.
     """
 
     auroc: Estimate
@@ -79,21 +75,10 @@ def probe_leakage(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> LinearProbeResult:
-    """Return the AUROC of an L2 logistic probe of standardized features, tested on held-out patients.
+    """Return the AUROC of an L2 logistic probe of standardized features (N,D) for labels (N,), tested on held-out patients.
 
-    Rows without a label are left out, and levels with fewer than two patients for each fold.
-
-    Args:
-        features: The features (N,D).
-        labels: The labels (N,).
-        groups: The patients (N,). Default: each image is its own group.
-        n_permutations: The number of permutations.
-        n_resamples: The number of bootstrap resamples.
-        seed: The seed of folds, permutations and bootstrap.
-
-    Raises:
-        UndefinedError: Fewer than two levels remain, or no feature varies.
-
+    `groups` (N,) are the patients. Rows without a label are left out, and levels with fewer than two patients for each fold.
+    UndefinedError if fewer than two levels remain, or if no feature varies.
     """
     check_positive_integer(n_permutations=n_permutations, n_resamples=n_resamples)
     values, group_index = np.asarray(features, np.float64), index_groups(groups, len(labels))

@@ -43,19 +43,12 @@ SQUARE_AND_ADD = "square-and-add"  # the interval method of differences of AUROC
 
 @dataclass(frozen=True)
 class Contrast:
-    """The comparison of a level with another one, or with all others.
+    """The comparison of a level with another one, or with all others (`reference_level` is None).
 
-    Attributes:
-        level: The level.
-        reference_level: The other level; None for all others.
-        level_estimate: The estimate for the level.
-        reference_estimate: The estimate for the reference.
-        difference: The first minus the second. Its interval and p-value come from one procedure, and are corrected for the
-            number of contrasts (Bonferroni).
-        conclusion: "equivalent" where the interval lies within the margin, else "different" where it excludes zero, else
-            "undecided". None where a side is too small.
-        reason: Why there is no conclusion, or only a weak one.
-
+    `difference` is the first minus the second estimate. Its interval and p-value come from one procedure, and are corrected for
+    the number of contrasts (Bonferroni). `conclusion` is "equivalent" where the interval lies within the margin, else
+    "different" where it excludes zero, else "undecided"; where a side is too small it is None, as are all estimates. `reason`:
+    why there is no conclusion, or only a weak one.
     """
 
     level: Hashable
@@ -151,18 +144,9 @@ def compare_level_means(
 ) -> tuple[Contrast, ...]:
     """Compare the mean of each level with that of all others; two levels make one contrast.
 
-    Args:
-        values: The values (N,); NaN rows are left out.
-        levels: The levels (N,); rows without a level are left out.
-        groups: The patients (N,); one patient may have images of several levels.
-        margin: The difference that would not matter, declared before the results are known.
-        min_patients: The number of patients that each side needs.
-        n_resamples: The number of bootstrap resamples.
-        seed: The seed of the bootstrap.
-
-    Raises:
-        UndefinedError: There are fewer than two levels.
-
+    Rows (N,) without a value or a level are left out. `groups` (N,) are the patients, who may have images of several levels.
+    `margin` is the difference that would not matter, declared before the results are known. A side needs `min_patients`.
+    UndefinedError if there are fewer than two levels.
     """
     numbers = np.asarray(values, np.float64)
     if numbers.ndim != 1 or np.isinf(numbers).any():
@@ -306,16 +290,9 @@ def compare_subgroups(
     truth: Mapping[int, bool] | None = None,
     region: str = "",
 ) -> Iterator[SubgroupDifference]:
-    """Yield the contrasts of every subgroup column.
+    """Yield the contrasts of every subgroup column for values by row; with a `truth`, of their AUROCs in place of their means.
 
-    Args:
-        cohort: The cohort.
-        finding: The finding that the values are about.
-        values: Row -> value.
-        margin: The difference that would not matter.
-        truth: Row -> whether it has the finding; the AUROCs of the values are then compared in place of their means.
-        region: The region that the values are about.
-
+    `margin` is the difference that would not matter, and `region` the region that the values are about.
     """
     rows, options = sorted(values), cohort.config.bootstrap_options
     numbers, groups = [values[row] for row in rows], [cohort.patients[row] for row in rows]

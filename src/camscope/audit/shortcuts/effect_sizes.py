@@ -48,19 +48,8 @@ def estimate_insertion_effect(
 ) -> EstimateSummary:
     """Return the mean of (f(with the region) - f(without)) / `log_odds_std` over N insertions.
 
-    To exclude the effect of pasting, "without" is the receiver with the same pixels of a control image.
-
-    Args:
-        original_log_odds: The log odds (N,) without the region.
-        edited_log_odds: The log odds (N,) with the region of a donor.
-        log_odds_std: The unit of effects.
-        receivers: The patients (N,) of the receivers.
-        donors: The patients (N,) of the donors.
-        controls: The patients (N,) of the control images.
-
-    Returns:
-        The effect. Its interval accounts for other receivers, donors and controls: see `estimate_clustered_mean`.
-
+    To exclude the effect of pasting, "without" is the receiver with the same pixels of a control image. The interval accounts
+    for other receivers, donors and controls (patients, each (N,)): see `estimate_clustered_mean`.
     """
     effects = np.asarray(edited_log_odds, np.float64) - np.asarray(original_log_odds, np.float64)
     labels = {

@@ -53,22 +53,13 @@ def insert_region(x: Tensor, masks: Tensor, donors: Tensor) -> Tensor:
 def match_insertion_triples(
     truth: ArrayLike, has_region: ArrayLike, groups: Sequence[Hashable] | None = None, seed: int = 0
 ) -> InsertionTriples:
-    """Return which image is given whose region.
+    """Return which image is given whose region, for the truth (N,), the presence of the region (N,) and patients (N,).
 
     Receivers are the negatives without the region; all images without it where such negatives are few; or the negatives where
     every image has the region. Donors are the positives with the region, or all images with it where those are few. Controls
     are of the same kind as receivers. The three are of different patients, and donors are used about equally often. With
-    fewer than ten patients as controls, no patient is a control twice while another one is unused.
-
-    Args:
-        truth: Whether each image (N,) has the finding.
-        has_region: Whether each image (N,) has the region.
-        groups: The patients (N,). Default: each image is its own group.
-        seed: The seed of the order of donors and controls.
-
-    Raises:
-        UndefinedError: There is nothing to paste, or nothing to paste it into.
-
+    fewer than ten patients as controls, no patient is a control twice while another one is unused. UndefinedError if there is
+    nothing to paste, or nothing to paste it into.
     """
     positive, carriers = np.asarray(truth, np.bool_), np.asarray(has_region, np.bool_)
     if positive.shape != carriers.shape or positive.ndim != 1 or (groups is not None and len(groups) != len(positive)):

@@ -15,7 +15,6 @@ from camscope.audit.shortcuts.region_detectors import select_largest_component
 from camscope.audit.shortcuts.region_samples import FINDING_REGION, ORGAN_REGION, Mask, RegionSample, RegionSamples
 from camscope.batch.manifest import import_arrow
 from camscope.batch.query import table_to_dicts
-from camscope.errors import UndefinedError
 from camscope.geometry import Placement
 from camscope.metrics.base import FloatArray
 from camscope.metrics.statistics import estimate_mean
@@ -79,15 +78,19 @@ def _summarize_region_mass(
     groups = [context.cohort.patients[row] for row, _ in pairs]
     shares = np.array([compute_mass_share(attributions[row], mask) for row, mask in pairs])
     areas = np.array([mask.mean() for _, mask in pairs])
-    others = np.array([_compute_shuffled_share(context, row, mask, attributions, shuffled_rows) for row, mask in pairs])
+    other_shares = np.array(
+        [_compute_shuffled_share(context, row, mask, attributions, shuffled_rows) for row, mask in pairs]
+    )
     sensitivities = np.array([compute_confounder_sensitivity(attributions[row], mask) for row, mask in pairs])
     diameter = float(np.median([_measure_region_width(mask) for _, mask in pairs])) if pairs else 0.0
     is_resolvable = bool(pairs) and diameter >= stride
     baseline_name = "maps of other patients"
     return {
-        "share": _summarize_values(shares, groups, _compute_nanmean(others), baseline_name, context, SHARE_BOUNDS),
+        "share": _summarize_values(
+            shares, groups, _compute_nanmean(other_shares), baseline_name, context, SHARE_BOUNDS
+        ),
         "enrichment": _summarize_values(
-            shares / areas, groups, _compute_nanmean(others / areas), baseline_name, context
+            shares / areas, groups, _compute_nanmean(other_shares / areas), baseline_name, context
         ),
         "confounder_sensitivity": _summarize_values(
             sensitivities, groups, TOP_PIXEL_FRACTION, "chance", context, SHARE_BOUNDS
@@ -160,15 +163,11 @@ def _summarize_values(
     context: AuditContext,
     bounds: tuple[float, float] | None = None,
 ) -> EstimateSummary:
-    try:
-        if not values.size:
-            raise UndefinedError("no image has it")
-        if np.isnan(values).all():
-            raise UndefinedError("no map shows anything: none has a positive value, or each the same everywhere")
-        estimate = estimate_mean(values, groups, bounds=bounds, **context.config.bootstrap_options)
-        return summarize_estimate(estimate, baseline, baseline_name)
-    except UndefinedError as error:
-        return summarize_estimate(None, baseline, baseline_name, str(error))
+    if np.isnan(values).all():
+        reason = "no map shows anything: none has a positive value, or each the same everywhere"
+        return summarize_estimate(None, baseline, baseline_name, reason if values.size else "no image has it")
+    estimate = estimate_mean(values, groups, bounds=bounds, **context.config.bootstrap_options)
+    return summarize_estimate(estimate, baseline, baseline_name)
 
 
 def compute_region_overlaps(samples: RegionSamples, finding_name: str) -> Iterator[RegionOverlap]:

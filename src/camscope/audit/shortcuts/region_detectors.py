@@ -72,24 +72,36 @@ class Region:
         return mask
 
 
-def detect_border(image: NDArray[Any]) -> BoolArray:
-    """Return the outermost 5 % of each side, at least one pixel."""
+_REGIONS: dict[str, Region] = {}
+REGIONS: Final[Mapping[str, Region]] = MappingProxyType(_REGIONS)
+
+
+def _register(name: str, description: str) -> Callable[[RegionDetector], RegionDetector]:
+    def register(detect: RegionDetector) -> RegionDetector:
+        _REGIONS[name] = Region(name, description, detect)
+        return detect
+
+    return register
+
+
+@_register("border", "within 5 % of an edge")
+def _detect_border(image: NDArray[Any]) -> BoolArray:
     widths = _list_side_widths(image, BORDER_WIDTH_FRACTION)
     border = np.ones([n for n, _ in widths], np.bool_)
     border[tuple(slice(width, max(width, n - width)) for n, width in widths)] = False
     return border
 
 
-def detect_corners(image: NDArray[Any]) -> BoolArray:
-    """Return the squares at the corners, a fifth of each side; for a volume the cubes."""
+@_register("corners", "within a fifth of the sides from a corner")
+def _detect_corners(image: NDArray[Any]) -> BoolArray:
     widths = _list_side_widths(image, CORNER_SIDE_FRACTION)
     positions = np.ogrid[tuple(slice(n) for n, _ in widths)]
     at_ends = [(i < width) | (i >= n - width) for i, (n, width) in zip(positions, widths, strict=True)]
     return np.asarray(reduce(np.logical_and, at_ends))
 
 
-def detect_padding(image: NDArray[Any]) -> BoolArray:
-    """Return the outermost rows and columns, or slices of a volume, as far as each has one value."""
+@_register("padding", "an outermost row or column of one value")
+def _detect_padding(image: NDArray[Any]) -> BoolArray:
     values = _to_gray_values(image)
     flat, box = FLAT_RANGE_FRACTION * (values.max() - values.min()), [[0, n] for n in values.shape]
     while _shrink_box(values, box, flat):
@@ -122,19 +134,20 @@ def _shrink_box(values: FloatArray, box: list[list[int]], max_value_range: float
     return False
 
 
-def detect_outside_body(image: NDArray[Any]) -> BoolArray:
-    """Return everything but the largest part above Otsu's threshold and its holes."""
+@_register("outside-body", "outside the largest part above Otsu's threshold")
+def _detect_outside_body(image: NDArray[Any]) -> BoolArray:
     values = _to_gray_values(image)
     return ~_segment_body(values > compute_otsu_threshold(values))
 
 
-def detect_outside_body_ct(image: NDArray[Any]) -> BoolArray:
-    """Return everything but the largest part above -500 HU and its holes."""
+@_register("outside-body-ct", "outside the largest part above -500 HU")
+def _detect_outside_body_ct(image: NDArray[Any]) -> BoolArray:
     _check_hounsfield(image)
     return ~_segment_body(image > SKIN_THRESHOLD_HU)
 
 
-def detect_outside_scanner_field(image: NDArray[Any]) -> BoolArray:
+@_register("outside-field", "below -1100 HU, outside the scanner's field")
+def _detect_outside_scanner_field(image: NDArray[Any]) -> BoolArray:
     """Return the pixels below -1100 HU, the value that a scanner writes outside of its field of view."""
     _check_hounsfield(image)
     return np.asarray(image < SCANNER_FIELD_THRESHOLD_HU)
@@ -147,7 +160,8 @@ def _check_hounsfield(image: NDArray[Any]) -> None:
         )
 
 
-def detect_background(image: NDArray[Any]) -> BoolArray:
+@_register("background", "outside the foreground")
+def _detect_background(image: NDArray[Any]) -> BoolArray:
     """Return everything but the foreground: the pixels that are not zero, or above Otsu's threshold where few are zero."""
     values = _to_gray_values(image)
     is_zero = values == 0
@@ -155,9 +169,9 @@ def detect_background(image: NDArray[Any]) -> BoolArray:
     return ~_segment_body(~is_zero if has_zero_background else values > compute_otsu_threshold(values))
 
 
-def detect_foreground_shell(image: NDArray[Any]) -> BoolArray:
-    """Return the pixels up to 3 % of a side from the edge of the foreground, inside and outside."""
-    background = detect_background(image)
+@_register("shell", "along the edge of the foreground")
+def _detect_foreground_shell(image: NDArray[Any]) -> BoolArray:
+    background = _detect_background(image)
     if not background.any():
         raise UndefinedError("no shell: the foreground fills the image")
     max_distance = max(1.0, SHELL_WIDTH_FRACTION * float(np.mean(background.shape)))
@@ -172,13 +186,14 @@ def _segment_body(bright_mask: BoolArray) -> BoolArray:
     return body
 
 
-def detect_outside_aperture(image: NDArray[Any]) -> BoolArray:
-    """Return the outside of the bright circle, which may be cut off by the image's edges."""
+@_register("aperture", "outside the round field")
+def _detect_outside_aperture(image: NDArray[Any]) -> BoolArray:
     distances, _ = _measure_aperture_distances(image)
     return distances > 0
 
 
-def detect_aperture_rim(image: NDArray[Any]) -> BoolArray:
+@_register("rim", "along the edge of the round field")
+def _detect_aperture_rim(image: NDArray[Any]) -> BoolArray:
     """Return the ring of 4 % of the radius on both sides of the circle's edge, with notches and reflections."""
     distances, radius = _measure_aperture_distances(image)
     return np.abs(distances) <= RIM_WIDTH_FRACTION * radius
@@ -228,7 +243,8 @@ def _fit_circle(points: FloatArray) -> tuple[float, float, float]:
     return row + middle[0], column + middle[1], float(np.sqrt(max(offset + row**2 + column**2, 1e-12)))
 
 
-def detect_saturated_markers(image: NDArray[Any]) -> BoolArray:
+@_register("saturated", "a small, hard-edged part at the maximum")
+def _detect_saturated_markers(image: NDArray[Any]) -> BoolArray:
     """Return small parts at the image's maximum with a hard edge: letters, markers, clips."""
     values = _to_gray_values(image)
     span = values.max() - values.min()
@@ -248,14 +264,16 @@ def detect_saturated_markers(image: NDArray[Any]) -> BoolArray:
     return np.asarray(is_marker[labels], np.bool_)
 
 
-def detect_ink(image: NDArray[Any]) -> BoolArray:
+@_register("ink", "purple ink")
+def _detect_ink(image: NDArray[Any]) -> BoolArray:
     """Return purple, saturated pixels: a surgeon's marker on skin."""
     hue, saturation, value = _convert_to_hsv(image, "ink")
     is_purple = (hue >= INK_HUE_RANGE[0]) & (hue <= INK_HUE_RANGE[1])
     return _drop_traces(is_purple & (saturation >= MIN_INK_SATURATION) & (value >= 0.15) & (value <= 0.95))
 
 
-def detect_pen(image: NDArray[Any]) -> BoolArray:
+@_register("pen", "green, blue or black pen")
+def _detect_pen(image: NDArray[Any]) -> BoolArray:
     """Return green or blue, saturated pixels, and black ones: a pathologist's marker on glass."""
     hue, saturation, value = _convert_to_hsv(image, "pen")
     is_colored = np.logical_or.reduce([(hue >= low) & (hue <= high) for low, high in PEN_HUE_RANGES])
@@ -263,8 +281,8 @@ def detect_pen(image: NDArray[Any]) -> BoolArray:
     return _drop_traces((is_colored & (saturation >= 0.45) & (value >= 0.1)) | is_black)
 
 
-def detect_outside_tissue(image: NDArray[Any]) -> BoolArray:
-    """Return the glass: the pixels whose saturation does not exceed Otsu's threshold."""
+@_register("outside-tissue", "glass without tissue")
+def _detect_outside_tissue(image: NDArray[Any]) -> BoolArray:
     _, saturation, _ = _convert_to_hsv(image, "tissue")
     if saturation.max() < MIN_STAIN_SATURATION or saturation.min() == saturation.max():
         raise UndefinedError(f"no tissue: nothing in the image has a color (saturation up to {saturation.max():.2f})")
@@ -315,27 +333,6 @@ def _fill_holes(mask: BoolArray) -> BoolArray:
     return np.stack([fill(slice_mask) for slice_mask in mask]) if mask.ndim == 3 else np.asarray(fill(mask), np.bool_)
 
 
-REGIONS: Final[Mapping[str, Region]] = MappingProxyType(
-    {
-        name: Region(name, description, detect)
-        for name, description, detect in (
-            ("border", "within 5 % of an edge", detect_border),
-            ("corners", "within a fifth of the sides from a corner", detect_corners),
-            ("padding", "an outermost row or column of one value", detect_padding),
-            ("saturated", "a small, hard-edged part at the maximum", detect_saturated_markers),
-            ("outside-body", "outside the largest part above Otsu's threshold", detect_outside_body),
-            ("outside-body-ct", "outside the largest part above -500 HU", detect_outside_body_ct),
-            ("outside-field", "below -1100 HU, outside the scanner's field", detect_outside_scanner_field),
-            ("background", "outside the foreground", detect_background),
-            ("shell", "along the edge of the foreground", detect_foreground_shell),
-            ("aperture", "outside the round field", detect_outside_aperture),
-            ("rim", "along the edge of the round field", detect_aperture_rim),
-            ("ink", "purple ink", detect_ink),
-            ("outside-tissue", "glass without tissue", detect_outside_tissue),
-            ("pen", "green, blue or black pen", detect_pen),
-        )
-    }
-)
 REGION_PRESETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "xray": ("border", "corners", "padding", "outside-body", "saturated"),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from camscope.audit.core.context import AuditContext
-from camscope.audit.shortcuts.region_detectors import REGION_PRESETS, REGIONS
+from camscope.audit.shortcuts.region_detectors import REGION_PRESETS, REGIONS, Region
 from camscope.errors import CamscopeError, CategoryError, GeometryError, InputError, UndefinedError
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.evaluation.map_metrics import read_image_tensor
@@ -24,15 +24,9 @@ FINDING_REGION, ORGAN_REGION, OUTSIDE_ORGAN_REGION = "the finding", "the organ",
 
 @dataclass(frozen=True, eq=False)
 class RegionSample:
-    """An image as a model input, with the masks of its regions.
+    """An image as a model input (C,*S), with the masks (*S) of its regions, and of the findings in `ground_truth`.
 
-    Attributes:
-        row: The row of the image.
-        x: The input (C,*S).
-        placement: The placement of the input on the image; None where the model sees the whole image.
-        regions: Region -> its mask (*S) on the input.
-        ground_truth: Finding -> its mask (*S) on the input.
-
+    `placement` is that of the input on the image; None where the model sees the whole image.
     """
 
     row: int
@@ -59,14 +53,7 @@ class RegionSample:
 
 @dataclass(eq=False)
 class RegionSamples:
-    """Images of one input size.
-
-    Attributes:
-        samples: The images.
-        missing_reasons: Region -> the reasons why images lack it, with their counts.
-        exclusion_reasons: The reasons why images were excluded, with their counts.
-
-    """
+    """Images of one input size, and the counts of the reasons why images lack a region, or were excluded."""
 
     samples: list[RegionSample]
     missing_reasons: dict[str, Counter[str]] = field(default_factory=dict)
@@ -159,6 +146,9 @@ def _build_sample(
         values = read_image_tensor(cohort.get_image_source(row)).numpy()
         return values[0] if len(values) == 1 else np.moveaxis(values, 0, -1)
 
+    def detect_region(region: Region) -> Mask:
+        return region(read_pixels())
+
     def find_mask(name: str, load: Callable[[], Mask]) -> Mask | None:
         return _project_or_count(name, load, placement, samples, hides_file_names=cohort.hides_file_names)
 
@@ -172,7 +162,7 @@ def _build_sample(
         regions[OUTSIDE_ORGAN_REGION] = ~organ
     for name in list_requested_regions(context):
         if name not in region_masks:
-            regions[name] = find_mask(name, lambda name=name: REGIONS[name](read_pixels()))
+            regions[name] = find_mask(name, partial(detect_region, REGIONS[name]))
     return RegionSample(
         row,
         x,
@@ -190,7 +180,7 @@ def _project_or_count(
     *,
     hides_file_names: bool,
 ) -> Mask | None:
-    """Return the mask of a region on the model's input; None, with the reason counted, where there is none."""
+    """Return the mask of a region on the model's input; None, with the reason counted, where it is empty or cannot be found."""
     try:
         mask = project_region_to_input(load_mask(), placement, include_touched=True)  # keeps thin regions
         if mask.any():
@@ -209,11 +199,8 @@ def _project_or_count(
 def project_region_to_input(mask: Mask, placement: Placement | None, *, include_touched: bool = False) -> Mask:
     """Return the mask (*S) on the model's input: True where the center of a pixel lies on the mask.
 
-    Args:
-        mask: The mask on the image.
-        placement: The placement of the input on the image; None where the model sees the whole image.
-        include_touched: Also include every pixel that holds the center of a pixel of the mask, so that thin regions remain.
-
+    Without a `placement` the model sees the whole image. `include_touched` also includes every pixel that holds the center of a
+    pixel of the mask, so that thin regions remain.
     """
     image_mask = np.asarray(mask)
     if image_mask.dtype != np.bool_:
