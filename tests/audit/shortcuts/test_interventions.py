@@ -16,7 +16,7 @@ from camscope.audit.performance.model_outputs import compute_softmax_log_odds
 from camscope.audit.shortcuts import effect_sizes
 from camscope.audit.shortcuts.image_edits import insert_region, keep_region, match_insertion_triples, remove_region
 from camscope.audit.shortcuts.reliance import judge_finding_reliance, judge_reliance
-from camscope.errors import GeometryError, InputError, UndefinedError
+from camscope.errors import InputError, UndefinedError
 from camscope.metrics.clustered_mean import estimate_clustered_mean
 from camscope.phantom.shortcut_study import draw_study, train_shortcut_model
 
@@ -91,10 +91,6 @@ def test_removing_keeping_and_inserting_change_the_region_and_nothing_else():
     pasted = insert_region(x, masks, donors)
     assert torch.equal(pasted, torch.where(masks[:, None], donors, x))
     assert torch.equal(x, before)
-    with pytest.raises(GeometryError, match="one for each input"):
-        remove_region(x, masks[:2])
-    with pytest.raises(GeometryError, match="one donor for each image"):
-        insert_region(x, masks, donors[:1])
 
 
 def test_the_exchange_takes_negatives_without_the_region_and_positives_with_it():
@@ -132,8 +128,6 @@ def test_the_exchange_makes_do_with_what_there_is_or_says_why_not():
             match_insertion_triples(positive, carried)
     with pytest.raises(UndefinedError, match="three patients"):
         match_insertion_triples(truth, ~truth, ["one"] * 20)
-    with pytest.raises(InputError, match="of both"):
-        match_insertion_triples(truth, truth[:3])
 
 
 # Effects
@@ -168,7 +162,6 @@ def test_effects_of_a_linear_net_are_its_weights_in_units_of_the_spread():
 
 def test_effects_that_are_not_there_say_why():
     assert removed("marker", "mean", [], [], 1.0).effect.reason == "no image has the region, or every image has it"
-    assert removed("marker", "mean", [1.0, np.inf], [0.0, 0.0], 1.0).effect.reason == "a prediction is not finite"
     few = removed("marker", "mean", np.arange(5.0), np.zeros(5), 1.0)
     assert (few.effect.value, few.effect.low, few.effect.n_groups) == (2.0, None, 5)
     assert removed("marker", "mean", [1.0], [0.0], 0.0).effect.reason == "the model gives every image the same score"

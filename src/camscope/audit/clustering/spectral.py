@@ -6,7 +6,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from camscope.errors import InputError
 from camscope.metrics.base import FloatArray
 from camscope.optional import require
 
@@ -117,12 +116,8 @@ def sample_reference_points(points: FloatArray, rng: np.random.Generator) -> Flo
 
 
 def pool_maps(maps: npt.ArrayLike, grid_size: int) -> FloatArray:
-    """Return the area means of the positive part of maps (N,*s) on a grid; an axis with fewer cells keeps them."""
+    """Return the area means of the positive part of finite maps (N,*s) on a grid; an axis with fewer cells keeps them."""
     values = np.asarray(maps, np.float64)
-    if values.ndim < 2 or not values.size:
-        raise InputError(f"maps {values.shape}: expected (N,*s), one or more axes of cells")
-    if not np.isfinite(values).all():
-        raise InputError(f"map {int(np.argwhere(~np.isfinite(values))[0][0])} holds NaN or infinity")
     weights = [_build_area_weights(size, min(grid_size, size)) for size in values.shape[1:]]
     return _apply_along_axes(values.clip(min=0), weights)
 

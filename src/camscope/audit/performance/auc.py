@@ -31,7 +31,7 @@ NEWCOMBE = "newcombe"  # the interval method of `compute_auroc_interval`
 class Ranking:
     """Rows with a score, the lowest first: whether each (N,) has the finding, its patient, its rank and its original index.
 
-    Equal scores have equal ranks. Resamples draw `n_resampled_groups` groups. `n_undefined` rows have no score.
+    Equal scores have equal ranks. Resamples draw `n_resampled_groups` groups.
     """
 
     truth: Mask
@@ -39,7 +39,6 @@ class Ranking:
     rank: IntArray
     row_index: IntArray
     n_resampled_groups: int
-    n_undefined: int
 
     @property
     def n_groups_per_class(self) -> tuple[int, int]:
@@ -94,35 +93,21 @@ class Ranking:
 
 def rank_scores(truth: npt.ArrayLike, score: npt.ArrayLike, groups: Sequence[Hashable] | None) -> Ranking:
     """Rank scores (N,) of rows with a truth (N,) and groups (N,); UndefinedError where a class has no row."""
-    truths, scores = check_truth(truth), np.asarray(score, np.float64)
-    if scores.shape != truths.shape:
-        raise InputError(f"truth {truths.shape} and answers {scores.shape}; expected (N,) of both, of the same images")
-    if np.isinf(scores).any():
+    truths, scores = np.asarray(truth), np.asarray(score, np.float64)
+    if truths.dtype != np.bool_ or truths.shape != scores.shape or scores.ndim != 1 or not np.isfinite(scores).all():
         raise InputError(
-            f"answer {int(np.flatnonzero(np.isinf(scores))[0])} is infinite: expected numbers, NaN for none"
+            f"truth {truths.dtype} {truths.shape} and scores {scores.shape}; expected (N,) booleans and (N,) finite numbers"
         )
-    order = np.argsort(scores, kind="stable")[: len(scores) - int(np.isnan(scores).sum())]  # NaN are last
-    names = list(groups) if groups is not None else list(range(len(scores)))
-    if len(names) != len(scores):
-        raise InputError(f"{plural(len(scores), 'answer')} and {plural(len(names), 'group')}; expected (N,) of both")
-    group = index_groups([names[int(i)] for i in order], len(order))
+    order = np.argsort(scores, kind="stable")
+    group = index_groups(None if groups is None else [groups[int(i)] for i in order], len(order))
     rank = np.unique(scores[order], return_inverse=True)[1]
-    n_undefined = len(scores) - len(order)
-    return _check_two_classes(Ranking(truths[order], group, rank, order, len(np.unique(group)), n_undefined))
+    return _check_two_classes(Ranking(truths[order], group, rank, order, len(np.unique(group))))
 
 
 def _check_two_classes(ranking: Ranking) -> Ranking:
     if ranking.truth.all() or not ranking.truth.any():
         raise UndefinedError(f"{ranking.describe_counts()}: of one class there is none")
     return ranking
-
-
-def check_truth(truth: npt.ArrayLike) -> Mask:
-    """Return the truth (N,) as an array; InputError for anything but booleans."""
-    values = np.asarray(truth)
-    if values.dtype != np.bool_ or values.ndim != 1:
-        raise InputError(f"truth is {values.dtype} {values.shape}; expected (N,) bool: True where the finding is")
-    return values
 
 
 def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: int, seed: int) -> FloatArray:
@@ -179,8 +164,8 @@ def auroc(
 ) -> Estimate:
     """Return the area under the ROC curve of scores (N,) for a truth (N,), with the interval of `compute_auroc_interval`.
 
-    `groups` (N,) are the patients, which are resampled as a whole; by default each image is its own group. Rows with a score of
-    NaN are left out and counted. UndefinedError if a class has no row, or if more than a tenth of the resamples hold one class.
+    `groups` (N,) are the patients, which are resampled as a whole; by default each image is its own group. UndefinedError if a
+    class has no row, or if more than a tenth of the resamples hold one class.
     """
     ranking = rank_scores(truth, score, groups)
     return estimate_auroc([ranking], bootstrap_areas(ranking, compute_roc_area, n_resamples, seed))
@@ -263,7 +248,6 @@ def _build_estimate(rankings: Sequence[Ranking], point: float, interval: tuple[f
         *interval,
         len(rankings[0].truth),
         rankings[0].n_groups,
-        rankings[0].n_undefined,
         n_limiting_groups=min(min(ranking.n_groups_per_class) for ranking in rankings),
         n_effective_groups=limiting.n_effective_groups,
         largest_group_share=limiting.largest_group_share,

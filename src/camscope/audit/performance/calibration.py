@@ -8,9 +8,7 @@ import numpy.typing as npt
 
 from camscope.audit.core.schema import ReliabilityPoint
 from camscope.audit.core.summary_values import round_significant
-from camscope.audit.performance.auc import MAX_UNDEFINED_SHARE, IntArray, check_truth, count_draws
-from camscope.errors import InputError
-from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.audit.performance.auc import MAX_UNDEFINED_SHARE, IntArray, count_draws
 from camscope.metrics.base import FloatArray, Mask
 from camscope.metrics.cluster_variance import count_effective_groups
 from camscope.metrics.statistics import (
@@ -48,63 +46,38 @@ class Calibration:
 
 
 def compute_calibration(
-    truth: npt.ArrayLike,
-    probability: npt.ArrayLike,
+    truth: Mask,
+    log_odds: FloatArray,
     groups: Sequence[Hashable] | None = None,
     n_bins: int = 10,
     *,
-    log_odds: npt.ArrayLike | None = None,
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Calibration:
-    """Return the calibration of probabilities (N,) for a truth (N,), with intervals by patient; NaN rows are left out.
+    """Return the calibration of the probabilities of log odds (N,) for a truth (N,), with intervals by patient.
 
-    `log_odds` (N,) are those of the probabilities, and also distinguish probabilities that round to 1. `groups` (N,) are the
-    patients; by default each image is its own group. UndefinedError if no row has a probability.
+    `groups` (N,) are the patients; by default each image is its own group.
     """
-    check_positive_integer(n_bins=n_bins, n_resamples=n_resamples)
-    truths, probabilities = check_truth(truth), np.asarray(probability, np.float64)
-    scores = _to_log_odds(probabilities) if log_odds is None else np.asarray(log_odds, np.float64)
-    _check_probabilities(truths, probabilities, scores)
-    names = list(groups) if groups is not None else list(range(len(probabilities)))
-    brier = estimate_mean((probabilities - truths) ** 2, names, bounds=(0.0, 1.0))
-    has_value = ~np.isnan(probabilities)
-    y, p, z = truths[has_value], probabilities[has_value], scores[has_value]
-    group = index_groups([names[int(i)] for i in np.flatnonzero(has_value)], len(y))
-    bin_index = _assign_bins(p, n_bins)
-    lines = _fit_recalibration(y, z, group, brier.n_undefined, n_resamples, seed)
+    probability, group = 1 / (1 + np.exp(-log_odds)), index_groups(groups, len(truth))
+    brier = estimate_mean((probability - truth) ** 2, groups, bounds=(0.0, 1.0))
+    bin_index = _assign_bins(probability, n_bins)
+    lines = _fit_recalibration(truth, log_odds, group, n_resamples, seed)
     slope, intercept, reason = (None, None, lines) if isinstance(lines, str) else (*lines, "")
-    error = _estimate_calibration_error(y, p, group, bin_index, n_resamples, seed, brier.n_undefined)
-    chance_error, bins = _simulate_chance_error(p, group, bin_index, seed), _build_bins(y, p, group, bin_index)
-    return Calibration(brier, error, chance_error, slope, intercept, reason, bins)
-
-
-def _to_log_odds(probability: FloatArray) -> FloatArray:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.log(probability) - np.log1p(-probability))
-
-
-def _check_probabilities(truth: Mask, probability: FloatArray, log_odds: FloatArray) -> None:
-    if not truth.shape == probability.shape == log_odds.shape:
-        raise InputError(
-            f"truth {truth.shape}, answers {probability.shape} and log odds {log_odds.shape}; expected (N,)"
-        )
-    wrong = np.flatnonzero((probability < 0) | (probability > 1))
-    if len(wrong):
-        raise InputError(
-            f"answer {int(wrong[0])} is {probability[wrong[0]]}: expected probabilities, 0..1, NaN for none"
-        )
-    if (np.isnan(log_odds) != np.isnan(probability)).any():
-        raise InputError("log odds and probabilities are of different rows: where one is NaN the other must be")
+    return Calibration(
+        brier,
+        _estimate_calibration_error(truth, probability, group, bin_index, n_resamples, seed),
+        _simulate_chance_error(probability, group, bin_index, seed),
+        slope,
+        intercept,
+        reason,
+        _build_bins(truth, probability, group, bin_index),
+    )
 
 
 def _fit_recalibration(
-    y: Mask, z: FloatArray, group: IntArray, n_undefined: int, n_resamples: int, seed: int
+    y: Mask, z: FloatArray, group: IntArray, n_resamples: int, seed: int
 ) -> tuple[Estimate, Estimate] | str:
     """Return slope and intercept of the line of maximum likelihood through log odds (N,), or why no line fits."""
-    if not np.isfinite(z).all():
-        n_infinite = plural(int(np.isinf(z).sum()), "probability is", "probabilities are")
-        return f"{n_infinite} 0 or 1: give their log odds"
     whole = np.ones((1, len(y)))
     if not _has_class_overlap(y, z, whole)[0]:
         return "answers part the classes, or there is one class only: any steeper line fits better"
@@ -119,27 +92,17 @@ def _fit_recalibration(
     if np.isnan(point).any():
         return "the answers are too extreme: no line is found"
     slope, intercept = (
-        _build_estimate(float(value), resampled, group, n_undefined)
-        for value, resampled in zip(point, valid_lines.T, strict=True)
+        _build_estimate(float(value), resampled, group) for value, resampled in zip(point, valid_lines.T, strict=True)
     )
     return slope, intercept
 
 
-def _build_estimate(value: float, resampled_values: FloatArray, group: IntArray, n_undefined: int) -> Estimate:
+def _build_estimate(value: float, resampled_values: FloatArray, group: IntArray) -> Estimate:
     sizes = np.bincount(group)
-    effective = count_effective_groups(sizes)
-    low, high = compute_bootstrap_interval(resampled_values, len(sizes), n_effective_groups=effective)
-    share = float(sizes.max() / sizes.sum())
-    return Estimate(
-        value,
-        low,
-        high,
-        len(group),
-        len(sizes),
-        n_undefined,
-        n_effective_groups=effective,
-        largest_group_share=share,
-    )
+    effective, share = count_effective_groups(sizes), float(sizes.max() / sizes.sum())
+    interval = compute_bootstrap_interval(resampled_values, len(sizes), n_effective_groups=effective)
+    counts = len(group), len(sizes)
+    return Estimate(value, *interval, *counts, n_effective_groups=effective, largest_group_share=share)
 
 
 def _has_class_overlap(y: Mask, z: FloatArray, weights: FloatArray) -> npt.NDArray[np.bool_]:
@@ -162,13 +125,14 @@ def _fit_lines(y: Mask, z: FloatArray, weights: FloatArray) -> FloatArray:
 
 def _fit_standardized_lines(y: Mask, x: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return slope and intercept (r,) by Newton's method; NaN where it does not converge."""
-    slope, intercept = np.zeros(len(weights)), _to_log_odds(weights @ y / weights.sum(1))
+    share = weights @ y / weights.sum(1)
+    slope, intercept = np.zeros(len(weights)), np.log(share) - np.log1p(-share)
     step_size = np.full(len(weights), np.inf)
     for _ in range(MAX_NEWTON_STEPS):
         if not (step_size > STEP_TOLERANCE).any():
             break
-        share = 0.5 * (1 + np.tanh(0.5 * (slope[:, None] * x + intercept[:, None])))
-        residual, curvature = weights * (y - share), weights * share * (1 - share)
+        p = 0.5 * (1 + np.tanh(0.5 * (slope[:, None] * x + intercept[:, None])))
+        residual, curvature = weights * (y - p), weights * p * (1 - p)
         a, b, c = curvature.sum(1), curvature @ x, curvature @ (x * x)
         u, v = residual.sum(1), residual @ x
         determinant = a * c - b * b
@@ -188,7 +152,7 @@ def _assign_bins(p: FloatArray, n_bins: int) -> IntArray:
 
 
 def _estimate_calibration_error(
-    y: Mask, p: FloatArray, group: IntArray, bin_index: IntArray, n_resamples: int, seed: int, n_undefined: int
+    y: Mask, p: FloatArray, group: IntArray, bin_index: IntArray, n_resamples: int, seed: int
 ) -> Estimate:
     """Return the expected calibration error; resamples use the bins of all rows."""
     count = int(group.max()) + 1
@@ -200,7 +164,7 @@ def _estimate_calibration_error(
         weights = count_draws(part, count)
         resampled.append(np.abs(weights @ gaps).sum(1) / (weights @ sizes))
     error = float(np.abs(gaps.sum(0)).sum() / len(y))
-    return _build_estimate(error, np.concatenate(resampled), group, n_undefined)
+    return _build_estimate(error, np.concatenate(resampled), group)
 
 
 def _simulate_chance_error(p: FloatArray, group: IntArray, bin_index: IntArray, seed: int) -> float:

@@ -20,7 +20,6 @@ from camscope.audit.performance.auc import (
     rank_scores,
 )
 from camscope.errors import InputError, UndefinedError
-from camscope.explainers.core.evaluation_context import check_positive_integer
 from camscope.metrics.base import FloatArray, Mask
 from camscope.metrics.statistics import N_RESAMPLES, Estimate, index_groups
 from camscope.optional import require
@@ -80,7 +79,6 @@ def probe_leakage(
     `groups` (N,) are the patients. Rows without a label are left out, and levels with fewer than two patients for each fold.
     UndefinedError if fewer than two levels remain, or if no feature varies.
     """
-    check_positive_integer(n_permutations=n_permutations, n_resamples=n_resamples)
     values, group_index = np.asarray(features, np.float64), index_groups(groups, len(labels))
     if values.ndim != 2 or len(values) != len(labels) or not np.isfinite(values).all():
         raise InputError(f"features {values.shape} of {plural(len(labels), 'label')}: expected (N,D) finite numbers")

@@ -30,7 +30,7 @@ def compute_performance(
     """Return AUROC, average precision, Brier score, calibration error, slope and intercept, and the reliability diagram."""
     options: Any = {"n_resamples": n_resamples, "seed": seed}
     prevalence = float(truth.mean())
-    calibration = compute_calibration(truth, 1 / (1 + np.exp(-log_odds)), patients, log_odds=log_odds, **options)
+    calibration = compute_calibration(truth, log_odds, patients, **options)
     estimates = {
         "auroc": summarize_or_reason(lambda: auroc(truth, log_odds, patients, **options), 0.5, "chance"),
         "average_precision": summarize_or_reason(

@@ -66,7 +66,7 @@ def estimate_insertion_effect(
     return _summarize_effect(effects, log_odds_std, estimate, roles)
 
 
-def build_undefined_effect(reason: str, log_odds_std: float = 1.0) -> EstimateSummary:
+def build_undefined_effect(reason: str, log_odds_std: float) -> EstimateSummary:
     """Return the effect of an intervention that is impossible."""
     if log_odds_std <= 0:
         reason = "the model gives every image the same score"
@@ -81,8 +81,6 @@ def _summarize_effect(
 ) -> EstimateSummary:
     if log_odds_std <= 0 or not len(effects):
         return build_undefined_effect("no image has the region, or every image has it", log_odds_std)
-    if not np.isfinite(effects).all():
-        return build_undefined_effect("a prediction is not finite")
     estimate = estimate_effect(effects / log_odds_std)
     reason = _describe_few_patients(roles, is_dominated=estimate.is_dominated_by_few_groups) if roles else ""
     if isnan(estimate.low):  # all effects are equal, unless there are too few patients for an interval

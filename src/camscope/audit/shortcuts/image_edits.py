@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
-from camscope.errors import GeometryError, InputError, UndefinedError
+from camscope.errors import UndefinedError
 from camscope.metrics.imputation import ImputationLike, build_imputer
 
 RowArray = NDArray[np.int64]
@@ -33,7 +33,6 @@ def remove_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean",
     An imputation is an intervention, too: black looks like a collimator or like air, and blur keeps coarse structures. An
     effect that two imputations agree on is that of the region.
     """
-    _check_masks(x, masks)
     return build_imputer(imputation, x, seed)(masks, torch.arange(len(x), device=x.device))
 
 
@@ -44,9 +43,6 @@ def keep_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean", s
 
 def insert_region(x: Tensor, masks: Tensor, donors: Tensor) -> Tensor:
     """Return images (N,C,*S) with the pixels of the donors (N,C,*S) inside of the masks (N,*S)."""
-    _check_masks(x, masks)
-    if donors.shape != x.shape:
-        raise GeometryError(f"donors {tuple(donors.shape)} for {tuple(x.shape)}: expected one donor for each image")
     return torch.where(masks[:, None], donors, x)
 
 
@@ -62,8 +58,6 @@ def match_insertion_triples(
     nothing to paste, or nothing to paste it into.
     """
     positive, carriers = np.asarray(truth, np.bool_), np.asarray(has_region, np.bool_)
-    if positive.shape != carriers.shape or positive.ndim != 1 or (groups is not None and len(groups) != len(positive)):
-        raise InputError(f"truth {positive.shape}, carried {carriers.shape}: expected (N,) of both, and of groups")
     receivers = (
         _select_preferred_rows(~carriers & ~positive, ~carriers) if not carriers.all() else np.flatnonzero(~positive)
     )
@@ -113,11 +107,3 @@ def _find_next_row(
 
 def _select_preferred_rows(preferred: NDArray[np.bool_], fallback: NDArray[np.bool_]) -> RowArray:
     return np.flatnonzero(preferred if preferred.sum() >= MIN_PREFERRED_IMAGES else fallback)
-
-
-def _check_masks(x: Tensor, masks: Tensor) -> None:
-    if masks.dtype != torch.bool or masks.shape != (len(x), *x.shape[2:]) or masks.device != x.device:
-        raise GeometryError(
-            f"masks {tuple(masks.shape)} {masks.dtype} on {masks.device}; expected {(len(x), *x.shape[2:])} torch.bool on "
-            f"{x.device}, one for each input"
-        )

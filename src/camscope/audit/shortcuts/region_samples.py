@@ -202,16 +202,13 @@ def project_region_to_input(mask: Mask, placement: Placement | None, *, include_
     Without a `placement` the model sees the whole image. `include_touched` also includes every pixel that holds the center of a
     pixel of the mask, so that thin regions remain.
     """
-    image_mask = np.asarray(mask)
-    if image_mask.dtype != np.bool_:
-        raise InputError(f"a mask of {image_mask.dtype}; expected bool")
     if placement is None:
-        return image_mask.copy()
-    if image_mask.shape != placement.image_size:
-        raise GeometryError(f"a mask {image_mask.shape} of an image {placement.image_size}: expected one size")
-    projected = project_mask_to_input(image_mask, placement.input_size, placement.to_image)
+        return mask.copy()
+    if mask.shape != placement.image_size:
+        raise GeometryError(f"a mask {mask.shape} of an image {placement.image_size}: expected one size")
+    projected = project_mask_to_input(mask, placement.input_size, placement.to_image)
     if include_touched:
-        touched = np.floor(placement.to_input(np.argwhere(image_mask) + 0.5)).astype(np.int64)
+        touched = np.floor(placement.to_input(np.argwhere(mask) + 0.5)).astype(np.int64)
         touched = touched[((touched >= 0) & (touched < projected.shape)).all(1)]
         projected[tuple(touched.T)] = True
     return projected
