@@ -1,13 +1,12 @@
 """Calibration of probabilities: Brier score, expected calibration error, reliability bins and logistic recalibration."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.core.schema import ReliabilityPoint
-from camscope.audit.core.summary_values import round_significant
+from camscope.audit.core.schema import EstimateSummary, ReliabilityPoint
+from camscope.audit.core.summary_values import round_significant, summarize_estimate
 from camscope.audit.performance.auc import MAX_UNDEFINED_SHARE, IntArray, count_draws
 from camscope.metrics.base import FloatArray, Mask
 from camscope.metrics.cluster_variance import count_effective_groups
@@ -26,25 +25,6 @@ STEP_TOLERANCE = 1e-9  # of a step, in standard deviations of the log odds
 N_PERFECT_SIMULATIONS = 1000  # simulated truths of perfect calibration
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """The calibration of probabilities.
-
-    `brier` is the mean of (p - y)². `calibration_error` is Σ_b n_b/N |p_b - y_b| over bins of equally many images; it is never
-    0, and `chance_error` is its mean for simulated truths for which every probability is right. `slope` and `intercept` are of
-    the line from the model's log odds to those of the truth: 1 and 0 are best, and a smaller slope means too extreme. Where no
-    line fits they are None, for the `reason`. `bins` has the points of the reliability diagram, with Wilson's intervals.
-    """
-
-    brier: Estimate
-    calibration_error: Estimate
-    chance_error: float
-    slope: Estimate | None
-    intercept: Estimate | None
-    reason: str
-    bins: tuple[ReliabilityPoint, ...]
-
-
 def compute_calibration(
     truth: Mask,
     log_odds: FloatArray,
@@ -53,25 +33,30 @@ def compute_calibration(
     *,
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
-) -> Calibration:
-    """Return the calibration of the probabilities of log odds (N,) for a truth (N,), with intervals by patient.
+) -> tuple[dict[str, EstimateSummary], tuple[ReliabilityPoint, ...]]:
+    """Return the calibration of the probabilities of log odds (N,) for a truth (N,), and the reliability diagram.
 
     `groups` (N,) are the patients; by default each image is its own group.
+
+    - brier: the mean of (p - y)².
+    - calibration_error: Σ_b n_b/N |p_b - y_b| over bins of equally many images. It is never 0; its baseline is the mean for
+      simulated truths for which every probability is right.
+    - slope, intercept: the line from the model's log odds to those of the truth; a slope below 1 means too extreme.
     """
-    probability, group = 1 / (1 + np.exp(-log_odds)), index_groups(groups, len(truth))
+    probability, group, prevalence = 1 / (1 + np.exp(-log_odds)), index_groups(groups, len(truth)), float(truth.mean())
     brier = estimate_mean((probability - truth) ** 2, groups, bounds=(0.0, 1.0))
     bin_index = _assign_bins(probability, n_bins)
+    error = _estimate_calibration_error(truth, probability, group, bin_index, n_resamples, seed)
+    chance_error = _simulate_chance_error(probability, group, bin_index, seed)
     lines = _fit_recalibration(truth, log_odds, group, n_resamples, seed)
     slope, intercept, reason = (None, None, lines) if isinstance(lines, str) else (*lines, "")
-    return Calibration(
-        brier,
-        _estimate_calibration_error(truth, probability, group, bin_index, n_resamples, seed),
-        _simulate_chance_error(probability, group, bin_index, seed),
-        slope,
-        intercept,
-        reason,
-        _build_bins(truth, probability, group, bin_index),
-    )
+    estimates = {
+        "brier": summarize_estimate(brier, prevalence * (1 - prevalence), "the prevalence for all"),
+        "calibration_error": summarize_estimate(error, chance_error, "perfect calibration, by chance"),
+        "slope": summarize_estimate(slope, 1.0, "perfect calibration", reason),
+        "intercept": summarize_estimate(intercept, 0.0, "perfect calibration", reason),
+    }
+    return estimates, _build_bins(truth, probability, group, bin_index)
 
 
 def _fit_recalibration(
@@ -193,8 +178,9 @@ def _build_bins(y: Mask, p: FloatArray, group: IntArray, bin_index: IntArray) ->
     return tuple(points)
 
 
-def compute_wilson_interval(share: float, n: float, z: float = 1.959963984540054) -> tuple[float, float]:
+def compute_wilson_interval(share: float, n: float) -> tuple[float, float]:
     """Return the 95 % interval of a share of n independent images; Wilson 1927, doi:10.1080/01621459.1927.10502953."""
+    z = 1.959963984540054
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
     return max(0.0, float(middle - half)), min(1.0, float(middle + half))

@@ -29,21 +29,14 @@ def compute_performance(
 ) -> tuple[dict[str, EstimateSummary], tuple[ReliabilityPoint, ...]]:
     """Return AUROC, average precision, Brier score, calibration error, slope and intercept, and the reliability diagram."""
     options: Any = {"n_resamples": n_resamples, "seed": seed}
-    prevalence = float(truth.mean())
-    calibration = compute_calibration(truth, log_odds, patients, **options)
-    estimates = {
+    calibration, bins = compute_calibration(truth, log_odds, patients, **options)
+    discrimination = {
         "auroc": summarize_or_reason(lambda: auroc(truth, log_odds, patients, **options), 0.5, "chance"),
         "average_precision": summarize_or_reason(
-            lambda: average_precision(truth, log_odds, patients, **options), prevalence, "prevalence"
+            lambda: average_precision(truth, log_odds, patients, **options), float(truth.mean()), "prevalence"
         ),
-        "brier": summarize_estimate(calibration.brier, prevalence * (1 - prevalence), "the prevalence for all"),
-        "calibration_error": summarize_estimate(
-            calibration.calibration_error, calibration.chance_error, "perfect calibration, by chance"
-        ),
-        "slope": summarize_estimate(calibration.slope, 1.0, "perfect calibration", calibration.reason),
-        "intercept": summarize_estimate(calibration.intercept, 0.0, "perfect calibration", calibration.reason),
     }
-    return estimates, calibration.bins
+    return discrimination | calibration, bins
 
 
 def compute_subgroup_performance(

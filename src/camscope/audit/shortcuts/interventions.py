@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +14,7 @@ from torch import Tensor
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.schema import InterventionEffect, MaskedAuroc
+from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.performance.auc import auroc
 from camscope.audit.performance.model_outputs import compute_log_odds, compute_logits_and_features
 from camscope.audit.performance.performance_summary import summarize_or_reason
@@ -21,12 +24,11 @@ from camscope.audit.shortcuts.effect_sizes import (
     estimate_removal_effect,
 )
 from camscope.audit.shortcuts.image_edits import insert_region, keep_region, match_insertion_triples, remove_region
-from camscope.audit.shortcuts.region_samples import FINDING_REGION, ORGAN_REGION, Mask, RegionSample, RegionSamples
+from camscope.audit.shortcuts.region_samples import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
 from camscope.batch.manifest import import_arrow
 from camscope.data_readers import read_parquet
 from camscope.errors import UndefinedError
-from camscope.metrics import Estimate
-from camscope.metrics.base import FloatArray
+from camscope.metrics.base import FloatArray, Mask
 from camscope.safe_files import open_atomic
 
 if TYPE_CHECKING:
@@ -70,9 +72,9 @@ def read_interventions(folder: Path) -> "pa.Table":
 
 def _build_interventions_schema() -> "pa.Schema":
     pa = import_arrow()
-    words = dict.fromkeys(("id", "finding", "region", "kind", "imputation"), pa.string())
+    texts = dict.fromkeys(("id", "finding", "region", "kind", "imputation"), pa.string())
     numbers = dict.fromkeys(("log_odds_without", "log_odds_with"), pa.float64())
-    return pa.schema({"row": pa.int64(), **words, **numbers, "donor_row": pa.int64(), "control_row": pa.int64()})
+    return pa.schema({"row": pa.int64(), **texts, **numbers, "donor_row": pa.int64(), "control_row": pa.int64()})
 
 
 @dataclass(eq=False)
@@ -110,20 +112,14 @@ class InterventionRunner:
         ]
         original = np.array([self.log_odds[sample.row] for sample in samples])
         kinds: tuple[Literal["remove", "keep only"], ...] = ("remove", "keep only")
-        for imputation in self.context.config.imputations:
-            for kind in kinds:
-                edited = self._compute_edited_log_odds(samples, region_name, imputation, keep=kind == "keep only")
-                self._record_interventions(region_name, kind, imputation, edited, original, samples)
-                effect = estimate_removal_effect(
-                    original,
-                    edited,
-                    self.log_odds_std,
-                    self._get_patients(samples),
-                    **self.context.config.bootstrap_options,
-                )
-                yield InterventionEffect(
-                    region=region_name, finding=self.finding.name, kind=kind, imputation=imputation, effect=effect
-                )
+        patients, options = self._get_patients(samples), self.context.config.bootstrap_options
+        for imputation, kind in product(self.context.config.imputations, kinds):
+            edited = self._compute_edited_log_odds(samples, region_name, imputation, keep=kind == "keep only")
+            self._record_interventions(region_name, kind, imputation, edited, original, samples)
+            effect = estimate_removal_effect(original, edited, self.log_odds_std, patients, **options)
+            yield InterventionEffect(
+                region=region_name, finding=self.finding.name, kind=kind, imputation=imputation, effect=effect
+            )
 
     def compute_masked_aurocs(self) -> Iterator[MaskedAuroc]:
         """Yield the AUROC after a region, or everything else, is replaced."""
@@ -131,11 +127,20 @@ class InterventionRunner:
             samples = [
                 sample for sample in self.samples.select_with_region(name) if self.truth_by_row[sample.row] is not None
             ]
-            for imputation in self.context.config.imputations:
-                if name == ORGAN_REGION:
-                    yield self._compute_masked_auroc(name, samples, imputation, "mask")
-                if name != FINDING_REGION:
-                    yield self._compute_masked_auroc(name, samples, imputation, "keep only")
+            truth = np.array([self.truth_by_row[sample.row] for sample in samples], np.bool_)
+            kinds: list[Literal["mask", "keep only"]] = ["mask"] if name == ORGAN_REGION else []
+            kinds += ["keep only"] if name != FINDING_REGION else []
+            for imputation, kind in product(self.context.config.imputations, kinds):
+                log_odds = self._compute_edited_log_odds(samples, name, imputation, keep=kind == "keep only")
+                compute = partial(
+                    auroc, truth, log_odds, self._get_patients(samples), **self.context.config.bootstrap_options
+                )
+                estimate = summarize_or_reason(compute, 0.5, "chance")
+                if not samples:
+                    estimate = summarize_estimate(None, 0.5, "chance", "no image has the region")
+                yield MaskedAuroc(
+                    region=name, finding=self.finding.name, kind=kind, imputation=imputation, auroc=estimate
+                )
 
     def _run_insertion(self, region_name: str) -> InterventionEffect:
         """Return the effect of pasting a donor's region, relative to pasting the same region of a control image.
@@ -167,25 +172,6 @@ class InterventionRunner:
         truth = np.array([bool(self.truth_by_row[sample.row]) for sample in labeled], np.bool_)
         triples = match_insertion_triples(truth, has_region, self._get_patients(labeled), self.context.config.seed)
         return [[labeled[i] for i in indices.tolist()] for indices in triples]
-
-    def _compute_masked_auroc(
-        self, region_name: str, samples: Sequence[RegionSample], imputation: str, kind: Literal["mask", "keep only"]
-    ) -> MaskedAuroc:
-        log_odds = self._compute_edited_log_odds(samples, region_name, imputation, keep=kind == "keep only")
-        truth = np.array([bool(self.truth_by_row[sample.row]) for sample in samples])
-
-        def estimate() -> Estimate:
-            if not samples:
-                raise UndefinedError("no image has the region")
-            return auroc(truth, log_odds, self._get_patients(samples), **self.context.config.bootstrap_options)
-
-        return MaskedAuroc(
-            region=region_name,
-            finding=self.finding.name,
-            kind=kind,
-            imputation=imputation,
-            auroc=summarize_or_reason(estimate, 0.5, "chance"),
-        )
 
     def _record_interventions(
         self,

@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import InputError, UndefinedError
-from camscope.metrics.base import FloatArray
+from camscope.metrics.base import FloatArray, Mask
 from camscope.metrics.localization import compute_otsu_threshold
 from camscope.optional import require
 
-BoolArray = NDArray[np.bool_]
-RegionDetector = Callable[[NDArray[Any]], BoolArray]
+RegionDetector = Callable[[NDArray[Any]], Mask]
 
 BORDER_WIDTH_FRACTION: Final = 0.05  # of each side
 CORNER_SIDE_FRACTION: Final = 0.2  # of each side
@@ -54,7 +53,7 @@ class Region:
     description: str
     detect: RegionDetector
 
-    def __call__(self, image: NDArray[Any]) -> BoolArray:
+    def __call__(self, image: NDArray[Any]) -> Mask:
         """Return the mask (*S) of the region, neither empty nor full; UndefinedError where the image has no such part.
 
         `image` is (H,W), (H,W,3) or a volume (D,H,W).
@@ -85,7 +84,7 @@ def _register(name: str, description: str) -> Callable[[RegionDetector], RegionD
 
 
 @_register("border", "within 5 % of an edge")
-def _detect_border(image: NDArray[Any]) -> BoolArray:
+def _detect_border(image: NDArray[Any]) -> Mask:
     widths = _list_side_widths(image, BORDER_WIDTH_FRACTION)
     border = np.ones([n for n, _ in widths], np.bool_)
     border[tuple(slice(width, max(width, n - width)) for n, width in widths)] = False
@@ -93,7 +92,7 @@ def _detect_border(image: NDArray[Any]) -> BoolArray:
 
 
 @_register("corners", "within a fifth of the sides from a corner")
-def _detect_corners(image: NDArray[Any]) -> BoolArray:
+def _detect_corners(image: NDArray[Any]) -> Mask:
     widths = _list_side_widths(image, CORNER_SIDE_FRACTION)
     positions = np.ogrid[tuple(slice(n) for n, _ in widths)]
     at_ends = [(i < width) | (i >= n - width) for i, (n, width) in zip(positions, widths, strict=True)]
@@ -101,7 +100,7 @@ def _detect_corners(image: NDArray[Any]) -> BoolArray:
 
 
 @_register("padding", "an outermost row or column of one value")
-def _detect_padding(image: NDArray[Any]) -> BoolArray:
+def _detect_padding(image: NDArray[Any]) -> Mask:
     values = _to_gray_values(image)
     flat, box = FLAT_RANGE_FRACTION * (values.max() - values.min()), [[0, n] for n in values.shape]
     while _shrink_box(values, box, flat):
@@ -135,19 +134,19 @@ def _shrink_box(values: FloatArray, box: list[list[int]], max_value_range: float
 
 
 @_register("outside-body", "outside the largest part above Otsu's threshold")
-def _detect_outside_body(image: NDArray[Any]) -> BoolArray:
+def _detect_outside_body(image: NDArray[Any]) -> Mask:
     values = _to_gray_values(image)
     return ~_segment_body(values > compute_otsu_threshold(values))
 
 
 @_register("outside-body-ct", "outside the largest part above -500 HU")
-def _detect_outside_body_ct(image: NDArray[Any]) -> BoolArray:
+def _detect_outside_body_ct(image: NDArray[Any]) -> Mask:
     _check_hounsfield(image)
     return ~_segment_body(image > SKIN_THRESHOLD_HU)
 
 
 @_register("outside-field", "below -1100 HU, outside the scanner's field")
-def _detect_outside_scanner_field(image: NDArray[Any]) -> BoolArray:
+def _detect_outside_scanner_field(image: NDArray[Any]) -> Mask:
     """Return the pixels below -1100 HU, the value that a scanner writes outside of its field of view."""
     _check_hounsfield(image)
     return np.asarray(image < SCANNER_FIELD_THRESHOLD_HU)
@@ -161,7 +160,7 @@ def _check_hounsfield(image: NDArray[Any]) -> None:
 
 
 @_register("background", "outside the foreground")
-def _detect_background(image: NDArray[Any]) -> BoolArray:
+def _detect_background(image: NDArray[Any]) -> Mask:
     """Return everything but the foreground: the pixels that are not zero, or above Otsu's threshold where few are zero."""
     values = _to_gray_values(image)
     is_zero = values == 0
@@ -170,7 +169,7 @@ def _detect_background(image: NDArray[Any]) -> BoolArray:
 
 
 @_register("shell", "along the edge of the foreground")
-def _detect_foreground_shell(image: NDArray[Any]) -> BoolArray:
+def _detect_foreground_shell(image: NDArray[Any]) -> Mask:
     background = _detect_background(image)
     if not background.any():
         raise UndefinedError("no shell: the foreground fills the image")
@@ -179,7 +178,7 @@ def _detect_foreground_shell(image: NDArray[Any]) -> BoolArray:
     return np.asarray(edt(~background) + edt(background) <= max_distance)
 
 
-def _segment_body(bright_mask: BoolArray) -> BoolArray:
+def _segment_body(bright_mask: Mask) -> Mask:
     body = _fill_holes(select_largest_component(bright_mask))
     if body.mean() < MIN_BODY_FRACTION:
         raise UndefinedError(f"no body: the largest bright part covers {body.mean():.1%} of the image")
@@ -187,13 +186,13 @@ def _segment_body(bright_mask: BoolArray) -> BoolArray:
 
 
 @_register("aperture", "outside the round field")
-def _detect_outside_aperture(image: NDArray[Any]) -> BoolArray:
+def _detect_outside_aperture(image: NDArray[Any]) -> Mask:
     distances, _ = _measure_aperture_distances(image)
     return distances > 0
 
 
 @_register("rim", "along the edge of the round field")
-def _detect_aperture_rim(image: NDArray[Any]) -> BoolArray:
+def _detect_aperture_rim(image: NDArray[Any]) -> Mask:
     """Return the ring of 4 % of the radius on both sides of the circle's edge, with notches and reflections."""
     distances, radius = _measure_aperture_distances(image)
     return np.abs(distances) <= RIM_WIDTH_FRACTION * radius
@@ -244,7 +243,7 @@ def _fit_circle(points: FloatArray) -> tuple[float, float, float]:
 
 
 @_register("saturated", "a small, hard-edged part at the maximum")
-def _detect_saturated_markers(image: NDArray[Any]) -> BoolArray:
+def _detect_saturated_markers(image: NDArray[Any]) -> Mask:
     """Return small parts at the image's maximum with a hard edge: letters, markers, clips."""
     values = _to_gray_values(image)
     span = values.max() - values.min()
@@ -265,7 +264,7 @@ def _detect_saturated_markers(image: NDArray[Any]) -> BoolArray:
 
 
 @_register("ink", "purple ink")
-def _detect_ink(image: NDArray[Any]) -> BoolArray:
+def _detect_ink(image: NDArray[Any]) -> Mask:
     """Return purple, saturated pixels: a surgeon's marker on skin."""
     hue, saturation, value = _convert_to_hsv(image, "ink")
     is_purple = (hue >= INK_HUE_RANGE[0]) & (hue <= INK_HUE_RANGE[1])
@@ -273,7 +272,7 @@ def _detect_ink(image: NDArray[Any]) -> BoolArray:
 
 
 @_register("pen", "green, blue or black pen")
-def _detect_pen(image: NDArray[Any]) -> BoolArray:
+def _detect_pen(image: NDArray[Any]) -> Mask:
     """Return green or blue, saturated pixels, and black ones: a pathologist's marker on glass."""
     hue, saturation, value = _convert_to_hsv(image, "pen")
     is_colored = np.logical_or.reduce([(hue >= low) & (hue <= high) for low, high in PEN_HUE_RANGES])
@@ -282,7 +281,7 @@ def _detect_pen(image: NDArray[Any]) -> BoolArray:
 
 
 @_register("outside-tissue", "glass without tissue")
-def _detect_outside_tissue(image: NDArray[Any]) -> BoolArray:
+def _detect_outside_tissue(image: NDArray[Any]) -> Mask:
     _, saturation, _ = _convert_to_hsv(image, "tissue")
     if saturation.max() < MIN_STAIN_SATURATION or saturation.min() == saturation.max():
         raise UndefinedError(f"no tissue: nothing in the image has a color (saturation up to {saturation.max():.2f})")
@@ -299,7 +298,7 @@ def _convert_to_hsv(image: NDArray[Any], region_name: str) -> tuple[FloatArray, 
     return hsv[..., 0], hsv[..., 1], hsv[..., 2]
 
 
-def _drop_traces(mask: BoolArray) -> BoolArray:
+def _drop_traces(mask: Mask) -> Mask:
     """Return the connected parts of a mask that are not too small."""
     labels, count = require("scipy.ndimage", extra="audit").label(mask, np.ones((3, 3)))
     sizes = np.bincount(labels.ravel(), minlength=count + 1)
@@ -321,13 +320,13 @@ def _to_gray_values(image: NDArray[Any]) -> FloatArray:
     return values
 
 
-def select_largest_component(mask: BoolArray) -> BoolArray:
+def select_largest_component(mask: Mask) -> Mask:
     """Return the largest connected part of a mask, with diagonal neighbors; an empty mask unchanged."""
     labels, count = require("scipy.ndimage", extra="audit").label(mask, np.ones((3,) * mask.ndim))
     return mask if count < 2 else np.asarray(labels == 1 + np.bincount(labels.ravel())[1:].argmax())
 
 
-def _fill_holes(mask: BoolArray) -> BoolArray:
+def _fill_holes(mask: Mask) -> Mask:
     """Fill the holes of a mask; those of a volume slice by slice, because in 3-D most cavities are open somewhere."""
     fill = require("scipy.ndimage", extra="audit").binary_fill_holes
     return np.stack([fill(slice_mask) for slice_mask in mask]) if mask.ndim == 3 else np.asarray(fill(mask), np.bool_)

@@ -7,7 +7,6 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from camscope.audit.core.context import AuditContext
@@ -16,8 +15,8 @@ from camscope.errors import CamscopeError, CategoryError, GeometryError, InputEr
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.evaluation.map_metrics import read_image_tensor
 from camscope.geometry import Placement, project_mask_to_input
+from camscope.metrics.base import Mask
 
-Mask = npt.NDArray[np.bool_]
 MAX_SAMPLE_BYTES = 2_000_000_000  # inputs and masks in memory at once
 FINDING_REGION, ORGAN_REGION, OUTSIDE_ORGAN_REGION = "the finding", "the organ", "outside the organ"
 
