@@ -150,10 +150,19 @@ def compare_level_means(
     """
     numbers = np.asarray(values, np.float64)
     group, has_value = index_groups(groups, len(numbers)), ~np.isnan(numbers)
+    n_groups = int(group.max()) + 1
 
     def build_side(rows: Mask) -> _MeanSide:
-        _check_n_patients(len(np.unique(group[rows & has_value])), min_patients)
-        return _build_mean_side(numbers, rows & has_value, group, n_resamples, seed)
+        side_values, side_groups = numbers[rows], group[rows]
+        patients = np.unique(side_groups)
+        _check_n_patients(len(patients), min_patients)
+        sums = np.bincount(side_groups, weights=side_values, minlength=n_groups).astype(np.float64)
+        sizes = np.bincount(side_groups, minlength=n_groups)
+        deviations = np.zeros(n_groups)
+        deviations[patients] = compute_jackknife_deviations(sums[patients], sizes[patients])
+        estimate = estimate_mean(side_values, side_groups.tolist(), n_resamples=n_resamples, seed=seed)
+        is_constant = float(np.ptp(side_values)) <= RELATIVE_PRECISION * float(np.abs(side_values).max())
+        return _MeanSide(estimate, patients, deviations, compute_degrees_of_freedom(sizes[patients]), is_constant)
 
     return _build_contrasts(build_side, _select_level_masks(levels, has_value), margin)
 
@@ -172,7 +181,13 @@ def compare_level_aurocs(
     ranking = rank_scores(truth, score, groups)
 
     def build_side(rows: Mask) -> _AurocSide:
-        return _build_auroc_side(ranking.select_rows(rows), n_resamples, seed)
+        side = ranking.select_rows(rows)
+        _check_n_patients(side.n_groups, MIN_PATIENTS_FOR_VERDICT)
+        n_groups, min_groups = min(side.n_groups_per_class), MIN_PATIENTS_FOR_VERDICT // 2
+        if n_groups < min_groups:
+            raise UndefinedError(f"{side.describe_counts()}, {n_groups} of one class: expected {min_groups} of each")
+        areas = bootstrap_areas(side, compute_roc_area, n_resamples, seed)
+        return _AurocSide(estimate_auroc([side], areas), side, areas)
 
     return _build_contrasts(build_side, _select_level_masks(levels, np.ones(len(levels), np.bool_)), margin)
 
@@ -246,26 +261,6 @@ def _build_contrast(
         interval_method=side.interval_method,
     )
     return Contrast(level, reference_level, first, second, difference, conclusion, reasons[0] if reasons else "")
-
-
-def _build_mean_side(values: FloatArray, rows: Mask, group: IntArray, n_resamples: int, seed: int) -> _MeanSide:
-    n_groups, patients = int(group.max()) + 1, np.unique(group[rows])
-    sums = np.bincount(group[rows], weights=values[rows], minlength=n_groups).astype(np.float64)
-    sizes = np.bincount(group[rows], minlength=n_groups)
-    deviations = np.zeros(n_groups)
-    deviations[patients] = compute_jackknife_deviations(sums[patients], sizes[patients])
-    estimate = estimate_mean(values[rows], group[rows].tolist(), n_resamples=n_resamples, seed=seed)
-    is_constant = float(np.ptp(values[rows])) <= RELATIVE_PRECISION * float(np.abs(values[rows]).max())
-    return _MeanSide(estimate, patients, deviations, compute_degrees_of_freedom(sizes[patients]), is_constant)
-
-
-def _build_auroc_side(ranking: Ranking, n_resamples: int, seed: int) -> _AurocSide:
-    _check_n_patients(ranking.n_groups, MIN_PATIENTS_FOR_VERDICT)
-    n_groups, min_groups = min(ranking.n_groups_per_class), MIN_PATIENTS_FOR_VERDICT // 2
-    if n_groups < min_groups:
-        raise UndefinedError(f"{ranking.describe_counts()}, {n_groups} of one class: expected {min_groups} of each")
-    areas = bootstrap_areas(ranking, compute_roc_area, n_resamples, seed)
-    return _AurocSide(estimate_auroc([ranking], areas), ranking, areas)
 
 
 def _check_n_patients(n_patients: int, min_patients: int) -> None:
