@@ -25,7 +25,6 @@ from camscope.audit.performance.model_outputs import (
 from camscope.audit.performance.performance_summary import (
     compute_performance,
     compute_subgroup_performance,
-    summarize_bins,
 )
 from camscope.audit.performance.subgroups import compare_subgroups
 from camscope.batch import BatchOptions, BatchOutcome, BatchRun, run_batch
@@ -151,7 +150,7 @@ def _summarize_finding_performance(
             "some with it and some "
             f"without are needed; is the label column right?"
         )
-    estimates, calibration = compute_performance(truth, scores, groups, **context.config.bootstrap_options)
+    estimates, bins = compute_performance(truth, scores, groups, **context.config.bootstrap_options)
     values = dict(zip(rows, scores.tolist(), strict=True))
     return FindingPerformance(
         finding=finding.name,
@@ -159,7 +158,7 @@ def _summarize_finding_performance(
         n_negatives=int((~truth).sum()),
         log_odds_std=round_significant(predictions.log_odds_std(finding.name)) or 0.0,
         **estimates,
-        bins=tuple(summarize_bins(calibration)),
+        bins=bins,
         subgroups=tuple(compute_subgroup_performance(context.cohort, rows, truth, scores)),
         subgroup_differences=tuple(
             compare_subgroups(
