@@ -139,7 +139,7 @@ def select_series(groups: list[list[SliceHeader]], series: int | None, name: str
     if len(groups) > 1:
         is_one_key = len({group[0].group_key for group in groups}) == 1
         ambiguity = f"one series of {plural(len(groups), 'orientation')}" if is_one_key else f"{len(groups)} series"
-        advice = "choose one: folder#0 or series=0, or pass a list of its files"
+        advice = "choose one: folder#0 or frame=0, or pass a list of its files"
         raise ImageError(f"{name}: {ambiguity} ({listing}); {advice}")
     return groups[0]
 
