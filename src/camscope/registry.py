@@ -112,8 +112,10 @@ class Registry(MutableMapping[str, Entry]):
         return self._entries[self._names.get(normalize_name(str(name)), name)]
 
     def __setitem__(self, name: str, entry: Entry) -> None:
-        if name != entry.name:
-            raise ValueError(f"the {self.kind} {entry.name!r} cannot be registered under another name, {name!r}")
+        if name != getattr(entry, "name", None):
+            raise ValueError(
+                f"{entry!r} cannot be registered as {name!r}: its `name` is {getattr(entry, 'name', None)!r}; give it that name"
+            )
         self.add(entry)
 
     def __delitem__(self, name: str) -> None:

@@ -19,9 +19,8 @@ from torch import Tensor
 from camscope.explainers.cam.base import SPATIAL_AXIS, BaseWeightedChannels, LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
-from camscope.explainers.core.batching import BatchedMixin, RandomMixin
+from camscope.explainers.core.batching import ADAM_EPSILON, BatchedMixin, RandomMixin
 from camscope.explainers.core.evaluation_context import check_one_of, check_positive_integer, check_positive_number
-from camscope.explainers.core.optim import Adam
 from camscope.explainers.core.resampling import (
     blur_input,
     compute_minimum_and_range,
@@ -271,7 +270,7 @@ class OptiCAM(LayerExplainer):
 
     S masks the input enlarged and stretched to 0..1; the map is S less its least cell: zero where the mask hides most.
     `n_steps` of Adam at `learning_rate` start from equal shares, each sample for itself. A constant channel has no share:
-    no mask shows it, and its gradient would be rounding. Adam goes without its epsilon, so that the unit of the score
+    no mask shows it, and its gradient would be rounding. The epsilon of Adam is tiny, so that the unit of the score
     does not matter. The mask hides with zero, the mean color of most preprocessings; the authors' demo with black.
     """
 
@@ -292,9 +291,10 @@ class OptiCAM(LayerExplainer):
         channels = features.activation.relu()
         live = find_nonconstant_channels(channels)
         shares = channels.new_zeros(live.shape).masked_fill(~live & live.any(1, keepdim=True), -torch.inf)
-        adam = Adam(self.learning_rate)
+        optimizer = torch.optim.Adam([shares], self.learning_rate, eps=ADAM_EPSILON)
         for _ in range(self.n_steps):
-            shares = shares + adam.compute_update(-compute_mixture_gradient(features, channels, shares))
+            shares.grad = -compute_mixture_gradient(features, channels, shares)
+            optimizer.step()
         mixture = mix_channels(shares, channels)
         return mixture - mixture.amin(tuple(range(1, mixture.ndim)), keepdim=True)
 

@@ -13,6 +13,7 @@ from camscope.hooks.base import Hooks, thread_local_hook
 from camscope.pytree import iter_leaves
 
 DEFAULT_MEMORY_BUDGET_BYTES = 2**28  # if the device does not report its memory
+ADAM_EPSILON = 1e-20  # tiny, so that the scale of the score does not change the steps; gradients of 0 give no step
 LIVE_TENSORS_PER_PASS = 4  # largest tensors that exist at a time: input, output, a residual, a workspace
 
 

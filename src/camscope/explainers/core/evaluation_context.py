@@ -11,11 +11,12 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs, check_dense_tensor
 from camscope.explainers.core.noise_probes import samples_interact
-from camscope.hooks.base import autocast_uncached, check_initialized, evaluation_mode, is_lazy, unwrap
+from camscope.hooks.base import autocast_uncached, check_initialized, evaluation_mode, unwrap
 from camscope.hooks.buffer_isolation import buffers_and_rng_restored, eval_mode_buffers_restored, rng_restored
 from camscope.hooks.hook_free_copies import hooks_excluded_from_copies
 from camscope.plurals import plural
@@ -73,7 +74,7 @@ def inspect_model(model: nn.Module) -> ModelInfo:
         for key, value in (*module._parameters.items(), *module._buffers.items()):
             if value is None:
                 continue
-            if is_lazy(value):
+            if isinstance(value, UninitializedTensorMixin):
                 check_initialized(inner)
             if value.is_meta:
                 raise ModelError(
@@ -274,7 +275,7 @@ def _is_finite_number(value: object) -> bool:
         return False
 
 
-def check_input(x: Tensor, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
+def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
     """Return the input (N,C,*S) detached from the caller's graph; raise InputError if the model cannot take it."""
     if not isinstance(x, Tensor):
         hint = " (an image of another kind goes to explain)"
