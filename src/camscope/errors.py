@@ -134,13 +134,8 @@ class CamscopeWarning(UserWarning):
     """A result that is flagged, but not wrong."""
 
 
-PERMANENT_PATH_ERRNOS = (
-    errno.EINVAL,
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-)  # another attempt does not change them
+# errors of a path that another attempt does not change
+PERMANENT_PATH_ERRNOS = (errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 OUT_OF_MEMORY = "out of memory"
 OUT_OF_MEMORY_PATTERN = re.compile(
     r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|insufficient memory|bad_alloc|alloc_failed",

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope import explanation_io, render
-from camscope.data_readers import MAX_ARRAY_BYTES, read_errors_converted
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.geometry import Placement
 from camscope.plurals import plural
 from camscope.registry import METHODS
 from camscope.safe_files import write_bytes
+from camscope.untrusted_files import MAX_ARRAY_BYTES, read_errors_converted
 
 FloatArray = npt.NDArray[np.floating[Any]]
 PixelArray = npt.NDArray[np.uint8]
@@ -56,7 +56,7 @@ class Explanation:
         target: Class index; None for a target that is not a single class.
         label: The target as text.
         score: Value of the target.
-        probability: Softmax probability of the class; None where there is none.
+        probability: Softmax probability of the class; None if it is unknown.
         top_classes: The classes with the highest scores.
         layer: Name of the explained layer; None for methods without one.
         layout: How the layer's output holds its grid.

@@ -43,16 +43,13 @@ def compute_model_digest(model: nn.Module) -> str:
     """
     state = [(name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor)]
     fingerprint = tuple(
-        (name, value.data_ptr(), _tensor_version(value), _sample_values(value)) for name, value in state
+        (name, value.data_ptr(), 0 if value.is_inference() else value._version, _sample_values(value))
+        for name, value in state
     )
     cached = _digests.get(model)
     if cached is None or cached[0] != fingerprint:
         cached = _digests[model] = (fingerprint, _hash_state(state))
     return cached[1]
-
-
-def _tensor_version(value: Tensor) -> int:
-    return 0 if value.is_inference() else value._version
 
 
 def _sample_values(value: Tensor) -> tuple[float, ...]:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.batch.manifest import import_arrow
-from camscope.data_readers import read_parquet
 from camscope.safe_files import open_atomic
+from camscope.untrusted_files import read_parquet
 
 Floats = npt.NDArray[np.float64]
 PREDICTIONS_FILE = "predictions.parquet"

@@ -21,10 +21,7 @@ from camscope.safe_files import open_regular_file, read_bytes
 
 MAX_JSON_BYTES, MAX_TOML_BYTES = 2**30, 2**24  # bytes of a file; the largest COCO file has half of that
 MAX_ARRAY_BYTES = 2**32  # bytes of the arrays of one .npz file
-MAX_EXCESS_VALUES, MAX_VALUES_PER_BYTE = (
-    2**24,
-    64,
-)  # of a column of a Parquet file; a damaged file may claim more
+MAX_EXCESS_VALUES, MAX_VALUES_PER_BYTE = 2**24, 64  # of a column of a Parquet file; a damaged file may claim more
 MAX_ERROR_CHARACTERS = 200  # of the quoted text of a foreign error
 
 
@@ -46,7 +43,9 @@ def read_errors_converted(
     except CamscopeError as error:
         if not wrap_camscope_errors:
             raise
-        raise _add_fix(error_type(f"{message}: {error}"), error) from error
+        wrapped = error_type(f"{message}: {error}")
+        wrapped.fix, wrapped.remedy = error.fix, error.remedy
+        raise wrapped from error
     except OSError as error:
         reason = error.strerror or (str(error)[:MAX_ERROR_CHARACTERS] if quote_original else type(error).__name__)
         raise error_type(f"{message}: it cannot be read: {reason}") from error
@@ -57,12 +56,6 @@ def read_errors_converted(
     except Exception as error:
         text = f": {str(error)[:MAX_ERROR_CHARACTERS]}" if quote_original and str(error) else ""
         raise error_type(f"{message}: it is damaged, or of another kind ({type(error).__name__}{text})") from error
-
-
-def _add_fix(error: CamscopeError, cause: CamscopeError) -> CamscopeError:
-    """Return an error whose message ends with that of its cause, with the cause's fix and remedy."""
-    error.fix, error.remedy = cause.fix, cause.remedy
-    return error
 
 
 def read_json(path: str | os.PathLike[str], message: str | None = None, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
@@ -99,33 +92,29 @@ def read_npz(
             raise InputError(
                 f"its arrays have {plural(declared, 'byte', spec=',')}, more than the limit of {max_bytes:,}"
             )
-        return {name: _read_npy_array(archive, member) for name, member in members.items()}
+        arrays = {}
+        for name, member in members.items():
+            with archive.open(member) as stream:
+                arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
+        return arrays
 
 
 def _read_declared_bytes(archive: zipfile.ZipFile, member: str) -> int:
     """Return the bytes of an array by its header, which has to agree with the archive's directory."""
     size = archive.getinfo(member).file_size
+    readers: dict[Any, Any] = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
     with archive.open(member) as stream:
-        shape, dtype = _read_npy_header(stream)
+        shape, _, dtype = readers[np.lib.format.read_magic(stream)](stream)
         start = stream.tell()
+    if dtype.hasobject or any(side < 0 for side in shape):
+        raise InputError(f"an array of {dtype} with shape {shape}; expected numbers")
     declared = int(np.prod([int(side) for side in shape], dtype=object)) * dtype.itemsize
     if declared + start != size:
         raise InputError(f"{member} declares {plural(declared, 'byte', spec=',')} and the archive {size - start:,}")
     return declared
-
-
-def _read_npy_header(stream: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    shape, _, dtype = readers[np.lib.format.read_magic(stream)](stream)
-    if dtype.hasobject or any(side < 0 for side in shape):
-        raise InputError(f"an array of {dtype} with shape {shape}; expected numbers")
-    return shape, dtype
-
-
-def _read_npy_array(archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
-    with archive.open(member) as stream:
-        array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
-    return array
 
 
 def check_zip(path: str | os.PathLike[str]) -> None:
