@@ -87,7 +87,7 @@ def check_fields(explanation: Any, statuses: Collection[str]) -> None:
     Sizes are limited, because arrays of these sizes are allocated when the map is drawn.
     """
     axes, placement, affine = explanation.attribution.ndim, explanation.placement, explanation.affine
-    error, image, shown = explanation.standard_error, explanation.image, explanation.model_input_image
+    error, image, input_image = explanation.standard_error, explanation.image, explanation.model_input_image
     sizes = [explanation.input_size, *([placement.input_size, placement.image_size] if placement else [])]
     cells = max(math.prod(size) for size in sizes) if all(map(_is_size, sizes)) else 0
     rules = {
@@ -96,7 +96,7 @@ def check_fields(explanation: Any, statuses: Collection[str]) -> None:
         "input_size": 0 < cells <= MAX_CELLS and len(explanation.input_size) == axes,
         "placement": placement is None or placement.input_size == explanation.input_size,
         "image": image is None or _has_image_shape(image, placement.image_size if placement else image.shape[:axes]),
-        "model_input_image": shown is None or _has_image_shape(shown, explanation.input_size),
+        "model_input_image": input_image is None or _has_image_shape(input_image, explanation.input_size),
         "affine": affine is None or (affine.shape == (4, 4) and bool(np.isfinite(affine).all())),
         "target": _is_int(explanation.target) or explanation.target is None,
         "score": _is_number(explanation.score),
