@@ -109,15 +109,15 @@ class OutputError(CamscopeError, OSError):
 
 
 class UndefinedError(CamscopeError, ArithmeticError):
-    """A metric without a value for a map, such as the share of a sum of zero; the message has the reason."""
+    """A metric without a value for a map, such as the share of a sum of zero. The message has the reason."""
 
 
 class RunError(CamscopeError, RuntimeError):
-    """A run that stopped early; finished parts are kept."""
+    """A run that stopped early. Finished parts are kept."""
 
 
 class MissingExtraError(CamscopeError, ImportError):
-    """A missing optional package; the message has the `pip install` command that installs it."""
+    """A missing optional package. The message has the `pip install` command that installs it."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(

@@ -51,7 +51,7 @@ def _to_metadata(explanation: Any) -> dict[str, Any]:
 
 
 def read_fields(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
-    """Read the fields of an explanation from a `.json` or `.npz` file; nothing is unpickled.
+    """Read the fields of an explanation from a `.json` or `.npz` file. Nothing is unpickled.
 
     The fields are not checked, and `top_classes` is a list of dictionaries. `max_bytes` limits the arrays of a `.npz` file.
     """

@@ -102,7 +102,7 @@ class Placement:
         return self._precompose(np.diag(np.divide(self.input_size, size)), np.zeros(self._n_axes), size)
 
     def cropped(self, start: Sequence[int], size: Sequence[int]) -> Self:
-        """Return the placement after cutting out `size` pixels from `start`; outside the input the crop is padded."""
+        """Return the placement after cutting out `size` pixels from `start`. Outside the input the crop is padded."""
         return self._precompose(np.eye(self._n_axes), _check_whole_numbers(start, self._n_axes, "start"), size)
 
     def padded(self, before: Sequence[int], after: Sequence[int]) -> Self:

@@ -26,7 +26,7 @@ _digests: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
 
 
 def attach_card(model: nn.Module, card: ModelCard) -> None:
-    """Store the card of a model for as long as the model lives; the model itself is not changed."""
+    """Store the card of a model for as long as the model lives. The model itself is not changed."""
     _cards[model] = card
 
 
@@ -36,7 +36,7 @@ def get_card(model: nn.Module) -> ModelCard | None:
 
 
 def compute_model_digest(model: nn.Module) -> str:
-    """Compute 16 hex digits that change with any weight or buffer; the result is cached until a change is detected.
+    """Compute 16 hex digits that change with any weight or buffer. The result is cached until a change is detected.
 
     Detected are other tensors, changes in place, and changes through `.data` that affect one of eight values spread over a
     tensor.

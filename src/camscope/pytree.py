@@ -24,7 +24,7 @@ def iter_leaves(value: object, path: LeafPath = ()) -> Iterator[tuple[LeafPath, 
 
 
 def replace_leaf(value: Any, path: LeafPath, leaf: Tensor | None) -> Any:
-    """Return a copy of the structure with another tensor at one path; types stay the same."""
+    """Return a copy of the structure with another tensor at one path. Types stay the same."""
     if not path:
         return leaf
     key, subpath = path[0], path[1:]

@@ -150,9 +150,9 @@ def make_write_error(
 def create_folder_atomically(
     path: str | os.PathLike[str], is_replaceable: Callable[[Path], bool] | None = None
 ) -> Iterator[Path]:
-    """Create a folder with all its files or not at all; an existing empty folder is replaced.
+    """Create a folder with all its files or not at all. An existing empty folder is replaced.
 
-    `is_replaceable` tells of each file of an existing folder whether the folder may be replaced; no other folder is.
+    `is_replaceable` tells of each file of an existing folder whether the folder may be replaced. No other folder is.
     """
     path = Path(path)
     existing = list(path.iterdir()) if path.is_dir() else []
@@ -187,7 +187,7 @@ def make_folder(path: Path) -> None:
 
 
 class FolderLock:
-    """A lock on a folder, which the system releases when the process ends in any way; it leaves no file.
+    """A lock on a folder, which the system releases when the process ends in any way. It leaves no file.
 
     Processes that share their work hold it together (`acquire_shared`). A process that replaces the folder's contents holds it
     alone (`acquire_exclusive`). Where the system has no such locks (Windows, some network file systems) every request succeeds.
@@ -331,7 +331,7 @@ def open_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None
 
 
 def check_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None) -> None:
-    """Raise an OSError for a pipe, a device, a socket, a folder, or more than `max_bytes` bytes; nothing is opened."""
+    """Raise an OSError for a pipe, a device, a socket, a folder, or more than `max_bytes` bytes. Nothing is opened."""
     _check_file_status(os.stat(path), max_bytes)  # noqa: PTH116 - a Path costs more than a small file takes to read
 
 

@@ -81,7 +81,7 @@ def parse_toml(text: str, message: str) -> dict[str, Any]:
 def read_npz(
     path: str | os.PathLike[str], names: Sequence[str], max_bytes: int = MAX_ARRAY_BYTES
 ) -> dict[str, NDArray[Any]]:
-    """Read those of the named arrays that a .npz file holds; nothing is unpickled.
+    """Read those of the named arrays that a .npz file holds. Nothing is unpickled.
 
     InputError where the declared sizes add up to more than `max_bytes`, before anything is decompressed.
     """
@@ -111,14 +111,14 @@ def _read_declared_bytes(archive: zipfile.ZipFile, member: str) -> int:
         start = stream.tell()
     if dtype.hasobject or any(side < 0 for side in shape):
         raise InputError(f"an array of {dtype} with shape {shape}; expected numbers")
-    declared = int(np.prod([int(side) for side in shape], dtype=object)) * dtype.itemsize
+    declared = int(np.prod([int(side) for side in shape], dtype=object)) * int(dtype.itemsize)
     if declared + start != size:
         raise InputError(f"{member} declares {plural(declared, 'byte', spec=',')} and the archive {size - start:,}")
     return declared
 
 
 def check_zip(path: str | os.PathLike[str]) -> None:
-    """Raise an InputError for a zip archive that would unpack to more bytes than it has; only its directory is read."""
+    """Raise an InputError for a zip archive that would unpack to more bytes than it has. Only its directory is read."""
     size = Path(path).stat().st_size
     with zipfile.ZipFile(path) as archive:
         declared = sum(member.file_size for member in archive.infolist())

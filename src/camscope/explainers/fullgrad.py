@@ -144,11 +144,12 @@ def _decompose_in_one_pass(
         if not values.requires_grad:
             return None
         is_last = i + 1 == len(scores)
-        gradient: Tensor | None
-        (gradient,) = torch.autograd.grad(values.sum(), leaf, retain_graph=not is_last, allow_unused=True)
-        if gradient is None:
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
+            values.sum(), leaf, retain_graph=not is_last, allow_unused=True
+        )
+        if gradients[0] is None:
             return None
-        decomposition.add_input_gradient(gradient)
+        decomposition.add_input_gradient(gradients[0])
     return decompositions
 
 

@@ -58,8 +58,8 @@ class BackgroundMixin(RandomMixin):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.background, str) or (isinstance(self.background, Tensor) and self.background.ndim < 3):
-            is_text = isinstance(self.background, str)
-            received = repr(self.background) if is_text else f"a tensor {tuple(self.background.shape)}"
+            background = self.background
+            received = repr(background) if isinstance(background, str) else f"a tensor {tuple(background.shape)}"
             raise InputError(f"background={received}: expected inputs (M,C,H,W), or a list of images")
         if len(self.list_baselines()) == 0:
             raise InputError("background is empty: expected at least one input")

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs, check_dense_tensor
@@ -74,7 +74,7 @@ def inspect_model(model: nn.Module) -> ModelInfo:
         for key, value in (*module._parameters.items(), *module._buffers.items()):
             if value is None:
                 continue
-            if isinstance(value, UninitializedTensorMixin):
+            if is_lazy(value):
                 check_initialized(inner)
             if value.is_meta:
                 raise ModelError(

@@ -46,11 +46,13 @@ def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64
     are tied if they agree to about two thirds of the digits of `source_dtype`, the dtype of the original numbers.
     """
     if gram.shape[1] <= MAX_ROWS_FOR_FULL_DECOMPOSITION:
-        return _scale_leading_vectors(*torch.linalg.eigh(gram), source_dtype)
+        values, vectors = torch.linalg.eigh(gram)
+        return _scale_leading_vectors(values, vectors, source_dtype)
     axes, sure = _iterate_block_lanczos(gram, source_dtype)
     if bool(sure.all()):
         return axes
-    exact = _scale_leading_vectors(*torch.linalg.eigh(gram[~sure]), source_dtype)
+    values, vectors = torch.linalg.eigh(gram[~sure])
+    exact = _scale_leading_vectors(values, vectors, source_dtype)
     all_axes = exact.new_zeros(gram.shape)
     all_axes[..., : axes.shape[2]] = axes
     all_axes[~sure] = exact

@@ -53,7 +53,7 @@ def resolve_segment_labels(segments: SegmentsLike, x: Tensor, compactness: float
             )
         # a contiguous copy, because PyTorch rejects flipped views
         label_map = torch.from_numpy(np.ascontiguousarray(label_map, label_map.dtype.newbyteorder("=")))
-    labels = label_map.to(x.device)
+    labels: Tensor = label_map.to(x.device)
     if labels.shape != x.shape[1:] or labels.is_floating_point() or labels.is_complex():
         raise InputError(
             f"the segments are {str(labels.dtype).removeprefix('torch.')} {tuple(labels.shape)}; expected one whole "
