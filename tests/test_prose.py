@@ -28,12 +28,12 @@ TARGETS = {
 }
 COMMAND = "python -m tests.test_prose --write"
 LIMITS: dict[str, dict[str, float]] = {
-    "src/camscope": {"long": 1, "phrases": 2, "semicolons": 16.3},
+    "src/camscope": {"long": 1, "phrases": 1, "semicolons": 12.2},
     "src/camscope/audit": {"long": 4, "names": 128, "phrases": 27, "semicolons": 15.4},
     "src/camscope/batch": {"phrases": 5, "semicolons": 5.0, "spelling": 1},
     "src/camscope/cli": {"names": 1, "phrases": 5, "semicolons": 17.8, "spelling": 1},
     "src/camscope/evaluation": {"long": 2, "names": 12, "phrases": 5, "semicolons": 13.0},
-    "src/camscope/explainers": {"long": 25, "names": 8, "phrases": 73, "semicolons": 13.5, "spelling": 12},
+    "src/camscope/explainers": {"long": 23, "names": 8, "phrases": 65, "semicolons": 13.4, "spelling": 12},
     "src/camscope/hooks": {"phrases": 8, "semicolons": 10.8},
     "src/camscope/layers": {"phrases": 2, "semicolons": 12.5},
     "src/camscope/metrics": {"long": 1, "names": 51, "phrases": 8, "semicolons": 14.6},

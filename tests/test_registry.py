@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from camscope.errors import InputError, MissingExtraError
-from camscope.explainers import METHODS
+from camscope.explainers import METHODS, GradCAM
 from camscope.registry import Registry, normalize_name
 
 
@@ -85,7 +85,7 @@ def test_an_entry_can_be_added_again_and_removed(registry):
     assert registry.pop("Integrated Gradients") is entry
     registry.update({"ig": entry})
     assert list(registry) == ["gradcam", "gradcam++", "ig"]
-    with pytest.raises(ValueError, match="another name"):
+    with pytest.raises(ValueError, match="give it that name"):
         registry["other"] = entry
 
 
@@ -98,3 +98,17 @@ def test_every_method_of_the_package_has_a_title_of_its_own():
     assert all("title" in vars(method) for method in METHODS.values())
     assert METHODS["gradcam"].title == "Grad-CAM"
     assert METHODS["Integrated Gradients"].name == "integratedgradients"
+
+
+def test_a_method_without_the_decorator_is_listed_under_its_class_name():
+    class Mine(GradCAM):
+        name, paper = "mine", "none"
+
+    try:
+        METHODS["mine"] = Mine
+        assert METHODS.display_name("mine") == Mine.title == "Mine"
+        assert METHODS["MINE"] is Mine
+    finally:
+        METHODS.pop("mine", None)
+    with pytest.raises(ValueError, match="its `name` is 'gradcam'; give it that name"):
+        METHODS["other"] = GradCAM

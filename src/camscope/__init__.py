@@ -201,29 +201,22 @@ __all__ = [
     "to_secondary_capture",
 ]
 
-_NAMES = {
-    "camscope.batch": "BatchRun inspect_images run_batch",
-    "camscope.errors": "CamscopeError CamscopeWarning",
-    "camscope.explainers": (
-        "AblationCAM Augmented BagCAM BlurIG CAM CenterGaussian Chefer Concepts Contrast "
-        "DRISE Deconvnet DeepFeatureFactorization DeepLIFT DeepLIFTSHAP Denoised EdgeDetector EigenCAM "
-        "EigenGradCAM ExcitationBackprop ExpectedGradients Explainer ExtremalPerturbation FEM FinerCAM "
-        "FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GradientSHAP "
-        "GroupCAM GuidedBackprop GuidedGradCAM GuidedIG HSIC HiResCAM ISCAM InputXGradient "
-        "IntegratedGradients KPCACAM KernelSHAP LIFTCAM LIME LRP LayerCAM LeGrad METHODS "
-        "MeaningfulPerturbation Occlusion OptiCAM RISE RandomCAM ReciproCAM RefineCAM Rollout SSCAM Saliency "
-        "ScoreCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad SmoothGradCAMPlusPlus "
-        "SmoothGradSquared Sobol VarGrad ViTCX XGradCAM XRAI compare fuse"
-    ),
-    "camscope.explanation": "Explanation",
-    "camscope.images.preprocess": "Preprocess",
-    "camscope.images.scans.scan_preprocess": "ScanPreprocess",
-    "camscope.images.scans.scan_reader": "read_scan",
-    "camscope.layers.layout": "Layout",
-    "camscope.medical": "explain_patch explain_patches explain_slices to_nifti to_parametric_map to_secondary_capture",
-    "camscope.models": "load_model",
+_HOMES = dict.fromkeys(__all__, "camscope.explainers") | {
+    name: module
+    for module, names in {
+        "camscope.batch": "BatchRun inspect_images run_batch",
+        "camscope.errors": "CamscopeError CamscopeWarning",
+        "camscope.explanation": "Explanation",
+        "camscope.images.preprocess": "Preprocess",
+        "camscope.images.scans.scan_preprocess": "ScanPreprocess",
+        "camscope.images.scans.scan_reader": "read_scan",
+        "camscope.layers.layout": "Layout",
+        "camscope.medical": "explain_patch explain_patches explain_slices to_nifti to_parametric_map to_secondary_capture",
+        "camscope.models": "load_model",
+    }.items()
+    for name in names.split()
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+del _HOMES["__version__"]
 
 
 def __getattr__(name: str) -> object:

@@ -109,15 +109,15 @@ class OutputError(CamscopeError, OSError):
 
 
 class UndefinedError(CamscopeError, ArithmeticError):
-    """A metric without a value for a map, such as the share of a sum of zero; the message has the reason."""
+    """A metric without a value for a map, such as the share of a sum of zero. The message has the reason."""
 
 
 class RunError(CamscopeError, RuntimeError):
-    """A run that stopped early; finished parts are kept."""
+    """A run that stopped early. Finished parts are kept."""
 
 
 class MissingExtraError(CamscopeError, ImportError):
-    """A missing optional package; the message has the `pip install` command that installs it."""
+    """A missing optional package. The message has the `pip install` command that installs it."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
@@ -134,13 +134,8 @@ class CamscopeWarning(UserWarning):
     """A result that is flagged, but not wrong."""
 
 
-PERMANENT_PATH_ERRNOS = (
-    errno.EINVAL,
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-)  # another attempt does not change them
+# errors of a path that another attempt does not change
+PERMANENT_PATH_ERRNOS = (errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 OUT_OF_MEMORY = "out of memory"
 OUT_OF_MEMORY_PATTERN = re.compile(
     r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|insufficient memory|bad_alloc|alloc_failed",

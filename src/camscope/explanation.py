@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope import explanation_io, render
-from camscope.data_readers import MAX_ARRAY_BYTES, read_errors_converted
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.geometry import Placement
 from camscope.plurals import plural
 from camscope.registry import METHODS
 from camscope.safe_files import write_bytes
+from camscope.untrusted_files import MAX_ARRAY_BYTES, read_errors_converted
 
 FloatArray = npt.NDArray[np.floating[Any]]
 PixelArray = npt.NDArray[np.uint8]
@@ -56,7 +56,7 @@ class Explanation:
         target: Class index; None for a target that is not a single class.
         label: The target as text.
         score: Value of the target.
-        probability: Softmax probability of the class; None where there is none.
+        probability: Softmax probability of the class; None if it is unknown.
         top_classes: The classes with the highest scores.
         layer: Name of the explained layer; None for methods without one.
         layout: How the layer's output holds its grid.
@@ -249,11 +249,12 @@ class Explanation:
         resolved_scale, colormap = self._resolve_scale(scale), self.colormap if colormap == AUTO else colormap
         if self._is_volume and contour is None and box_threshold is None:
             volume = self.volume(size, scale=scale, alpha=alpha, colormap=colormap, mask=mask)
-            return render.draw_planes(
-                replace(volume, flag=""), height=height, bar=colorbar
-            )  # a figure has a strip for flags
+            volume = replace(volume, flag="")  # a figure has a strip for flags
+            return render.draw_planes(volume, height=height, bar=colorbar)
         if self.attribution.ndim != 2:
-            image = self._overlay_signal_or_video(resolved_scale, alpha, colormap, contour, box_threshold, mask)
+            if self.attribution.ndim not in (1, 3) or any(item is not None for item in (contour, box_threshold, mask)):
+                self._check_two_axes()
+            image = self._overlay_signal_or_video(resolved_scale, alpha, colormap)
             return image if height is None else render.resize_to_fit(image, height, 8 * height)
         size = size or self._best_size()
         image, (raw, covered) = self._background_image(size), self._project_map(size)
@@ -276,18 +277,7 @@ class Explanation:
             image = render.join_horizontally(image, render.draw_color_bar(image.shape[0], *ends, colormap))
         return render.add_outline_legend(image, outlines)
 
-    def _overlay_signal_or_video(
-        self,
-        scale: render.Scale | None,
-        alpha: float,
-        colormap: str,
-        contour: object,
-        box_threshold: object,
-        mask: object,
-    ) -> PixelArray:
-        """Draw a map of one axis, or that of a video."""
-        if contour is not None or box_threshold is not None or mask is not None or self.attribution.ndim not in (1, 3):
-            self._check_two_axes()
+    def _overlay_signal_or_video(self, scale: render.Scale | None, alpha: float, colormap: str) -> PixelArray:
         values, _ = render.to_display_range(self._project_map("input")[0], scale, colormap)
         gray = np.full((1, *values.shape) if values.ndim == 1 else (*values.shape, 3), 128, np.uint8)
         background = gray if self.model_input_image is None else self.model_input_image
@@ -297,7 +287,7 @@ class Explanation:
 
     @property
     def _is_volume(self) -> bool:
-        """Whether three axes are those of a volume: it is gray, or has an affine; a video has neither."""
+        """Whether three axes are those of a volume: it is gray, or has an affine. A video has neither."""
         if self.attribution.ndim != 3 or self.affine is not None:
             return self.attribution.ndim == 3
         return (
@@ -579,7 +569,7 @@ class Explanation:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, max_bytes: int = MAX_ARRAY_BYTES) -> "Explanation":
-        """Read an explanation that `save` wrote as `.npz` or `.json`; nothing is unpickled.
+        """Read an explanation that `save` wrote as `.npz` or `.json`. Nothing is unpickled.
 
         Args:
             path: The file.
@@ -641,11 +631,9 @@ class Explanation:
         image = self.image if size == "image" else self.model_input_image
         if image is not None and size != "grid":
             return image
-        shape = self.grid if size == "grid" else self.input_size if size == "input" else self._image_size()
+        image_size = self.placement.image_size if self.placement else self.input_size
+        shape = {"grid": self.grid, "input": self.input_size, "image": image_size}[size]
         return np.full((*shape, 3), 128, dtype=np.uint8)
-
-    def _image_size(self) -> tuple[int, ...]:
-        return self.placement.image_size if self.placement else self.input_size
 
 
 def figure(
@@ -682,21 +670,18 @@ def figure(
         explanation.overlay(scale=scale, alpha=alpha, colormap=colormap, colorbar=colorbar, height=height)
         for explanation in explanations
     ]
-    captions, flags = (
-        [explanation.caption for explanation in explanations],
-        [explanation.warning_text for explanation in explanations],
-    )
+    captions = [explanation.caption for explanation in explanations]
+    flags = [explanation.warning_text for explanation in explanations]
     return render.draw_image_grid(images, captions, columns=columns, height=height, flags=flags)
 
 
 def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> list[ScaleOption]:
-    """Return one scale for the maps of each method and layer, so that classes can be compared; methods have different units.
+    """Return one scale for the maps of each method and layer, so that classes can be compared. Methods have different units.
 
-    It runs from 0 to the largest value of all; with diverging colors it is symmetric around 0.
+    It runs from 0 to the largest value of all. With diverging colors it is symmetric around 0.
     """
-    is_signed = colormap == render.DIVERGING or (
-        colormap == AUTO and any(explanation.colormap == render.DIVERGING for explanation in explanations)
-    )
+    colormaps = [explanation.colormap for explanation in explanations] if colormap == AUTO else [colormap]
+    is_signed = render.DIVERGING in colormaps
     largest: dict[object, float] = {}
     keys = [
         (explanation.method, explanation.layer, tuple(sorted(map(str, explanation.parameters.items()))))
@@ -706,10 +691,7 @@ def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> 
         values = explanation.heatmap(explanation._best_size(), scale=None)
         strongest = float((abs(values) if is_signed else values).max(initial=0.0))
         largest[key] = max(largest.get(key, 0.0), strongest)
-    return [
-        (-largest_value if is_signed else 0.0, largest_value) if (largest_value := largest[key]) > 0 else "max"
-        for key in keys
-    ]
+    return [(-largest[key] if is_signed else 0.0, largest[key]) if largest[key] > 0 else "max" for key in keys]
 
 
 def check_explanation(explanation: Explanation) -> Explanation:

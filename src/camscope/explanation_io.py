@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.data_readers import read_json, read_npz
 from camscope.errors import InputError
 from camscope.geometry import Placement
+from camscope.untrusted_files import read_json, read_npz
 
 ARRAY_FIELDS = ("attribution", "standard_error", "image", "model_input_image")  # the other fields are text and numbers
 JSON_ARRAY_FIELDS = ARRAY_FIELDS[:2]  # without pixels
@@ -51,7 +51,7 @@ def _to_metadata(explanation: Any) -> dict[str, Any]:
 
 
 def read_fields(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
-    """Read the fields of an explanation from a `.json` or `.npz` file; nothing is unpickled.
+    """Read the fields of an explanation from a `.json` or `.npz` file. Nothing is unpickled.
 
     The fields are not checked, and `top_classes` is a list of dictionaries. `max_bytes` limits the arrays of a `.npz` file.
     """
@@ -86,30 +86,18 @@ def check_fields(explanation: Any, statuses: Collection[str]) -> None:
 
     Sizes are limited, because arrays of these sizes are allocated when the map is drawn.
     """
-    axes, placement = explanation.attribution.ndim, explanation.placement
-    sizes = (
-        [explanation.input_size]
-        if placement is None
-        else [explanation.input_size, placement.input_size, placement.image_size]
-    )
+    axes, placement, affine = explanation.attribution.ndim, explanation.placement, explanation.affine
+    error, image, input_image = explanation.standard_error, explanation.image, explanation.model_input_image
+    sizes = [explanation.input_size, *([placement.input_size, placement.image_size] if placement else [])]
     cells = max(math.prod(size) for size in sizes) if all(map(_is_size, sizes)) else 0
     rules = {
         "attribution": explanation.attribution.dtype.kind == "f" and axes > 0 and explanation.attribution.size > 0,
-        "standard_error": explanation.standard_error is None
-        or (
-            explanation.standard_error.dtype.kind == "f"
-            and explanation.standard_error.shape == explanation.attribution.shape
-        ),
+        "standard_error": error is None or (error.dtype.kind == "f" and error.shape == explanation.attribution.shape),
         "input_size": 0 < cells <= MAX_CELLS and len(explanation.input_size) == axes,
         "placement": placement is None or placement.input_size == explanation.input_size,
-        "image": explanation.image is None
-        or _has_image_shape(
-            explanation.image, explanation.image.shape[:axes] if placement is None else placement.image_size
-        ),
-        "model_input_image": explanation.model_input_image is None
-        or _has_image_shape(explanation.model_input_image, explanation.input_size),
-        "affine": explanation.affine is None
-        or (explanation.affine.shape == (4, 4) and bool(np.isfinite(explanation.affine).all())),
+        "image": image is None or _has_image_shape(image, placement.image_size if placement else image.shape[:axes]),
+        "model_input_image": input_image is None or _has_image_shape(input_image, explanation.input_size),
+        "affine": affine is None or (affine.shape == (4, 4) and bool(np.isfinite(affine).all())),
         "target": _is_int(explanation.target) or explanation.target is None,
         "score": _is_number(explanation.score),
         "probability": _is_number(explanation.probability) or explanation.probability is None,

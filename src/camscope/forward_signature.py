@@ -1,7 +1,7 @@
 """The signature of a model's forward: its keywords, and how it takes the image."""
 
-import inspect
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import Any, get_args, get_type_hints
 
 from torch import Tensor, nn
@@ -9,34 +9,6 @@ from torch import Tensor, nn
 from camscope.errors import InputError
 
 PIXEL_VALUES = "pixel_values"  # Hugging Face's keyword for the image, which is not always the first parameter
-
-
-@dataclass(frozen=True)
-class ForwardSignature:
-    """The parameters of a function, in order.
-
-    `positional` holds the names of parameters by position or keyword, `keyword_only` the other names, and `required_keywords`
-    those of the latter without a default. `takes_args` and `takes_kwargs` tell whether there are `*args` (or positional-only
-    parameters) and `**kwargs`. `kwargs_annotation` is the annotation of `**kwargs`.
-    """
-
-    positional: tuple[str, ...] = ()
-    keyword_only: tuple[str, ...] = ()
-    required_keywords: tuple[str, ...] = ()
-    takes_args: bool = False
-    takes_kwargs: bool = False
-    kwargs_annotation: Any = None
-
-    @property
-    def keyword_names(self) -> frozenset[str]:
-        """Return all keywords, including those of a TypedDict: `**kwargs: Unpack[SomeTypedDict]`."""
-        declared: set[str] = set()
-        for part in get_args(self.kwargs_annotation):
-            try:
-                declared.update(get_type_hints(part))
-            except (TypeError, NameError):  # not a class, or one whose annotations cannot be imported
-                declared.update(getattr(part, "__annotations__", {}))
-        return frozenset((*self.positional, *self.keyword_only, *declared))
 
 
 @dataclass(frozen=True)
@@ -67,23 +39,26 @@ def call_model(
     return model(x, *args, **kwargs) if key is None else key.call_with_input(model, x, args, kwargs)
 
 
-def read_forward_signature(model: nn.Module) -> ForwardSignature:
-    """Read the signature of a model's forward through its decorators."""
+def _read_parameters(model: nn.Module) -> list[Parameter]:
+    """Return the parameters of a model's forward, through its decorators; *args and **kwargs if they cannot be read."""
     try:
-        parameters = list(inspect.signature(model.forward).parameters.values())
-    except (TypeError, ValueError):  # it has no readable signature, such as a builtin
-        return ForwardSignature(takes_args=True, takes_kwargs=True)
-    kinds = inspect.Parameter
-    keyword_only = [parameter for parameter in parameters if parameter.kind is kinds.KEYWORD_ONLY]
-    var_keyword = next((parameter for parameter in parameters if parameter.kind is kinds.VAR_KEYWORD), None)
-    return ForwardSignature(
-        positional=tuple(parameter.name for parameter in parameters if parameter.kind is kinds.POSITIONAL_OR_KEYWORD),
-        keyword_only=tuple(parameter.name for parameter in keyword_only),
-        required_keywords=tuple(parameter.name for parameter in keyword_only if parameter.default is kinds.empty),
-        takes_args=any(parameter.kind in (kinds.POSITIONAL_ONLY, kinds.VAR_POSITIONAL) for parameter in parameters),
-        takes_kwargs=var_keyword is not None,
-        kwargs_annotation=None if var_keyword is None else var_keyword.annotation,
-    )
+        return list(signature(model.forward).parameters.values())
+    except (TypeError, ValueError):  # a builtin, for example
+        return [Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kwargs", Parameter.VAR_KEYWORD)]
+
+
+def list_forward_keywords(model: nn.Module) -> frozenset[str]:
+    """Return all keywords of a model's forward, including those of a TypedDict: `**kwargs: Unpack[SomeTypedDict]`."""
+    keywords: set[str] = set()
+    for parameter in _read_parameters(model):
+        if parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
+            keywords.add(parameter.name)
+        for part in get_args(parameter.annotation) if parameter.kind is Parameter.VAR_KEYWORD else ():
+            try:
+                keywords.update(get_type_hints(part))
+            except (TypeError, NameError):  # not a class, or one whose annotations cannot be imported
+                keywords.update(getattr(part, "__annotations__", {}))
+    return frozenset(keywords)
 
 
 def find_input_key(model: nn.Module, name: str | None = None) -> InputKey | None:
@@ -93,19 +68,24 @@ def find_input_key(model: nn.Module, name: str | None = None) -> InputKey | None
     forward has that keyword, or the only keyword of a forward without positional parameters. InputError where several keywords
     are possible.
     """
-    signature = read_forward_signature(model)
-    positions = bool(signature.positional) or signature.takes_args
+    parameters = _read_parameters(model)
+    positional = [parameter.name for parameter in parameters if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    keyword_only = [parameter for parameter in parameters if parameter.kind is Parameter.KEYWORD_ONLY]
+    names = [parameter.name for parameter in keyword_only]
+    has_positions = bool(positional) or any(
+        parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL) for parameter in parameters
+    )
     if name is not None:
-        named = name in signature.positional or name in signature.keyword_only
-        return InputKey(name, in_dict=not named and positions)
-    if PIXEL_VALUES in (*signature.positional[1:], *signature.keyword_only):
+        return InputKey(name, in_dict=has_positions and name not in (*positional, *names))
+    if PIXEL_VALUES in (*positional[1:], *names):
         return InputKey(PIXEL_VALUES)
-    if positions:
+    if has_positions:
         return None
-    for names in (signature.required_keywords, signature.keyword_only):
-        if len(names) == 1:
-            return InputKey(names[0])
-    keywords = ", ".join(signature.keyword_only) or "none by name"
+    required = [parameter.name for parameter in keyword_only if parameter.default is Parameter.empty]
+    for candidates in (required, names):
+        if len(candidates) == 1:
+            return InputKey(candidates[0])
+    keywords = ", ".join(names) or "none by name"
     raise InputError(
         f"the forward of {type(model).__name__} takes keywords only ({keywords}): name the one that is the image, such as "
         f"input_key='image' in the constructor of the method"

@@ -5,7 +5,7 @@ center is i + 0.5, and a plane of n pixels reaches from 0 to n.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -102,15 +102,13 @@ class Placement:
         return self._precompose(np.diag(np.divide(self.input_size, size)), np.zeros(self._n_axes), size)
 
     def cropped(self, start: Sequence[int], size: Sequence[int]) -> Self:
-        """Return the placement after cutting out `size` pixels from `start`; outside the input the crop is padded."""
+        """Return the placement after cutting out `size` pixels from `start`. Outside the input the crop is padded."""
         return self._precompose(np.eye(self._n_axes), _check_whole_numbers(start, self._n_axes, "start"), size)
 
     def padded(self, before: Sequence[int], after: Sequence[int]) -> Self:
         """Return the placement after adding pixels before and after each axis."""
-        first, last = (
-            _check_whole_numbers(before, self._n_axes, "before"),
-            _check_whole_numbers(after, self._n_axes, "after"),
-        )
+        first = _check_whole_numbers(before, self._n_axes, "before")
+        last = _check_whole_numbers(after, self._n_axes, "after")
         return self.cropped((-first).tolist(), (first + last + self.input_size).tolist())
 
     def flipped(self, axis: int) -> Self:
@@ -163,12 +161,10 @@ class Placement:
                 f"a map of shape {attribution.shape}; expected one with {plural(self._n_axes, 'axis')}, none of them empty"
             )
         inverse = _invert_affine(self.cell_to_image_matrix(attribution.shape))
-        axes = _find_axis_permutation(inverse)
-        return (
-            _project_separable(attribution, inverse, self.image_size, axes)
-            if axes
-            else _project_affine(attribution, inverse, self.image_size)
-        )
+        depends = inverse[:, :-1] != 0
+        if (depends.sum(0) == 1).all() and (depends.sum(1) == 1).all():  # each image axis depends on one map axis
+            return _project_separable(attribution, inverse, self.image_size, depends.argmax(0).tolist())
+        return _project_affine(attribution, inverse, self.image_size)
 
     @property
     def _n_axes(self) -> int:
@@ -224,14 +220,6 @@ def _invert_affine(matrix: FloatArray) -> NDArray[np.float64]:
     return np.asarray(np.linalg.inv(square)[:-1], np.float64)
 
 
-def _find_axis_permutation(inverse: FloatArray) -> list[int] | None:
-    """Find the one map axis that each image axis depends on; None where axes mix (a rotation, a shear)."""
-    depends = inverse[:, :-1] != 0
-    if (depends.sum(0) == 1).all() and (depends.sum(1) == 1).all():
-        return [int(axis) for axis in depends.argmax(0)]
-    return None
-
-
 def _project_separable(
     attribution: FloatArray, inverse: FloatArray, size: Sequence[int], axes: Sequence[int]
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
@@ -260,7 +248,9 @@ def _project_affine(
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Resample by any affine transform, linear in each of the n cell coordinates, block by block."""
     values, covered = np.zeros(size, attribution.dtype), np.zeros(size, np.bool_)
-    for rows in _iter_row_blocks(size):
+    step = max(1, PIXELS_PER_BLOCK // max(1, int(np.prod(size[1:]))))
+    for start in range(0, size[0], step):
+        rows = slice(start, min(start + step, size[0]))
         index = np.indices((rows.stop - rows.start, *size[1:]), np.float64) + 0.5
         index[0] += rows.start
         cell = np.tensordot(inverse[:, :-1], index, 1) + _reshape_along_axis(inverse[:, -1], 0, len(size) + 1)
@@ -295,8 +285,3 @@ def _reshape_along_axis(values: NDArray[Any], axis: int, n_axes: int) -> NDArray
     shape = [1] * n_axes
     shape[axis] = -1
     return values.reshape(shape)
-
-
-def _iter_row_blocks(size: Sequence[int]) -> Iterator[slice]:
-    step = max(1, PIXELS_PER_BLOCK // max(1, int(np.prod(size[1:]))))
-    return (slice(start, min(start + step, size[0])) for start in range(0, size[0], step))

@@ -127,7 +127,7 @@ def format_name_list(names: Sequence[str], noun: str = "labels") -> str:
 
 
 def format_choice_hint(names: Sequence[str]) -> str:
-    """Return the ways to choose a category, for an error message."""
+    """Return how to choose a category, for an error message."""
     return CHOICE_HINT.format(name=names[0])
 
 

@@ -26,7 +26,7 @@ _digests: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
 
 
 def attach_card(model: nn.Module, card: ModelCard) -> None:
-    """Store the card of a model for as long as the model lives; the model itself is not changed."""
+    """Store the card of a model for as long as the model lives. The model itself is not changed."""
     _cards[model] = card
 
 
@@ -36,23 +36,20 @@ def get_card(model: nn.Module) -> ModelCard | None:
 
 
 def compute_model_digest(model: nn.Module) -> str:
-    """Compute 16 hex digits that change with any weight or buffer; the result is cached until a change is detected.
+    """Compute 16 hex digits that change with any weight or buffer. The result is cached until a change is detected.
 
     Detected are other tensors, changes in place, and changes through `.data` that affect one of eight values spread over a
     tensor.
     """
     state = [(name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor)]
     fingerprint = tuple(
-        (name, value.data_ptr(), _tensor_version(value), _sample_values(value)) for name, value in state
+        (name, value.data_ptr(), 0 if value.is_inference() else value._version, _sample_values(value))
+        for name, value in state
     )
     cached = _digests.get(model)
     if cached is None or cached[0] != fingerprint:
         cached = _digests[model] = (fingerprint, _hash_state(state))
     return cached[1]
-
-
-def _tensor_version(value: Tensor) -> int:
-    return 0 if value.is_inference() else value._version
 
 
 def _sample_values(value: Tensor) -> tuple[float, ...]:

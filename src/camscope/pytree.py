@@ -24,7 +24,7 @@ def iter_leaves(value: object, path: LeafPath = ()) -> Iterator[tuple[LeafPath, 
 
 
 def replace_leaf(value: Any, path: LeafPath, leaf: Tensor | None) -> Any:
-    """Return a copy of the structure with another tensor at one path; types stay the same."""
+    """Return a copy of the structure with another tensor at one path. Types stay the same."""
     if not path:
         return leaf
     key, subpath = path[0], path[1:]
@@ -106,7 +106,7 @@ def _is_attention_weights(leaf: Tensor, other_leaves: Sequence[Tensor]) -> bool:
         return bool(contexts) and has_attention_rows(leaf) and not any(map(has_attention_rows, contexts))
     if leaf.ndim != 4 or not any(other.ndim == 3 and other.shape[:2] == leaf.shape[::2] for other in other_leaves):
         return False
-    return leaf.shape[2] == leaf.shape[3] or bool((leaf.detach().sum(3) - 1).abs().max() < 1e-2)
+    return leaf.shape[2] == leaf.shape[3] or bool((leaf.detach().sum(3) - 1).abs().max() < ATTENTION_SUM_TOLERANCE)
 
 
 def has_attention_rows(tensor: Tensor) -> bool:

@@ -37,7 +37,7 @@ def normalize_name(name: str) -> str:
 
 
 class Registry(MutableMapping[str, Entry]):
-    """Entries by name. Iteration gives the names; lookup accepts every spelling of a name or a title.
+    """Entries by name. Iteration gives the names. Lookup accepts every spelling of a name or a title.
 
     Args:
         kind: What an entry is, for error messages: "method" or "metric".
@@ -90,7 +90,7 @@ class Registry(MutableMapping[str, Entry]):
         return list(dict.fromkeys(self._names[match] for match in matches))[:N_NEAREST_NAMES]
 
     def display_name(self, name: str) -> str:
-        """Return a label with titles in place of names; parts that are not registered, settings and layers stay.
+        """Return a label with titles in place of names. Parts that are not registered, settings and layers stay.
 
         >>> from camscope.explainers import METHODS
         >>> METHODS.display_name("gradcam + layercam, fused")
@@ -112,8 +112,10 @@ class Registry(MutableMapping[str, Entry]):
         return self._entries[self._names.get(normalize_name(str(name)), name)]
 
     def __setitem__(self, name: str, entry: Entry) -> None:
-        if name != entry.name:
-            raise ValueError(f"the {self.kind} {entry.name!r} cannot be registered under another name, {name!r}")
+        if name != getattr(entry, "name", None):
+            raise ValueError(
+                f"{entry!r} cannot be registered as {name!r}: its `name` is {getattr(entry, 'name', None)!r}; give it that name"
+            )
         self.add(entry)
 
     def __delitem__(self, name: str) -> None:

@@ -12,6 +12,7 @@ import time
 import unicodedata
 import weakref
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,16 +20,16 @@ from camscope.errors import OutputError
 from camscope.plurals import plural
 
 SAFE_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,239}")
+fcntl: Any
 try:
-    import fcntl as _fcntl
+    fcntl = import_module("fcntl")
 except ImportError:  # Windows
-    fcntl: Any = None
-else:
-    fcntl = _fcntl
+    fcntl = None
 
+NOT_REGULAR = "regular file, but a pipe, a socket or a device"
 NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 DISK_ERRNOS = (*NO_SPACE_ERRNOS, errno.EROFS, errno.EIO)  # later files would fail in the same way
-LOCK_WAIT_SECONDS = 10.0  # seconds
+LOCK_WAIT_SECONDS = 10.0
 FOLDER_BUSY_MESSAGE = "another process is writing to this folder; wait until it ends, or choose another folder"
 
 
@@ -92,8 +93,8 @@ def check_replaceable(path: Path) -> None:
     except OSError:  # nothing exists, or a dangling link
         return
     if not stat.S_ISREG(mode):
-        what = "a folder" if stat.S_ISDIR(mode) else "no regular file, but a pipe, a socket or a device"
-        raise OutputError(f"{path} is {what}, which is not replaced; choose another name")
+        kind = "a folder" if stat.S_ISDIR(mode) else f"no {NOT_REGULAR}"
+        raise OutputError(f"{path} is {kind}, which is not replaced; choose another name")
 
 
 class _TemporaryFile(io.FileIO):
@@ -130,14 +131,13 @@ def make_write_error(
     reason = (error.strerror or str(error)).rstrip(".")
     advice = "choose another place"
     if error.errno in NO_SPACE_ERRNOS:
-        needed = (
-            []
-            if n_bytes is None
-            else [f"{'at least ' if is_lower_bound else ''}{plural(n_bytes, 'byte', spec=',')} needed"]
-        )
+        facts = []
+        if n_bytes is not None:
+            facts.append(f"{'at least ' if is_lower_bound else ''}{plural(n_bytes, 'byte', spec=',')} needed")
+        folder = next(folder for folder in (*path.absolute().parents, Path()) if folder.is_dir())
         with contextlib.suppress(OSError):
-            needed.append(f"{plural(shutil.disk_usage(_find_existing_folder(path)).free, 'byte', spec=',')} free")
-        reason = f"{reason} ({', '.join(needed)})" if needed else reason
+            facts.append(f"{plural(shutil.disk_usage(folder).free, 'byte', spec=',')} free")
+        reason = f"{reason} ({', '.join(facts)})" if facts else reason
         advice = "free some space, or choose another place"
     elif error.errno == errno.EFBIG and n_bytes is not None:
         reason = f"{reason} ({plural(n_bytes, 'byte', spec=',')} needed)"
@@ -146,23 +146,18 @@ def make_write_error(
     return write_error
 
 
-def _find_existing_folder(path: Path) -> Path:
-    """Return the folder of the path, or the nearest one that exists."""
-    return next(folder for folder in (*path.absolute().parents, Path()) if folder.is_dir())
-
-
 @contextlib.contextmanager
 def create_folder_atomically(
     path: str | os.PathLike[str], is_replaceable: Callable[[Path], bool] | None = None
 ) -> Iterator[Path]:
-    """Create a folder with all its files or not at all; an existing empty folder is replaced.
+    """Create a folder with all its files or not at all. An existing empty folder is replaced.
 
-    `is_replaceable` tells of each file of an existing folder whether the folder may be replaced; no other folder is.
+    `is_replaceable` tells of each file of an existing folder whether the folder may be replaced. No other folder is.
     """
     path = Path(path)
     existing = list(path.iterdir()) if path.is_dir() else []
-    if os.path.lexists(path) and (
-        not path.is_dir() or not all(is_replaceable and is_replaceable(file) for file in existing)
+    if not all(is_replaceable and is_replaceable(file) for file in existing) or (
+        os.path.lexists(path) and not path.is_dir()
     ):
         raise OutputError(f"{path} exists and is not an empty folder; choose another name")
     make_folder(path.parent)
@@ -192,7 +187,7 @@ def make_folder(path: Path) -> None:
 
 
 class FolderLock:
-    """A lock on a folder, which the system releases when the process ends in any way; it leaves no file.
+    """A lock on a folder, which the system releases when the process ends in any way. It leaves no file.
 
     Processes that share their work hold it together (`acquire_shared`). A process that replaces the folder's contents holds it
     alone (`acquire_exclusive`). Where the system has no such locks (Windows, some network file systems) every request succeeds.
@@ -307,7 +302,7 @@ def describe_file_problem(path: str | os.PathLike[str]) -> str:
     path = Path(path)
     if path.is_dir():
         return "it is a folder"
-    return "it is not a regular file, but a pipe, a socket or a device" if path.exists() else "there is no such file"
+    return f"it is not a {NOT_REGULAR}" if path.exists() else "there is no such file"
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int | None = None) -> bytes:
@@ -336,7 +331,7 @@ def open_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None
 
 
 def check_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None) -> None:
-    """Raise an OSError for a pipe, a device, a socket, a folder, or more than `max_bytes` bytes; nothing is opened."""
+    """Raise an OSError for a pipe, a device, a socket, a folder, or more than `max_bytes` bytes. Nothing is opened."""
     _check_file_status(os.stat(path), max_bytes)  # noqa: PTH116 - a Path costs more than a small file takes to read
 
 
@@ -348,13 +343,13 @@ def check_regular_files(folder: str | os.PathLike[str]) -> None:
             with contextlib.suppress(FileNotFoundError):  # a dangling link
                 status = path.stat()
                 if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
-                    raise OSError(errno.EINVAL, f"{path} is not a regular file, but a pipe, a socket or a device")
+                    raise OSError(errno.EINVAL, f"{path} is not a {NOT_REGULAR}")
 
 
 def _check_file_status(status: os.stat_result, max_bytes: int | None) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, "it is a folder")
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file, but a pipe, a socket or a device")
+        raise OSError(errno.EINVAL, f"it is not a {NOT_REGULAR}")
     if max_bytes is not None and status.st_size > max_bytes:
         raise OSError(errno.EFBIG, f"it has {plural(status.st_size, 'byte', spec=',')}; the limit is {max_bytes:,}")

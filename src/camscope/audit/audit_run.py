@@ -34,10 +34,10 @@ from camscope.audit.runner import (
 from camscope.audit.shortcuts import interventions
 from camscope.batch import BatchRun
 from camscope.batch.manifest import import_arrow
-from camscope.data_readers import MAX_JSON_BYTES, read_parquet
 from camscope.errors import InputError
 from camscope.plurals import plural
 from camscope.safe_files import check_regular_files, folder_locked, read_bytes, write_bytes
+from camscope.untrusted_files import MAX_JSON_BYTES, read_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,9 +9,9 @@ from camscope.audit.audit_run import AuditRun
 from camscope.audit.core.config import Config
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import find_changed_images
-from camscope.data_readers import read_errors_converted, read_json
 from camscope.errors import InputError
 from camscope.plurals import plural
+from camscope.untrusted_files import read_errors_converted, read_json
 
 VALUE_SETTINGS = (
     "seed",

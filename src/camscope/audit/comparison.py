@@ -23,7 +23,6 @@ from camscope.audit.performance.auc import (
 )
 from camscope.batch.manifest import import_arrow
 from camscope.batch.query import RowReader, table_to_dicts
-from camscope.data_readers import read_parquet
 from camscope.errors import UndefinedError
 from camscope.metrics import METRICS, Estimate, estimate_mean, spearman
 from camscope.metrics.statistics import (
@@ -35,6 +34,7 @@ from camscope.metrics.statistics import (
     estimate_difference,
     index_groups,
 )
+from camscope.untrusted_files import read_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa

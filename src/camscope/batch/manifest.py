@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.batch.path_resolver import PathResolver
-from camscope.data_readers import read_errors_converted
 from camscope.errors import InputError
 from camscope.optional import require
 from camscope.plurals import plural
+from camscope.untrusted_files import read_errors_converted
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,7 +20,6 @@ from camscope.batch.query import Query, RowReader, open_map_parts, read_rows, ta
 from camscope.batch.result_rows import EXPLANATION_COLUMNS, FAILED
 from camscope.batch.run_store import RUN_FILE, RunStore
 from camscope.batch.sources import DATASET_PREFIXES, build_manifest
-from camscope.data_readers import read_errors_converted
 from camscope.errors import CamscopeError, ImageError, InputError
 from camscope.explanation import Explanation, PixelArray, check_explanation
 from camscope.geometry import Placement
@@ -28,6 +27,7 @@ from camscope.images.photo import read_photo
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.plurals import plural
+from camscope.untrusted_files import read_errors_converted
 
 if TYPE_CHECKING:
     import pyarrow as pa

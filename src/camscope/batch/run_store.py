@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from camscope.batch.manifest import import_arrow
 from camscope.batch.query import open_map_parts, open_parts, read_rows
 from camscope.batch.result_rows import FAILED
-from camscope.data_readers import MAX_ERROR_CHARACTERS, MAX_JSON_BYTES, read_errors_converted
 from camscope.errors import OutputError, Remedy, RunError
 from camscope.safe_files import (
     FOLDER_BUSY_MESSAGE,
@@ -30,6 +29,7 @@ from camscope.safe_files import (
     read_bytes,
     write_bytes,
 )
+from camscope.untrusted_files import MAX_ERROR_CHARACTERS, MAX_JSON_BYTES, read_errors_converted
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,13 +15,13 @@ import numpy.typing as npt
 from camscope.batch.manifest import RESERVED_COLUMNS
 from camscope.batch.path_resolver import PathResolver
 from camscope.batch.result_rows import hash_parameters
-from camscope.data_readers import MAX_ERROR_CHARACTERS, read_errors_converted, read_json
 from camscope.errors import CamscopeError, CategoryError, ImageError, InputError, UndefinedError
 from camscope.images.files.source_files import list_image_paths
 from camscope.images.mask_files import read_label_image
 from camscope.mask_labels import ALL_LABELS, LabelChoice, choose_categories, parse_categories
 from camscope.plurals import inflect, plural
 from camscope.safe_files import describe_file_problem
+from camscope.untrusted_files import MAX_ERROR_CHARACTERS, read_errors_converted, read_json
 
 IndexedValue = TypeVar("IndexedValue")
 PathParts = tuple[str, ...]

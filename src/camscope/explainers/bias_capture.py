@@ -1,7 +1,7 @@
-"""Biases where a model adds them, each seen at the torch function that adds it.
+"""Capture biases at the torch functions that add them.
 
-A module's class does not tell what happens to its output: there are batch norms with an activation inside, and layer
-norms that permute. The function does, whoever calls it, so the gradient is taken at what the function returns.
+The class of a module is not enough: some batch norms contain an activation, and some layer norms permute. The gradient is
+therefore taken at the output of the function.
 """
 
 import math
@@ -33,10 +33,10 @@ BIAS_FUNCTIONS = {*BIAS_ARGUMENT_INDEX, *BATCH_STATISTICS_ARGUMENT, *CLIPPING_LI
 
 @dataclass(frozen=True)
 class Bias:
-    """What one call of a function adds to each position of its output: `values()` broadcast against it.
+    """The bias that one call of a function adds to its output; `values()` broadcasts against the output.
 
-    `layer`: the module that holds it, or the function's name. `channels_last`: whether the channels are on the last axis, else
-    they are on axis 1. `sample_axis`: the axis of the samples.
+    `layer`: the module that holds it, or the function's name. `channels_last`: whether the channels are on the last axis
+    rather than axis 1. `sample_axis`: the axis of the samples.
     """
 
     layer: str
@@ -45,7 +45,7 @@ class Bias:
     sample_axis: int = 0
 
     def to_maps(self, values: Tensor, x: Tensor, layouts: "OutputLayouts") -> Tensor | None:
-        """(N,K,*s): numbers at the positions of the output, as maps over the input x; None where they have no place."""
+        """Return values at the positions of the output as maps (N,K,*s) over the input x; None if they have no place on it."""
         if self.channels_last:
             layout = layouts.get_layout(values.shape)
         else:
@@ -58,9 +58,9 @@ class Bias:
 
 
 class OutputLayouts:
-    """The layouts of the outputs whose channels are last: read off their shapes, and proved at the first of each shape.
+    """The layouts of outputs with channels last, inferred from their shapes and verified at the first output of each shape.
 
-    `any_unverified`: whether one was neither verified nor contradicted. A contradicted one has no place on the input.
+    `any_unverified`: whether a layout was neither verified nor contradicted. Contradicted layouts are dropped.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class OutputLayouts:
             self._layouts[shape] = layout
 
     def get_layout(self, shape: Sequence[int]) -> Layout | None:
-        """The layout of outputs (N,...) of this shape; None where they lie on no grid of the input."""
+        """Return the layout of outputs (N,...) of this shape; None if they have no grid."""
         return self._layouts.get(tuple(shape))
 
 
 class FirstOutputCapture(BaseFunctionMode):
-    """Inside the `with`, in this thread: keeps the first output of such a shape (...) behind its samples."""
+    """Inside the `with`, in this thread: keep the first output whose shape without the samples is `shape`."""
 
     def __init__(self, shape: Sequence[int], sample_axis: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class FirstOutputCapture(BaseFunctionMode):
         self._shape, self._sample_axis = tuple(shape), sample_axis
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What the function returns."""
+        """Call the function, and keep its output if it has the shape."""
         result = func(*args, **kwargs)
         if self.output is None and func in CHANNELS_LAST_FUNCTIONS:
             output = next(iter_leaves(result))[1]
@@ -100,7 +100,7 @@ class FirstOutputCapture(BaseFunctionMode):
 
 
 def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: LayoutHints) -> Layout | None:
-    """The layout of an output (N,...,K) that a shape and the pass show, of more than one cell."""
+    """Infer the layout of an output (N,...,K) with more than one cell; None if there is none."""
     try:
         if len(shape) == 3 and shape[1] in layout_hints.image_token_positions:
             return infer_image_token_layout(shape, x.shape, layout_hints)
@@ -114,7 +114,7 @@ def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: Layout
 def _verify_output_layout(
     score: Score, x: Tensor, shape: tuple[int, ...], sample_axis: int, layout: Layout
 ) -> LayoutVerdict:
-    """What is known of the layout of the first output of this shape; see `probe_layout`."""
+    """Verify the layout of the first output of this shape; see `probe_layout`."""
 
     def read(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with FirstOutputCapture(shape[1:], sample_axis) as first:
@@ -132,10 +132,10 @@ def _verify_output_layout(
 
 
 class BiasCapture(BaseFunctionMode):
-    """Inside the `with`, in this thread, the gradient at each output to which a bias is added goes to `on_bias_gradient`.
+    """Inside the `with`, in this thread: pass the gradient at each output to which a bias is added to `on_bias_gradient`.
 
-    It arrives during the backward pass, which may come after the `with`; none is kept. `include_clipping`: where an activation is
-    clipped, a constant takes the place of its input, and counts as a bias.
+    The call happens during the backward pass, which may come after the `with`. `include_clipping`: the limit of a clipped
+    activation counts as a bias.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class BiasCapture(BaseFunctionMode):
         self._on_bias_gradient = on_bias_gradient
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What the function returns, with a hook on it where a bias was added."""
+        """Call the function, and add a gradient hook to its output if a bias was added."""
         result = func(*args, **kwargs)
         if func not in self._bias_functions:
             return result
@@ -190,7 +190,7 @@ class BiasCapture(BaseFunctionMode):
             (self._layer_names[id(tensor)] for tensor in biases if id(tensor) in self._layer_names), func.__name__
         )
         spread = values.detach() if last else values.detach().view(-1, *[1] * (output.ndim - 2))
-        # attention that is handed (N,T,C) works on (T,N,C) inside, and its function returns that
+        # for an input (N,T,C) the function of attention works on (T,N,C), and returns that
         samples = int(of_attention and output.ndim == 3)
         if last:
             self.sample_axis_by_shape.setdefault(tuple(output.movedim(samples, 0).shape), samples)
@@ -202,7 +202,7 @@ class BiasCapture(BaseFunctionMode):
         low, high = CLIPPING_LIMITS[func]
         if func is F.hardtanh:
             low, high = _get_argument(args, kwargs, 1, "min_val", low), _get_argument(args, kwargs, 2, "max_val", high)
-        with torch.no_grad():  # as bools, a quarter of what the values would take until the backward pass
+        with torch.no_grad():  # bools take a quarter of the memory of the values until the backward pass
             above, below = output >= high, output <= low
         values = partial(_compute_clipping_values, output.dtype, above, high, below if low else None, low)
         last = self._channels_last_by_shape.get(output.shape, False)
@@ -221,7 +221,7 @@ def _compute_clipping_values(
 def _compute_norm_bias(
     args: Sequence[Any], kwargs: Mapping[str, Any], statistics_argument: str, uses_batch_statistics: bool
 ) -> tuple[list[Tensor | None], Tensor | None]:
-    """Where the statistics are fixed, a norm is linear: beta - mean gamma / sqrt(var + eps) is its bias; else beta."""
+    """Return the bias of a norm: beta - mean gamma / sqrt(var + eps) for fixed statistics, otherwise beta."""
     names = ("running_mean", "running_var", "weight", "bias")
     mean, variance, gamma, beta = (
         _get_argument(args, kwargs, place, name) for place, name in enumerate(names, start=1)

@@ -1,4 +1,4 @@
-"""Controls: maps that know nothing of the model's answer, so that any comparison has a floor."""
+"""Controls: baseline maps that do not depend on the model's answer."""
 
 import math
 from abc import abstractmethod
@@ -19,37 +19,34 @@ from camscope.targets import Score, full_precision
 
 
 class BaseControl(Explainer):
-    """A map made without the model, which runs once all the same: for the score, the class and its errors.
-
-    A control writes `control_map`.
-    """
+    """A map of the input alone. The model runs once, for the score and the class. A subclass implements `control_map`."""
 
     control: ClassVar[bool] = True
     class_specific: ClassVar[bool] = False
 
     @abstractmethod
     def control_map(self, x: Tensor) -> Tensor:
-        """(N,C,*S) -> (N,*S)"""
+        """Return the map (N,*S) of an input (N,C,*S)."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*S): see `compute_maps`."""
+        """Return the map (N,*S) of an input (N,C,*S)."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """The same map for every score."""
+        """Return the same map for every score."""
         output = scores[0].forward(x)
         values = [score.read_score(output, len(x)) for score in scores]
         check_finite("the score", torch.cat(values), self.on_nonfinite)
-        heat = self.control_map(x)
-        return [AttributionMaps(heat) for _ in scores]
+        control_map = self.control_map(x)
+        return [AttributionMaps(control_map) for _ in scores]
 
 
 @register
 class RandomCAM(BaseWeightedChannels, RandomMixin):
-    """Each channel weighs a random number in -1..1, the same for every input: relu Σ_k u_k A_k.
+    """Random channel weights in -1..1, the same for every input: relu Σ_k u_k A_k.
 
-    A control: what is left of a CAM whose weights say nothing. It has no paper of its own; named is the one that asks
-    every method to do better than chance (Adebayo et al. 2018).
+    A control: a CAM with weights that hold no information. The paper is the one that proposes to compare methods with chance
+    (Adebayo et al. 2018).
     """
 
     name, title, paper = "randomcam", "RandomCAM", "arXiv:1810.03292"
@@ -57,21 +54,18 @@ class RandomCAM(BaseWeightedChannels, RandomMixin):
     class_specific: ClassVar[bool] = False
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """(1,K,1)"""
-        generator = self.generator()
-        weights = (
-            2 * torch.rand(features.activation.shape[1], generator=generator, dtype=torch.float64, device="cpu") - 1
-        )
-        return weights.to(features.activation)[None, :, None]
+        """Return the random weights (1,K,1)."""
+        n_channels = features.activation.shape[1]
+        uniform = torch.rand(n_channels, generator=self.generator(), dtype=torch.float64, device="cpu")
+        return (2 * uniform - 1).to(features.activation)[None, :, None]
 
 
 @register
 class CenterGaussian(BaseControl):
-    """A Gaussian in the middle of the input, exp(-|p|² / 2 sigma²), whatever is in it.
+    """A Gaussian in the center of the input, exp(-|p|² / 2 sigma²).
 
-    A control: photographers put things there, and whoever points to the center finds many (Zhang et al. 2016 report it
-    beside their pointing game). `sigma`: in lengths of the input along each axis, so it is as round as the input is
-    square.
+    A control: photographs often have their object in the center (Zhang et al. 2016 report it for their pointing game).
+    `sigma`: in lengths of the input along each axis.
     """
 
     name, title, paper = "center", "Center Gaussian", "arXiv:1608.00507"
@@ -82,17 +76,16 @@ class CenterGaussian(BaseControl):
         check_positive_number(sigma=self.sigma)
 
     def control_map(self, x: Tensor) -> Tensor:
-        """(N,*S): 1 in the middle."""
+        """Return the Gaussian (N,*S)."""
         return compute_center_gaussian(x, self.sigma)
 
 
 @register
 class EdgeDetector(BaseControl):
-    """How steep the input's gray is, sqrt Σ_axes (central difference)², smoothed: an edge detector.
+    """The gradient magnitude of the gray input, sqrt Σ_axes (central difference)², smoothed: an edge detector.
 
-    A control: what looks like an explanation without any model (Adebayo et al. 2018). Gray is the mean of the channels;
-    beyond the border the input goes on as it ends. `smoothing`: sigma of the Gaussian, in lengths of the input along
-    each axis.
+    A control: it resembles an explanation without using a model (Adebayo et al. 2018). Gray is the mean of the channels;
+    the border is replicated. `smoothing`: sigma of the Gaussian, in lengths of the input along each axis.
     """
 
     name, title, paper = "edges", "Edge detector", "arXiv:1810.03292"
@@ -103,12 +96,12 @@ class EdgeDetector(BaseControl):
         check_number(smoothing=self.smoothing, low=0, high=1)
 
     def control_map(self, x: Tensor) -> Tensor:
-        """(N,*S)"""
+        """Return the edge map (N,*S)."""
         return compute_edge_map(x, self.smoothing)
 
 
 def compute_center_gaussian(x: Tensor, sigma: float = 0.25) -> Tensor:
-    """(N,C,*S) -> (N,*S): exp(-|p|² / 2 sigma²), p from the middle in lengths of the input along each axis."""
+    """Return exp(-|p|² / 2 sigma²) (N,*S), with p from the center in lengths of the input along each axis."""
     exponent = full_precision(x.new_zeros(()))
     for axis, size in enumerate(x.shape[2:]):
         offsets = (torch.arange(size, device=x.device, dtype=exponent.dtype) + 0.5) / size - 0.5
@@ -118,14 +111,14 @@ def compute_center_gaussian(x: Tensor, sigma: float = 0.25) -> Tensor:
 
 
 def compute_edge_map(x: Tensor, smoothing: float = 0.01) -> Tensor:
-    """(N,C,*S) -> (N,*S): how steep the gray is; see `EdgeDetector`."""
+    """Return the edge map (N,*S) of an input (N,C,*S); see `EdgeDetector`."""
     gray = full_precision(x).mean(1)
     axes = range(1, gray.ndim)
-    heat = torch.stack([_compute_central_difference(gray, axis) for axis in axes]).square().sum(0).sqrt()
+    edges = torch.stack([_compute_central_difference(gray, axis) for axis in axes]).square().sum(0).sqrt()
     for axis in axes:
-        sigma = smoothing * heat.shape[axis]
-        heat = smooth_axis(heat, axis, sigma, math.ceil(3 * sigma), "replicate")
-    return heat.contiguous()
+        sigma = smoothing * edges.shape[axis]
+        edges = smooth_axis(edges, axis, sigma, math.ceil(3 * sigma), "replicate")
+    return edges.contiguous()
 
 
 def _compute_central_difference(values: Tensor, axis: int) -> Tensor:

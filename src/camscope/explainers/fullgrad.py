@@ -1,13 +1,10 @@
-"""Methods that take apart a score into what the whole network makes of it: the input, and every bias.
-
-Shares: what a score is the sum of, the input's part and every bias's, as one forward and one backward pass show it.
-"""
+"""Methods that decompose a score into the contributions of the input and of every bias (full gradients)."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +13,6 @@ from camscope.explainers.bias_capture import Bias, BiasCapture, OutputLayouts
 from camscope.explainers.core.base import Explainer, register
 from camscope.explainers.core.base_method import AttributionMaps, is_below_precision
 from camscope.explainers.core.evaluation_context import (
-    OnNonFinite,
     check_differentiable,
     check_finite,
     evaluation_context,
@@ -30,21 +26,11 @@ from camscope.layers.selection import record_layout_hints
 from camscope.targets import Score, TargetLike, full_precision
 
 
-class DecompositionMethod(Protocol):
-    """What must be known of a method that takes scores apart."""
-
-    on_nonfinite: OnNonFinite
-    includes_clipping: ClassVar[bool]
-
-    def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
-        """What is mapped of the gradient at the output to which a bias was added."""
-
-
 @dataclass(frozen=True)
 class Completeness:
-    """The parts that a score is the sum of, (N,) each, in units of the score.
+    """The parts of a score, (N,) each, in units of the score.
 
-    `input_part`: Σ x ∂f/∂x; `mapped_bias_part`: Σ b ∂f/∂z of the biases that have a place on the input;
+    `input_part`: Σ x ∂f/∂x; `mapped_bias_part`: Σ b ∂f/∂z of the biases with a place on the input;
     `unmapped_bias_part`: the same of the other biases.
     """
 
@@ -55,17 +41,17 @@ class Completeness:
 
     @property
     def gap(self) -> Tensor:
-        """(N,): what neither accounts for: rounding in a piecewise linear model; smooth functions and bare constants."""
+        """The rest (N,): rounding in a piecewise linear model, otherwise also smooth functions and constants."""
         return self.score - self.input_part - self.mapped_bias_part - self.unmapped_bias_part
 
 
 @dataclass
 class ScoreDecomposition:
-    """What one score's backward pass has brought so far: sums over channels, by grid, and over everything."""
+    """The sums of one score's backward pass so far: maps by grid, and totals (N,)."""
 
     x: Tensor
     score: Tensor
-    explainer: DecompositionMethod
+    explainer: "BaseFullGrad"
     precision: float
     layouts: OutputLayouts
     map_by_grid: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
@@ -78,7 +64,7 @@ class ScoreDecomposition:
         )
 
     def add_input_gradient(self, gradient: Tensor) -> None:
-        """Take in the gradient (N,C,*S) at the input."""
+        """Add the gradient (N,C,*S) at the input."""
         check_finite("the gradient at the input", gradient, self.explainer.on_nonfinite)
         values = full_precision(gradient) * self.x
         self.is_below_precision = is_below_precision(self.precision, self.score, full_precision(gradient), self.x)
@@ -86,7 +72,7 @@ class ScoreDecomposition:
         self._add_to_map(values, gradient)
 
     def add_bias_gradient(self, bias: Bias, gradient: Tensor) -> None:
-        """Take in the gradient at the output to which a bias was added."""
+        """Add the gradient at the output to which a bias was added."""
         check_finite(f"the gradient at {bias.layer}", gradient, self.explainer.on_nonfinite)
         gradient = full_precision(gradient).movedim(bias.sample_axis, 0)
         values = self.explainer.layer_term(gradient, bias)
@@ -100,95 +86,92 @@ class ScoreDecomposition:
             self._add_to_map(maps, gradient)
 
     def to_completeness(self) -> Completeness:
-        """The sums over everything."""
+        """Return the totals."""
         return Completeness(self.score, self.input_part, self.mapped_bias_part, self.unmapped_bias_part)
 
     def sum_maps(self) -> Tensor:
-        """(N,*S)"""
+        """Return the sum (N,*S) of the maps of all grids, resized to the input."""
         size = self.x.shape[2:]
         return torch.stack([resize_maps(maps, size) for maps in self.map_by_grid.values()]).sum(0)
 
     def _add_to_map(self, values: Tensor, gradient: Tensor) -> None:
-        drawn, some = sum_scaled_magnitudes(values)
-        if not bool(some.all()):  # a share may be zero where the gradient is not
-            some = gradient.flatten(1).any(1)
-        self.has_gradient |= some
-        grid = tuple(drawn.shape[1:])
-        self.map_by_grid[grid] = self.map_by_grid[grid] + drawn if grid in self.map_by_grid else drawn
+        maps, is_nonzero = sum_scaled_magnitudes(values)
+        if not bool(is_nonzero.all()):  # a contribution may be zero where the gradient is not
+            is_nonzero = gradient.flatten(1).any(1)
+        self.has_gradient |= is_nonzero
+        grid = tuple(maps.shape[1:])
+        self.map_by_grid[grid] = self.map_by_grid[grid] + maps if grid in self.map_by_grid else maps
 
     def _sum_by_sample(self, values: Tensor) -> Tensor:
-        """(N,): rows that are not one a sample are taken to be several of each in turn, as windows and tiles are."""
-        samples = len(self.x)
-        if len(values) % samples:
-            return self.score.new_zeros(samples)
-        return values.reshape(samples, -1).sum(1)
+        """Return sums (N,); several rows per sample, such as windows or tiles, are taken to follow one another."""
+        n_samples = len(self.x)
+        if len(values) % n_samples:
+            return self.score.new_zeros(n_samples)
+        return values.reshape(n_samples, -1).sum(1)
 
 
-def decompose_scores(x: Tensor, scores: Sequence[Score], explainer: DecompositionMethod) -> list[ScoreDecomposition]:
-    """The shares of each score, from one forward pass; from a second one where the model cuts its input off.
+def decompose_scores(x: Tensor, scores: Sequence[Score], explainer: "BaseFullGrad") -> list[ScoreDecomposition]:
+    """Return the decomposition of each score from one forward pass.
 
-    The second one lets the model turn gradients off nowhere.
+    If the model detaches its input, a second pass keeps gradients on everywhere.
     """
-    return run_with_gradients(lambda staying: _decompose_in_one_pass(x, scores, explainer, staying))
+    return run_with_gradients(lambda gradients_on: _decompose_in_one_pass(x, scores, explainer, gradients_on))
 
 
 def _decompose_in_one_pass(
-    x: Tensor, scores: Sequence[Score], explainer: DecompositionMethod, staying: GradientScope
+    x: Tensor, scores: Sequence[Score], explainer: "BaseFullGrad", gradients_on: GradientScope
 ) -> list[ScoreDecomposition] | None:
-    now: list[ScoreDecomposition] = []  # the score whose backward pass runs is the last one
-
-    def arrived(bias: Bias, gradient: Tensor) -> None:
-        now[-1].add_bias_gradient(bias, gradient)
-
-    leaf = x.detach().requires_grad_()
-    watch = BiasCapture(scores[0].model, arrived, include_clipping=explainer.includes_clipping)
-    with staying, ExitStack() as scope:
-        layout_hints = record_layout_hints(scores[0].model, scope)
-        scope.enter_context(watch)
-        # a clone, since a model that changes its input has an error of its own, and autograd's of a leaf comes before it
+    decompositions: list[ScoreDecomposition] = []  # the last one is of the score whose backward pass runs
+    leaf, model = x.detach().requires_grad_(), scores[0].model
+    capture = BiasCapture(
+        model,
+        lambda bias, gradient: decompositions[-1].add_bias_gradient(bias, gradient),
+        include_clipping=explainer.includes_clipping,
+    )
+    with gradients_on, ExitStack() as scope:
+        layout_hints = record_layout_hints(model, scope)
+        scope.enter_context(capture)
+        # a clone, so that a model that changes its input raises our error instead of autograd's error about a leaf
         output = scores[0].forward(leaf.clone())
-    layouts = OutputLayouts(scores[0], leaf.detach(), layout_hints, watch.sample_axis_by_shape)
-    torch.set_grad_enabled(True)  # for the scores, even where the model switches it off and never back on
-    every = [score.read_score(output, len(x)) for score in scores]  # all questions are checked before any backward
-    check_finite("the score", torch.cat(every), explainer.on_nonfinite)
-    for i, values in enumerate(every):
-        now.append(
-            ScoreDecomposition(
-                leaf.detach(), full_precision(values.detach()), explainer, scores[i].machine_epsilon, layouts
-            )
-        )
+    layouts = OutputLayouts(scores[0], leaf.detach(), layout_hints, capture.sample_axis_by_shape)
+    torch.set_grad_enabled(True)  # for the scores, even if the model switches gradients off and never back on
+    all_values = [score.read_score(output, len(x)) for score in scores]  # checks all targets before any backward pass
+    check_finite("the score", torch.cat(all_values), explainer.on_nonfinite)
+    for i, (score, values) in enumerate(zip(scores, all_values, strict=True)):
+        score_values = full_precision(values.detach())
+        decomposition = ScoreDecomposition(leaf.detach(), score_values, explainer, score.machine_epsilon, layouts)
+        decompositions.append(decomposition)
         if not values.requires_grad:
             return None
-        more = i + 1 < len(every)
+        is_last = i + 1 == len(scores)
         gradients: Sequence[Tensor | None] = torch.autograd.grad(
-            values.sum(), leaf, retain_graph=more, allow_unused=True
+            values.sum(), leaf, retain_graph=not is_last, allow_unused=True
         )
         if gradients[0] is None:
             return None
-        now[-1].add_input_gradient(gradients[0])
-    return now
+        decomposition.add_input_gradient(gradients[0])
+    return decompositions
 
 
 def sum_scaled_magnitudes(values: Tensor) -> tuple[Tensor, Tensor]:
-    """(N,K,*s) -> (N,*s): Σ_k of |values| from 0 to 1, all channels together; (N,) bool: whether any is not zero.
+    """Scale |values| (N,K,*s) of each sample to 0..1 and sum over K: (N,*s); also return whether (N,) any is not zero.
 
-    Constant ones are 0. The channels are summed first, which leaves less to stretch.
+    The scaling is over all channels together; constant values become 0.
     """
-    sizes = values.abs()
-    flat, rows = sizes.flatten(1), (-1, *[1] * (values.ndim - 2))
+    magnitudes = values.abs()
+    flat, rows = magnitudes.flatten(1), (-1, *[1] * (values.ndim - 2))
     low, high = flat.amin(1).view(rows), flat.amax(1).view(rows)  # aminmax is slower than both
-    sums = sizes.sum(1) - values.shape[1] * low
+    sums = magnitudes.sum(1) - values.shape[1] * low  # sums first, so that fewer values are scaled
     return torch.where(high > low, sums / torch.where(high > low, high - low, 1), 0), high.flatten() > 0
 
 
 class BaseFullGrad(Explainer):
-    """|x ∘ gradient| and |a term of every layer with a bias|, each stretched, enlarged and summed. A method writes `layer_term`.
+    """Map = ψ(x ∘ ∂f/∂x) + Σ_layers ψ(term), summed over channels; a subclass implements the term of a layer, `layer_term`.
 
-    Map = ψ(x ∘ ∂f/∂x) + Σ_layers ψ(term), over the channels of each; ψ: the absolute value, brought to 0..1, linearly
-    enlarged to the input. Minimum and maximum are those of all channels of a layer together, as in the authors' code:
-    channel by channel, as the paper's sum over channels may be read, a channel that adds nothing would count as much as
-    one that adds all. Enlarged between cell centers (the authors: between corners), where a map's cells lie here. A
-    layer without cells, such as a head, has no place in the map.
+    ψ: the absolute value, scaled to 0..1 and linearly enlarged to the input. The scaling is over all channels of a layer
+    together, as in the authors' code. The paper may be read as channel by channel, but then a channel without any
+    contribution would count as much as the strongest. Maps are enlarged between cell centers (the authors': between
+    corners). A layer without cells, such as a head, has no place in the map.
     """
 
     backward_passes: ClassVar[str] = "1"
@@ -196,54 +179,51 @@ class BaseFullGrad(Explainer):
 
     @abstractmethod
     def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
-        """The gradient at a layer's output, and the bias that was added there -> what is mapped of them."""
+        """Return the term to map (N,K,*s) from the gradient at an output and the bias that was added there."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """(N,C,*S) -> (N,*S): see `compute_maps`."""
+        """Return the map (N,*S) of an input (N,C,*S)."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """The maps of several scores from one forward pass, one backward pass each; no layer's gradient is kept."""
-        every = decompose_scores(x, scores, self)
+        """Return the maps of several scores from one forward pass and one backward pass each; no layer's gradient is kept."""
         return [
             AttributionMaps(
-                share.sum_maps(),
-                zero_gradient=~share.has_gradient,
-                constant_score=share.is_below_precision,
-                sample_notes=self.describe_decomposition(share),
-                layout_unverified=share.layouts.any_unverified,
+                decomposition.sum_maps(),
+                zero_gradient=~decomposition.has_gradient,
+                constant_score=decomposition.is_below_precision,
+                sample_notes=self.describe_decomposition(decomposition),
+                layout_unverified=decomposition.layouts.any_unverified,
             )
-            for share in every
+            for decomposition in decompose_scores(x, scores, self)
         ]
 
     def describe_decomposition(self, decomposition: ScoreDecomposition) -> tuple[tuple[str, ...], ...]:
-        """What each sample's result says of itself."""
+        """Return the notes of each sample."""
         return ()
 
 
 @register
 class FullGrad(BaseFullGrad):
-    """The input's and every bias's share of the score: ψ(x ∘ ∂f/∂x) + Σ ψ(b ∘ ∂f/∂z) (Srinivas & Fleuret 2019).
+    """The contributions of the input and of every bias: ψ(x ∘ ∂f/∂x) + Σ ψ(b ∘ ∂f/∂z) (Srinivas & Fleuret 2019).
 
-    z: the output to which bias b is added. Unstretched, with their signs, and with the biases that have no place, the
-    shares add up to the score of a piecewise linear model: see `completeness`; the result says how far they do. A batch
-    norm with fixed statistics counts with the bias that it has as a linear layer, and a ReLU6 that is at its limit with
-    that limit (the authors' code leaves the latter out, and refuses such a model).
+    z: the output to which bias b is added. Before ψ, and with the biases that have no place, the contributions add up to the
+    score of a piecewise linear model; a note states the gap, and `completeness` returns the parts. A batch norm with
+    fixed statistics has the bias of the equivalent linear layer, and a ReLU6 at its limit has that limit as its bias
+    (the authors' code rejects models with ReLU6).
     """
 
     name, title, paper = "fullgrad", "FullGrad", "arXiv:1905.00780"
     includes_clipping: ClassVar[bool] = True
 
     def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
-        """(N,K,*s): b ∘ ∂f/∂z"""
+        """Return b ∘ ∂f/∂z (N,K,*s)."""
         return gradient * bias.values()
 
     def describe_decomposition(self, decomposition: ScoreDecomposition) -> tuple[tuple[str, ...], ...]:
-        """The score as the sum of its parts."""
+        """Return a note with the parts of each score."""
         parts, names = decomposition.to_completeness(), list(decomposition.unmapped_layers)
-        rows = torch.stack(
-            [parts.score, parts.input_part, parts.mapped_bias_part, parts.unmapped_bias_part, parts.gap], 1
-        )
+        rows = torch.stack([*vars(parts).values(), parts.gap], 1)
         where = ", ".join(names[:2] + ["…"] * (len(names) > 2)) or "none"
         return tuple(
             (
@@ -256,22 +236,31 @@ class FullGrad(BaseFullGrad):
 
 @register
 class SimpleFullGrad(BaseFullGrad):
-    """FullGrad with bare gradients in place of the biases' shares: ψ(x ∘ ∂f/∂x) + Σ ψ(∂f/∂z) (Srinivas & Fleuret 2019).
+    """FullGrad with gradients in place of the biases' contributions: ψ(x ∘ ∂f/∂x) + Σ ψ(∂f/∂z) (Srinivas & Fleuret 2019).
 
-    From the paper's code, not its text; nothing adds up. The layers are FullGrad's: those with a bias.
+    The method is in the authors' code, not in the paper, and has no completeness. The layers are those with a bias.
     """
 
     name, title, paper = "simplefullgrad", "Simple FullGrad", "arXiv:1905.00780"
 
     def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
-        """(N,K,*s): ∂f/∂z"""
+        """Return ∂f/∂z (N,K,*s)."""
         return gradient
 
 
 def completeness(model: nn.Module, x: Tensor, target: TargetLike = None) -> Completeness:
-    """(N,C,*S) -> the parts (N,) of each sample's score, by FullGrad's full-gradient decomposition; `target`: see Score.
+    """Decompose each sample's score by full gradients.
 
     Exact for models of convolutions, linear layers, batch norms in eval mode, ReLU-like activations and pooling.
+
+    Args:
+        model: The model.
+        x: Its input (N,C,*S).
+        target: See `Score`.
+
+    Returns:
+        The parts (N,) of the scores.
+
     """
     explainer, model_info = FullGrad(model), inspect_model(model)
     check_differentiable(model_info)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from camscope.data_readers import check_zip, read_errors_converted
 from camscope.errors import WeightsError
 from camscope.images.files.redaction import ignore_warnings
 from camscope.safe_files import describe_file_problem
+from camscope.untrusted_files import check_zip, read_errors_converted
 
 WeightsSource = str | os.PathLike[str] | None
 StateDict = dict[str, Tensor]

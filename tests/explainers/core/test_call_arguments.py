@@ -25,7 +25,7 @@ from camscope import (
 from camscope.errors import InputError
 from camscope.evaluation import evaluate
 from camscope.explainers.core.call_arguments import FOREIGN_KEYWORD_HINTS
-from camscope.forward_signature import read_forward_signature
+from camscope.forward_signature import list_forward_keywords
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -119,7 +119,7 @@ def test_named_keywords_reach_the_model_through_decorators_and_types(case):
     plain = model(x[:1])[0, 1].item()
     assert score_of(model, x, scale=3.0) == pytest.approx(3 * plain)
     assert score_of(model, x, gain=2.0) == pytest.approx(2 * plain)
-    assert read_forward_signature(model).keyword_names == {"x", "scale", "gain"}
+    assert list_forward_keywords(model) == {"x", "scale", "gain"}
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_fused_by_hand_of_two_methods_of_one_layer():
     for how, numbers in expected.items():
         heat = Fused(pair, how).attribute(x, 1)[0]
         torch.testing.assert_close(heat, torch.tensor(numbers, dtype=torch.float64), rtol=1e-14, atol=1e-14)
-    assert Fused(pair).explain(x[0], 1).caption.endswith("gradcam + hirescam, fused · features + features")
+    assert Fused(pair).explain(x[0], 1).caption.endswith("Grad-CAM + HiResCAM, fused · features + features")
 
 
 def test_the_layers_of_one_method_share_one_forward_and_one_backward_pass():

@@ -451,7 +451,7 @@ def test_a_contrast_says_what_it_is():
     logits = model(x)[0].detach()
     assert (made.target, made.probability, made.label) == (None, None, "log-odds of tabby over lynx")
     assert made.score == pytest.approx(float(logits[1] - logits[0]), rel=1e-5)
-    assert made.caption == f"log-odds of tabby over lynx (score {made.score:.3g}) · gradcam, contrast · features"
+    assert made.caption == f"log-odds of tabby over lynx (score {made.score:.3g}) · Grad-CAM, contrast · features"
     assert len(made.top_classes) == 3
 
 
@@ -628,7 +628,7 @@ def test_a_wrapper_names_what_is_inside_with_its_settings():
     assert tool.parameters == {"explainer": f"Denoised({inside})", "flips": True, "scales": "(0.5, 1)"}
     made = tool.explain(x[0], 1)
     assert made.method == "gradcam, denoised, augmented"
-    assert made.caption.endswith("gradcam, denoised, augmented · middle")
+    assert made.caption.endswith("Grad-CAM, denoised, augmented · middle")
     assert "the mean of 4 views" in made.notes
     pair = Fused([GradCAM(model, "middle"), GradCAM(model, "last")])
     assert repr(pair) == ("Fused([GradCAM(Plain, layer='middle'), GradCAM(Plain, layer='last')])")

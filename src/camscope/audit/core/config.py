@@ -21,9 +21,9 @@ from pydantic import (
 )
 
 from camscope.batch.sources import DATASET_PREFIXES
-from camscope.data_readers import parse_toml, read_errors_converted, read_toml
 from camscope.errors import InputError
 from camscope.explainers.core.base import get_explainer_class
+from camscope.untrusted_files import parse_toml, read_errors_converted, read_toml
 
 ImputationName = Literal["mean", "blur", "noise", "zero", "inpainting"]
 Modality = Literal["xray", "ct", "mri", "dermoscopy", "retina", "pathology", "any"]

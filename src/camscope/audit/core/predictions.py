@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.batch.manifest import import_arrow
-from camscope.data_readers import read_parquet
 from camscope.metrics.base import FloatArray
 from camscope.safe_files import open_atomic
+from camscope.untrusted_files import read_parquet
 
 PREDICTIONS_FILE = "predictions.parquet"
 LOG_ODDS_PREFIX = "log odds "

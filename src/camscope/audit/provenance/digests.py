@@ -14,7 +14,6 @@ from camscope.audit.core.context import NUM_READ_THREADS, AuditContext
 from camscope.batch.image_loading import hash_source
 from camscope.batch.manifest import import_arrow
 from camscope.batch.path_resolver import PathResolver
-from camscope.data_readers import read_parquet
 from camscope.errors import CamscopeError, MissingExtraError, UndefinedError
 from camscope.evaluation.ground_truth import (
     AnnotationColumn,
@@ -26,6 +25,7 @@ from camscope.evaluation.ground_truth import (
 )
 from camscope.models import LOADER_BY_LIBRARY
 from camscope.safe_files import open_regular_file
+from camscope.untrusted_files import read_parquet
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -32,11 +32,11 @@ from camscope.audit.provenance.digests import (
     digest_optional_file,
 )
 from camscope.batch.manifest import hash_manifest
-from camscope.data_readers import MAX_JSON_BYTES, read_errors_converted
 from camscope.metrics import METRICS
 from camscope.model_card import compute_model_digest
 from camscope.models import redact_file_names
 from camscope.safe_files import make_folder, make_write_error, open_regular_file, read_bytes, write_bytes
+from camscope.untrusted_files import MAX_JSON_BYTES, read_errors_converted
 from camscope.version import __version__
 
 PROVENANCE_FILE, LOG_FILE = "provenance.json", "log.jsonl"

@@ -26,10 +26,10 @@ from camscope.audit.shortcuts.effect_sizes import (
 from camscope.audit.shortcuts.image_edits import insert_region, keep_region, match_insertion_triples, remove_region
 from camscope.audit.shortcuts.region_samples import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
 from camscope.batch.manifest import import_arrow
-from camscope.data_readers import read_parquet
 from camscope.errors import UndefinedError
 from camscope.metrics.base import FloatArray, Mask
 from camscope.safe_files import open_atomic
+from camscope.untrusted_files import read_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,10 +18,10 @@ from camscope.audit.report import Gallery, find_unsupported_claims, render_page,
 from camscope.audit.runner import STAGES
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verification.recompute import NOT_RECOMPUTED, CheckResult, recompute_rows
-from camscope.data_readers import MAX_JSON_BYTES, read_json
 from camscope.errors import CamscopeError, InputError
 from camscope.plurals import plural
 from camscope.safe_files import read_bytes
+from camscope.untrusted_files import MAX_JSON_BYTES, read_json
 
 JSON_ERRORS = (ValueError, RecursionError, MemoryError)  # what reading and writing damaged JSON raises
 MAX_IMAGES_NAMED = 5

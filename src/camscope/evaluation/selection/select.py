@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from camscope.data_readers import read_toml
 from camscope.errors import CamscopeError, InputError
 from camscope.evaluation.map_metrics import get_default_region_size
 from camscope.evaluation.selection.candidate_scores import evaluate_candidates, get_model_device
@@ -45,6 +44,7 @@ from camscope.metrics.weight_randomization import randomize_weights
 from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
 from camscope.safe_files import write_bytes
+from camscope.untrusted_files import read_toml
 
 MAX_UNTRAINED_CORRELATION = 0.7  # Spearman, with the untrained model's map; above it the map shows only the image
 MIN_MEDIAN_STABILITY = 0.5

@@ -15,9 +15,8 @@ from torch import Tensor
 from camscope.explainers.cam.base import SPATIAL_AXIS, BaseWeightedChannels, LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
-from camscope.explainers.core.batching import BatchedMixin, RandomMixin
+from camscope.explainers.core.batching import ADAM_EPSILON, BatchedMixin, RandomMixin
 from camscope.explainers.core.evaluation_context import check_one_of, check_positive_integer, check_positive_number
-from camscope.explainers.core.optim import Adam
 from camscope.explainers.core.resampling import (
     blur_input,
     compute_minimum_and_range,
@@ -259,7 +258,7 @@ class OptiCAM(LayerExplainer):
 
     S masks the input after it is enlarged and scaled to 0..1. The map is S minus its least cell, so it is 0 where the mask
     hides most. `n_steps` of Adam at `learning_rate` start from equal shares, separately for each sample. A constant channel
-    has no share: no mask shows it, and its gradient would be rounding. Adam has no epsilon, so the unit of the score does
+    has no share: no mask shows it, and its gradient would be rounding. The epsilon of Adam is tiny, so the unit of the score does
     not matter. Hidden pixels are zero, the mean color of most preprocessings; in the authors' demo they are black.
     """
 
@@ -278,11 +277,12 @@ class OptiCAM(LayerExplainer):
         """Return the mixture minus its least cell."""
         channels = features.activation.relu()
         live = find_nonconstant_channels(channels)
-        logits = channels.new_zeros(live.shape).masked_fill(~live & live.any(1, keepdim=True), -torch.inf)
-        adam = Adam(self.learning_rate)
+        shares = channels.new_zeros(live.shape).masked_fill(~live & live.any(1, keepdim=True), -torch.inf)
+        optimizer = torch.optim.Adam([shares], self.learning_rate, eps=ADAM_EPSILON)
         for _ in range(self.n_steps):
-            logits = logits + adam.compute_update(-_compute_mixture_gradient(features, channels, logits))
-        mixture = _mix_channels(logits, channels)
+            shares.grad = -_compute_mixture_gradient(features, channels, shares)
+            optimizer.step()
+        mixture = _mix_channels(shares, channels)
         return mixture - mixture.amin(tuple(range(1, mixture.ndim)), keepdim=True)
 
 

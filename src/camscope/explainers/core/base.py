@@ -64,9 +64,7 @@ def register_optional(package: str, extra: str) -> Callable[[ExplainerClass], Ex
 
 
 def _prepare_class(cls: type["Explainer"]) -> None:
-    """Make a method a dataclass whose constructor also accepts captum's names of its settings, and give it a title."""
-    if "title" not in vars(cls):
-        cls.title = cls.__name__
+    """Make a method a dataclass whose constructor also accepts captum's names of its settings."""
     dataclass(kw_only=True, eq=False, repr=False)(cls)
     init, names = cls.__init__, frozenset(signature(cls).parameters)
 
@@ -86,6 +84,11 @@ class Explainer(BaseMethod):
     The keywords `n_steps`, `n_samples` and `baselines` have the meaning of captum and apply to that call alone. Any other
     keyword raises an InputError.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "title" not in vars(cls):
+            cls.title = cls.__name__
 
     @final
     def attribute(

@@ -344,10 +344,9 @@ def stack_samples(maps: Sequence[AttributionMaps], *notes: str) -> AttributionMa
     return replace(
         maps[0],
         attribution=torch.cat([sample.attribution for sample in maps]),
-        **{
-            name: _join_if_complete([getattr(sample, name) for sample in maps], torch.cat)
-            for name in ("standard_error", "zero_gradient", "constant_score")
-        },
+        standard_error=_join_if_complete([sample.standard_error for sample in maps], torch.cat),
+        zero_gradient=_join_if_complete([sample.zero_gradient for sample in maps], torch.cat),
+        constant_score=_join_if_complete([sample.constant_score for sample in maps], torch.cat),
         notes=(*shared, *notes),
         sample_notes=tuple(tuple(note for note in sample.get_sample_notes(0) if note not in shared) for sample in maps),
         diagnostics={name: torch.cat([sample.diagnostics[name] for sample in maps]) for name in maps[0].diagnostics},

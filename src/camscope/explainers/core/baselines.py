@@ -58,9 +58,9 @@ class BackgroundMixin(RandomMixin):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.background, str) or (isinstance(self.background, Tensor) and self.background.ndim < 3):
-            raise InputError(
-                f"background={_describe_background(self.background)}: expected inputs (M,C,H,W), or a list of images"
-            )
+            background = self.background
+            received = repr(background) if isinstance(background, str) else f"a tensor {tuple(background.shape)}"
+            raise InputError(f"background={received}: expected inputs (M,C,H,W), or a list of images")
         if len(self.list_baselines()) == 0:
             raise InputError("background is empty: expected at least one input")
 
@@ -98,7 +98,7 @@ def parse_baselines(
     if not baselines:
         raise InputError(f"{setting_name}=[]: expected at least one baseline, such as 'zero'")
     for entry in baselines:
-        is_unknown_kind = isinstance(entry, str) and entry not in BASELINE_KINDS and not _looks_like_path(entry)
+        is_unknown_kind = isinstance(entry, str) and entry not in BASELINE_KINDS and not set("./") & set(entry)
         is_other_number = isinstance(entry, numbers.Number) and not _is_real_number(entry)
         if is_unknown_kind or is_other_number or entry is None or isinstance(entry, Mapping | list | tuple | set):
             raise InputError(
@@ -197,11 +197,3 @@ def _build_color_baseline(color_name: str, x: Tensor, explainer: BaseMethod) -> 
 
 def _is_real_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _looks_like_path(text: str) -> bool:
-    return "." in text or "/" in text
-
-
-def _describe_background(background: object) -> str:
-    return repr(background) if isinstance(background, str) else f"a tensor {tuple(getattr(background, 'shape', ()))}"

@@ -13,6 +13,7 @@ from camscope.hooks.base import Hooks, thread_local_hook
 from camscope.pytree import iter_leaves
 
 DEFAULT_MEMORY_BUDGET_BYTES = 2**28  # if the device does not report its memory
+ADAM_EPSILON = 1e-20  # tiny, so that the scale of the score does not change the steps; gradients of 0 give no step
 LIVE_TENSORS_PER_PASS = 4  # largest tensors that exist at a time: input, output, a residual, a workspace
 
 
@@ -37,10 +38,9 @@ def measure_activation_bytes(model: nn.Module, layers: dict[str, nn.Module]) -> 
         size = max((leaf.numel() * leaf.element_size() for _, leaf in iter_leaves(output)), default=0)
         for name, width in widths.items():
             width.largest_in_model = max(width.largest_in_model, size)
-            width.sum_of_outputs += size if not module._modules else 0
-            width.largest_behind_layer = (
-                max(width.largest_behind_layer, size) if name in started_layers else width.largest_behind_layer
-            )
+            width.sum_of_outputs += 0 if module._modules else size
+            if name in started_layers:
+                width.largest_behind_layer = max(width.largest_behind_layer, size)
 
     with Hooks() as hooks:
         for module in model.modules():
@@ -49,12 +49,16 @@ def measure_activation_bytes(model: nn.Module, layers: dict[str, nn.Module]) -> 
         yield widths
 
 
+def read_memory_budget(device: torch.device, default: int | None = None) -> int:
+    """Return the bytes that a pass may take: a quarter of a GPU's free memory, or a default."""
+    if device.type == "cuda":
+        return max(DEFAULT_MEMORY_BUDGET_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
+    return default or DEFAULT_MEMORY_BUDGET_BYTES
+
+
 def count_copies_in_memory(bytes_per_copy: int, device: torch.device) -> int:
     """Return how many copies of a sample fit into a pass, given the bytes of the largest tensor of one copy."""
-    budget = DEFAULT_MEMORY_BUDGET_BYTES
-    if device.type == "cuda":
-        budget = max(DEFAULT_MEMORY_BUDGET_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
-    return max(1, budget // (LIVE_TENSORS_PER_PASS * bytes_per_copy))
+    return max(1, read_memory_budget(device) // (LIVE_TENSORS_PER_PASS * bytes_per_copy))
 
 
 def process_chunks(count: int, chunk_size: int, process_chunk: Callable[[slice], bool | None]) -> int:

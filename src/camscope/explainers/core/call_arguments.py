@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from camscope.errors import InputError
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.inputs import ExtraInputs, ModelInput
-from camscope.forward_signature import read_forward_signature
+from camscope.forward_signature import list_forward_keywords
 from camscope.hooks.base import unwrap
 
 P = ParamSpec("P")
@@ -82,7 +82,7 @@ def split_keywords(
     `setting_names` are those of all methods of the call; `owner_name` names them in the InputError for any other keyword.
     """
     inner = unwrap(model)
-    named = read_forward_signature(inner).keyword_names if keywords else ()
+    named = list_forward_keywords(inner) if keywords else ()
     for_model, for_method = dict[str, Any](), dict[str, Any]()
     for word, value in keywords.items():
         if word in named:

@@ -275,7 +275,7 @@ def _is_finite_number(value: object) -> bool:
         return False
 
 
-def check_input(x: Tensor, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
+def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
     """Return the input (N,C,*S) detached from the caller's graph; raise InputError if the model cannot take it."""
     if not isinstance(x, Tensor):
         hint = " (an image of another kind goes to explain)"

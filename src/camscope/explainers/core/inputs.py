@@ -48,12 +48,11 @@ class ExtraInputs:
     def select_rows(self, rows: Sequence[int], batch_size: int) -> "ExtraInputs":
         """Return the extra inputs of some samples: rows of each tensor with `batch_size` rows, other values unchanged."""
 
-        def chosen(value: Tensor) -> Tensor:
-            return (
-                value[torch.tensor(rows, device=value.device)] if value.ndim > 0 and len(value) == batch_size else value
-            )
+        def select(value: Tensor) -> Tensor:
+            has_rows = value.ndim > 0 and len(value) == batch_size
+            return value[torch.tensor(rows, device=value.device)] if has_rows else value
 
-        return ExtraInputs(map_leaves(self.args, chosen), map_leaves(dict(self.kwargs), chosen))
+        return ExtraInputs(map_leaves(self.args, select), map_leaves(dict(self.kwargs), select))
 
 
 NO_EXTRA_INPUTS = ExtraInputs()
@@ -85,10 +84,8 @@ def read_model_input(
         x = _to_single_input(source, 3 if frames_first else infer_spatial_rank(model, source.shape))
         x = x.transpose(0, 1) if frames_first else x
         if is_monai_object(x):
-            place, affine = read_tensor_placement(x)
-            return ModelInput(
-                strip_metadata(x), place, "tensor", None, render_model_input(strip_metadata(x), None), affine
-            )
+            (place, affine), x = read_tensor_placement(x), strip_metadata(x)
+            return ModelInput(x, place, "tensor", None, render_model_input(x, None), affine)
         return ModelInput(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, render_model_input(x, preprocess))
     from camscope.images.files.redaction import pseudonymize_source
     from camscope.images.photo import read_photo
@@ -98,24 +95,15 @@ def read_model_input(
 
     if isinstance(preprocess, MonaiPreprocess) and isinstance(source, str | Path):
         x, place, affine = preprocess(source)
-        input_image, flags = (
-            (render_model_input(x, None), ()) if is_safe_to_display(Path(source)) else (None, (HIDDEN_IMAGE_NOTE,))
-        )
-        return ModelInput(
-            x.to(*device_and_dtype), place, pseudonymize_source(source), None, input_image, affine, flags=flags
-        )
+        is_visible, name = is_safe_to_display(Path(source)), pseudonymize_source(source)
+        input_image, flags = (render_model_input(x, None), ()) if is_visible else (None, (HIDDEN_IMAGE_NOTE,))
+        return ModelInput(x.to(*device_and_dtype), place, name, None, input_image, affine, flags=flags)
     if isinstance(source, Scan) or isinstance(preprocess, ScanPreprocess) or is_scan(source):
         return prepare_scan(read_scan(source), preprocess, device_and_dtype)
     photo = read_photo(source)
     x, placement = require_preprocess(preprocess, photo.name)(photo.pixels)
-    return ModelInput(
-        x.to(*device_and_dtype),
-        placement,
-        photo.name,
-        photo.pixels,
-        render_model_input(x, preprocess),
-        flags=photo.flags,
-    )
+    input_image = render_model_input(x, preprocess)
+    return ModelInput(x.to(*device_and_dtype), placement, photo.name, photo.pixels, input_image, flags=photo.flags)
 
 
 def check_dense_tensor(x: Tensor) -> None:
@@ -149,30 +137,22 @@ def prepare_scan(
     from camscope.images.scans.scan import convert_scan_to_display_pixels, convert_scan_to_rgb
     from camscope.images.scans.scan_preprocess import ScanPreprocess
 
+    problem, fix = "", "pass preprocess=ScanPreprocess(...)"
     if isinstance(preprocess, MonaiPreprocess):
-        raise PreprocessError(
-            f"{scan.name}: MONAI's transforms load a file themselves, and this one is read already",
-            fix="explain its path, or pass preprocess=ScanPreprocess(...)",
-            remedy=Remedy.SET_SCAN_PREPROCESS,
-        )
-    if preprocess is None and len(scan.shape) == 3:
-        raise PreprocessError(
-            f"no preprocessing is known for the volume {scan.name}",
-            fix="pass preprocess=ScanPreprocess(...)",
-            remedy=Remedy.SET_SCAN_PREPROCESS,
-        )
+        problem = f"{scan.name}: MONAI's transforms load a file themselves, and this one is read already"
+        fix = f"explain its path, or {fix}"
+    elif preprocess is None and len(scan.shape) == 3:
+        problem = f"no preprocessing is known for the volume {scan.name}"
+    if problem:
+        raise PreprocessError(problem, fix=fix, remedy=Remedy.SET_SCAN_PREPROCESS)
     scan_preprocess = require_preprocess(preprocess, scan.name)
-    visible, flags = (
-        with_images and scan.is_safe_to_display,
-        scan.flags if scan.is_safe_to_display else (*scan.flags, HIDDEN_IMAGE_NOTE),
-    )
+    visible = with_images and scan.is_safe_to_display
+    flags = scan.flags if scan.is_safe_to_display else (*scan.flags, HIDDEN_IMAGE_NOTE)
     placement: Placement | None
     if isinstance(scan_preprocess, ScanPreprocess):
         x, placement = _apply_preprocess(scan_preprocess, scan, scan.name)
-        image, steps = (
-            convert_scan_to_display_pixels(scan, scan_preprocess.window) if visible else None,
-            (*scan.steps, *scan_preprocess.steps),
-        )
+        image = convert_scan_to_display_pixels(scan, scan_preprocess.window) if visible else None
+        steps = (*scan.steps, *scan_preprocess.steps)
     else:
         pixels, display = convert_scan_to_rgb(scan)
         (x, placement), steps = _apply_preprocess(scan_preprocess, pixels, scan.name), display.steps
@@ -193,7 +173,7 @@ def _apply_preprocess(preprocess: PreprocessFunction, source: Any, name: str) ->
 
 
 def require_preprocess(preprocess: PreprocessFunction | None, image_name: str) -> PreprocessFunction:
-    """Return the preprocessing; raise PreprocessError, which names the image, if there is none."""
+    """Return the preprocessing; raise PreprocessError, which names the image, if it is missing."""
     if preprocess is None:
         raise PreprocessError(
             f"no preprocessing is known for {image_name}",

@@ -8,11 +8,7 @@ from torch import Tensor
 from camscope.targets import full_precision
 
 MAX_ROWS_FOR_FULL_DECOMPOSITION = 200  # up to which a full decomposition is fast
-LANCZOS_BLOCK_SIZE, POWERS_PER_RESTART, MAX_LANCZOS_RESTARTS = (
-    8,
-    9,
-    8,
-)  # block size, multiplications before each restart, and number of restarts
+LANCZOS_BLOCK_SIZE, POWERS_PER_RESTART, MAX_LANCZOS_RESTARTS = 8, 9, 8  # powers: multiplications before each restart
 
 
 def project_on_first_component(channel_maps: Tensor) -> Tensor:
@@ -50,28 +46,23 @@ def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64
     are tied if they agree to about two thirds of the digits of `source_dtype`, the dtype of the original numbers.
     """
     if gram.shape[1] <= MAX_ROWS_FOR_FULL_DECOMPOSITION:
-        return _decompose_fully(gram, source_dtype)
+        values, vectors = torch.linalg.eigh(gram)
+        return _scale_leading_vectors(values, vectors, source_dtype)
     axes, sure = _iterate_block_lanczos(gram, source_dtype)
     if bool(sure.all()):
         return axes
-    exact = _decompose_fully(gram[~sure], source_dtype)
+    values, vectors = torch.linalg.eigh(gram[~sure])
+    exact = _scale_leading_vectors(values, vectors, source_dtype)
     all_axes = exact.new_zeros(gram.shape)
     all_axes[..., : axes.shape[2]] = axes
     all_axes[~sure] = exact
     return all_axes
 
 
-def _decompose_fully(gram: Tensor, source_dtype: torch.dtype) -> Tensor:
-    """Return the axes (N,n,n) by a full decomposition."""
-    values, vectors = torch.linalg.eigh(gram)
-    return _scale_leading_vectors(values, vectors, source_dtype)
-
-
 def _scale_leading_vectors(values: Tensor, vectors: Tensor, source_dtype: torch.dtype) -> Tensor:
     """Scale eigenvectors (N,n,m), with ascending eigenvalues (N,m), as in `compute_leading_axes`."""
-    axes: Tensor = (
-        vectors * torch.where(_find_tied_eigenvalues(values, source_dtype), values[:, -1:], 0).sqrt()[:, None]
-    )
+    leading = torch.where(_find_tied_eigenvalues(values, source_dtype), values[:, -1:], 0)
+    axes: Tensor = vectors * leading.sqrt()[:, None]
     return axes
 
 
@@ -180,9 +171,8 @@ def factorize_nonnegative(
     full = full_precision(matrix).contiguous()
     size = full.amax((1, 2), keepdim=True)
     full = torch.where(size > 0, full / size, 0)
-    maps, vectors = (
-        factor.to(full) for factor in _initialize_factors(full.double(), min(n_components, *full.shape[1:]))
-    )
+    initial_factors = _initialize_factors(full.double(), min(n_components, *full.shape[1:]))
+    maps, vectors = (factor.to(full) for factor in initial_factors)
     error = _compute_relative_error(full, maps, vectors)
     active = torch.arange(len(full), device=full.device)
     active_matrix, active_transposed = full, full.mT.contiguous()
@@ -196,11 +186,8 @@ def factorize_nonnegative(
         improving = error[active] - new_error >= tolerance
         error[active] = new_error
         if not bool(improving.all()):
-            active, active_matrix, active_transposed = (
-                active[improving],
-                active_matrix[improving],
-                active_transposed[improving],
-            )
+            active = active[improving]
+            active_matrix, active_transposed = active_matrix[improving], active_transposed[improving]
         if len(active) == 0:
             break
     return _sort_factors(maps * size, vectors, error)
@@ -211,14 +198,11 @@ class _FactorRows:
 
     def __init__(self, values: Tensor) -> None:
         self.values = values.contiguous().clone()
-        self._update_targets, overlap = (
-            torch.empty_like(self.values),
-            values.new_empty(*values.shape[:2], values.shape[1]),
-        )
-        self._overlap, self._self_overlap = overlap, overlap.diagonal(dim1=1, dim2=2)
-        self._row_views = list(
-            zip(*(tensor.split(1, 1) for tensor in (self.values, self._update_targets, overlap)), strict=True)
-        )
+        self._update_targets = torch.empty_like(self.values)
+        self._overlap = values.new_empty(*values.shape[:2], values.shape[1])
+        self._self_overlap = self._overlap.diagonal(dim1=1, dim2=2)
+        buffers = (self.values, self._update_targets, self._overlap)
+        self._row_views = list(zip(*(tensor.split(1, 1) for tensor in buffers), strict=True))
 
     def update_rows(self, other_factor: Tensor, matrix: Tensor) -> None:
         """Update one row after another: relu(target - overlap with the other rows), divided by its overlap with itself."""
@@ -242,13 +226,9 @@ def _initialize_factors(matrix: Tensor, n_components: int) -> tuple[Tensor, Tens
     left, right = (vectors, other) if wide else (other, vectors)
     left, right = torch.where(live, left, 0), torch.where(live, right, 0)
     plus, minus = (left.relu(), right.relu()), ((-left).relu(), (-right).relu())
-    larger = _compute_column_lengths(plus[0]) * _compute_column_lengths(plus[1]) >= _compute_column_lengths(
-        minus[0]
-    ) * _compute_column_lengths(minus[1])
-    left, right = (torch.where(larger, up, down) for up, down in zip(plus, minus, strict=True))
-    root = (
-        _compute_column_lengths(left) * _compute_column_lengths(right)
-    ).sqrt()  # each factor carries the root of the pair's weight
+    weights = [_compute_column_lengths(left) * _compute_column_lengths(right) for left, right in (plus, minus)]
+    left, right = (torch.where(weights[0] >= weights[1], up, down) for up, down in zip(plus, minus, strict=True))
+    root = torch.maximum(*weights).sqrt()  # each factor carries the root of the pair's weight
     return root * normalize_columns(left), (root * normalize_columns(right)).mT
 
 

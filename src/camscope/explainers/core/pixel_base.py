@@ -18,6 +18,7 @@ from camscope.explainers.core.batching import (
     count_copies_in_memory,
     measure_activation_bytes,
     process_chunks,
+    read_memory_budget,
 )
 from camscope.explainers.core.evaluation_context import check_finite, check_one_of
 from camscope.hooks.gradients import compute_input_gradients
@@ -43,11 +44,9 @@ class PixelExplainer(Explainer):
 
     def describe_summands(self, quantity: str = "values") -> str:
         """Return the subject of a sentence about a sum: the pixels, or the values before `channel_reduction`."""
-        return (
-            f"the pixels' {quantity}"
-            if self.channel_reduction == "sum"
-            else f"the {quantity}, before channel_reduction={self.channel_reduction!r},"
-        )
+        if self.channel_reduction == "sum":
+            return f"the pixels' {quantity}"
+        return f"the {quantity}, before channel_reduction={self.channel_reduction!r},"
 
     def reduce_channels(self, values: Tensor) -> Tensor:
         """Reduce values (N,C,*S) to one number per pixel (N,*S)."""
@@ -76,10 +75,8 @@ class InputGradientExplainer(PixelExplainer):
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Return the maps of several scores from one forward pass."""
-        return [
-            self.compute_maps_from_gradient(x, *pair)
-            for pair in zip(scores, self.compute_gradients(x, scores), strict=True)
-        ]
+        gradients = self.compute_gradients(x, scores)
+        return [self.compute_maps_from_gradient(x, *pair) for pair in zip(scores, gradients, strict=True)]
 
     def compute_gradients(
         self, x: Tensor, scores: Sequence[Score], on_scores: Callable[[Sequence[Tensor]], object] = len
@@ -90,7 +87,7 @@ class InputGradientExplainer(PixelExplainer):
             output = scores[0].forward(leaf)
             values = [
                 score.read_score(output, len(x)) for score in scores
-            ]  # all targets are checked before any backward pass
+            ]  # checks all targets before any backward pass
             for score_values in values:
                 check_finite("the score", score_values.detach(), self.on_nonfinite)
             on_scores(values)
@@ -104,14 +101,10 @@ class InputGradientExplainer(PixelExplainer):
     def compute_maps_from_gradient(self, x: Tensor, score: Score, gradient: Tensor, *notes: str) -> AttributionMaps:
         """Return the map (N,*S) of one score from its gradient (N,C,*S)."""
         attribution = self.reduce_channels(self.attribution_from_gradient(full_precision(x), gradient))
-        below_precision = (
-            None
-            if score.values is None
-            else is_below_precision(score.machine_epsilon, score.values, gradient, full_precision(x))
-        )
-        return AttributionMaps(
-            attribution, zero_gradient=~gradient.flatten(1).any(1), constant_score=below_precision, notes=notes
-        )
+        maps = AttributionMaps(attribution, zero_gradient=~gradient.flatten(1).any(1), notes=notes)
+        if score.values is not None:
+            maps.constant_score = is_below_precision(score.machine_epsilon, score.values, gradient, full_precision(x))
+        return maps
 
 
 def format_completeness_gap(parts_text: str, total: float, expected_text: str, expected: float) -> str:
@@ -149,12 +142,14 @@ class MultiPassExplainer(Explainer, BatchedMixin):
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Return the maps of several scores, computed one after another."""
-        return [self._compute_observed_maps(x, score) for score in scores]
-
-    def _compute_observed_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        with score.score_range_tracked() as scores:
-            maps = self.compute_score_maps(x, score)
-        return replace(maps, constant_score=scores.is_constant(score.machine_epsilon)) if self.alters_input else maps
+        all_maps = []
+        for score in scores:
+            with score.score_range_tracked() as score_range:
+                maps = self.compute_score_maps(x, score)
+            if self.alters_input:
+                maps = replace(maps, constant_score=score_range.is_constant(score.machine_epsilon))
+            all_maps.append(maps)
+        return all_maps
 
     @abstractmethod
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
@@ -230,23 +225,11 @@ class PerturbedEvaluator:
         """Return how many variants of a sample fit into one pass."""
         if self.explainer.batch_size is not None:
             return self.explainer.batch_size
-        per_sample = max(
-            1,
-            (
-                SAVED_TENSORS_PER_OUTPUT * self._activation_bytes.sum_of_outputs
-                if with_gradients
-                else self._activation_bytes.largest_in_model
-            )
-            // len(self.x),
-        )
+        n_samples, device = len(self.x), self.x.device
         if not with_gradients:
-            return count_copies_in_memory(per_sample, self.x.device)
-        budget = (
-            torch.cuda.mem_get_info(self.x.device)[0] // 4
-            if self.x.device.type == "cuda"
-            else 2 * DEFAULT_MEMORY_BUDGET_BYTES
-        )
-        return max(1, max(budget, DEFAULT_MEMORY_BUDGET_BYTES) // per_sample)
+            return count_copies_in_memory(max(1, self._activation_bytes.largest_in_model // n_samples), device)
+        saved_bytes = max(1, SAVED_TENSORS_PER_OUTPUT * self._activation_bytes.sum_of_outputs // n_samples)
+        return max(1, read_memory_budget(device, 2 * DEFAULT_MEMORY_BUDGET_BYTES) // saved_bytes)
 
     def _evaluate(self, sample: int, variants: Tensor, as_probability: bool) -> Tensor:
         sample_index = torch.full((len(variants),), sample, dtype=torch.long, device=self.x.device)

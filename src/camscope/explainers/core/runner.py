@@ -143,9 +143,9 @@ def _run_group(
     main, runs_copies = explainers[0], any(hasattr(explainer, "batch_size") for explainer in explainers)
     if has_interacting_samples(model_info, main, x, extra_inputs):
         samples = []
-        for row in range(len(x)):
-            sample_targets = [select_sample_target(target, row, len(x)) for target in targets]
-            extra, sample = extra_inputs.select_rows([row], len(x)), x[row : row + 1]
+        for i in range(len(x)):
+            sample_targets = [select_sample_target(target, i, len(x)) for target in targets]
+            extra, sample = extra_inputs.select_rows([i], len(x)), x[i : i + 1]
             samples.append(
                 _run_group(explainers, model_info, sample, sample_targets, extra, on_pass, keep_errors=keep_errors)
             )

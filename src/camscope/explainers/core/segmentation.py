@@ -46,20 +46,20 @@ def resolve_segment_labels(segments: SegmentsLike, x: Tensor, compactness: float
         )
     if isinstance(label_map, Tensor) and label_map.is_meta:
         raise InputError("the segments are on the meta device and have no values: make them on the device of the input")
-    labels = (_array_to_tensor(label_map) if isinstance(label_map, np.ndarray) else label_map).to(x.device)
+    if isinstance(label_map, np.ndarray):
+        if label_map.dtype.kind not in "biuf":
+            raise InputError(
+                f"the segments are an array of {label_map.dtype}: expected whole numbers, one for each pixel"
+            )
+        # a contiguous copy, because PyTorch rejects flipped views
+        label_map = torch.from_numpy(np.ascontiguousarray(label_map, label_map.dtype.newbyteorder("=")))
+    labels: Tensor = label_map.to(x.device)
     if labels.shape != x.shape[1:] or labels.is_floating_point() or labels.is_complex():
         raise InputError(
             f"the segments are {str(labels.dtype).removeprefix('torch.')} {tuple(labels.shape)}; expected one whole "
             f"number for each pixel of the model's input, {tuple(x.shape[1:])}"
         )
     return labels.long()
-
-
-def _array_to_tensor(labels: np.ndarray[Any, Any]) -> Tensor:
-    """Convert an array to a tensor, also a flipped view, which PyTorch does not accept directly."""
-    if labels.dtype.kind not in "biuf":
-        raise InputError(f"the segments are an array of {labels.dtype}: expected whole numbers, one for each pixel")
-    return torch.from_numpy(np.ascontiguousarray(labels, labels.dtype.newbyteorder("=")))
 
 
 def compute_superpixels(x: Tensor, n_segments: int, compactness: float) -> Tensor:

@@ -14,8 +14,8 @@ from torch import Tensor
 from camscope.errors import InputError
 from camscope.explainers.core.base import register
 from camscope.explainers.core.baselines import BaselineLike
+from camscope.explainers.core.batching import ADAM_EPSILON
 from camscope.explainers.core.evaluation_context import check_number, check_positive_integer, check_positive_number
-from camscope.explainers.core.optim import Adam
 from camscope.explainers.core.resampling import enlarge_to_input
 from camscope.explainers.perturbation.base import (
     MaskedInput,
@@ -134,7 +134,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
     m: a mask of `grid_size` along each axis, in 0..1, enlarged linearly; p: the class's probability, what a callable says as
     it is; hidden places are blurred. `n_steps` of Adam at `learning_rate`. `size_weight`: λ₁; `smooth_weight`: λ₂. Adam
     starts from the smallest of ten discs in the center that takes 99 % of what the blur of all takes from p, from no disc
-    where that takes nothing, and goes without its epsilon. The authors also shift the input at random by up to 4 pixels
+    where that takes nothing, and has a tiny epsilon. The authors also shift the input at random by up to 4 pixels
     at each step and smooth the enlarged mask; here nothing is drawn.
     """
 
@@ -158,11 +158,12 @@ class MeaningfulPerturbation(PerturbationExplainer):
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """(*S)"""
         coarse = self.select_initial_mask(masked_input)
-        adam = Adam(self.learning_rate)
+        optimizer = torch.optim.Adam([coarse], self.learning_rate, eps=ADAM_EPSILON)
         with masked_input.evaluator.track_sample_steps(masked_input.sample, self.n_steps) as advance:
             for _ in range(self.n_steps):
-                gradient, left = self.compute_objective_gradient(masked_input, coarse)
-                coarse = (coarse + adam.compute_update(gradient)).clamp(0, 1)
+                coarse.grad, left = self.compute_objective_gradient(masked_input, coarse)
+                optimizer.step()
+                coarse.clamp_(0, 1)
                 advance(1)
         note = f"deleted {1 - float(coarse.mean()):.1%} in {plural(self.n_steps, 'step')}; {left:.3g} was left before the last"
         return PerturbationAttribution(

@@ -22,10 +22,7 @@ from camscope.safe_files import open_regular_file, read_bytes
 
 MAX_JSON_BYTES, MAX_TOML_BYTES = 2**30, 2**24  # bytes of a file; the largest COCO file has half of that
 MAX_ARRAY_BYTES = 2**32  # bytes of the arrays of one .npz file
-MAX_EXCESS_VALUES, MAX_VALUES_PER_BYTE = (
-    2**24,
-    64,
-)  # of a column of a Parquet file; a damaged file may claim more
+MAX_EXCESS_VALUES, MAX_VALUES_PER_BYTE = 2**24, 64  # of a column of a Parquet file; a damaged file may claim more
 MAX_ERROR_CHARACTERS = 200  # of the quoted text of a foreign error
 
 
@@ -47,7 +44,9 @@ def read_errors_converted(
     except CamscopeError as error:
         if not wrap_camscope_errors:
             raise
-        raise _add_fix(error_type(f"{message}: {error}"), error) from error
+        wrapped = error_type(f"{message}: {error}")
+        wrapped.fix, wrapped.remedy = error.fix, error.remedy
+        raise wrapped from error
     except OSError as error:
         reason = error.strerror or (str(error)[:MAX_ERROR_CHARACTERS] if quote_original else type(error).__name__)
         raise error_type(f"{message}: it cannot be read: {reason}") from error
@@ -58,12 +57,6 @@ def read_errors_converted(
     except Exception as error:
         text = f": {str(error)[:MAX_ERROR_CHARACTERS]}" if quote_original and str(error) else ""
         raise error_type(f"{message}: it is damaged, or of another kind ({type(error).__name__}{text})") from error
-
-
-def _add_fix(error: CamscopeError, cause: CamscopeError) -> CamscopeError:
-    """Return an error whose message ends with that of its cause, with the cause's fix and remedy."""
-    error.fix, error.remedy = cause.fix, cause.remedy
-    return error
 
 
 def read_json(path: str | os.PathLike[str], message: str | None = None, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
@@ -89,7 +82,7 @@ def parse_toml(text: str, message: str) -> dict[str, Any]:
 def read_npz(
     path: str | os.PathLike[str], names: Sequence[str], max_bytes: int = MAX_ARRAY_BYTES
 ) -> dict[str, NDArray[Any]]:
-    """Read those of the named arrays that a .npz file holds; nothing is unpickled.
+    """Read those of the named arrays that a .npz file holds. Nothing is unpickled.
 
     InputError where the declared sizes add up to more than `max_bytes`, before anything is decompressed.
     """
@@ -100,37 +93,33 @@ def read_npz(
             raise InputError(
                 f"its arrays have {plural(declared, 'byte', spec=',')}, more than the limit of {max_bytes:,}"
             )
-        return {name: _read_npy_array(archive, member) for name, member in members.items()}
+        arrays = {}
+        for name, member in members.items():
+            with archive.open(member) as stream:
+                arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
+        return arrays
 
 
 def _read_declared_bytes(archive: zipfile.ZipFile, member: str) -> int:
     """Return the bytes of an array by its header, which has to agree with the archive's directory."""
     size = archive.getinfo(member).file_size
+    readers: dict[Any, Any] = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
     with archive.open(member) as stream:
-        shape, dtype = _read_npy_header(stream)
+        shape, _, dtype = readers[np.lib.format.read_magic(stream)](stream)
         start = stream.tell()
-    declared = int(np.prod([int(side) for side in shape], dtype=object)) * dtype.itemsize
+    if dtype.hasobject or any(side < 0 for side in shape):
+        raise InputError(f"an array of {dtype} with shape {shape}; expected numbers")
+    declared = int(np.prod([int(side) for side in shape], dtype=object)) * int(dtype.itemsize)
     if declared + start != size:
         raise InputError(f"{member} declares {plural(declared, 'byte', spec=',')} and the archive {size - start:,}")
     return declared
 
 
-def _read_npy_header(stream: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    shape, _, dtype = readers[np.lib.format.read_magic(stream)](stream)
-    if dtype.hasobject or any(side < 0 for side in shape):
-        raise InputError(f"an array of {dtype} with shape {shape}; expected numbers")
-    return shape, dtype
-
-
-def _read_npy_array(archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
-    with archive.open(member) as stream:
-        array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
-    return array
-
-
 def check_zip(path: str | os.PathLike[str]) -> None:
-    """Raise an InputError for a zip archive that would unpack to more bytes than it has; only its directory is read."""
+    """Raise an InputError for a zip archive that would unpack to more bytes than it has. Only its directory is read."""
     size = Path(path).stat().st_size
     with zipfile.ZipFile(path) as archive:
         declared = sum(member.file_size for member in archive.infolist())

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from camscope.data_readers import read_errors_converted, read_json, read_npz, read_parquet, read_toml
 from camscope.errors import CamscopeError, ImageError, InputError, OutputError, WeightsError
 from camscope.explanation import Explanation
 from camscope.models import read_state_dict
+from camscope.untrusted_files import read_errors_converted, read_json, read_npz, read_parquet, read_toml
 
 DEEP = "[" * 100_000 + "]" * 100_000
 
@@ -193,7 +193,7 @@ def test_a_table_whose_few_bytes_claim_many_values_is_not_read(tmp_path, parquet
     table = pa.table({"path": ["a.png"], "numbers": pa.array([np.zeros(100_000, np.int8)])})
     parquet.write_table(table, path := tmp_path / "m.parquet", compression="zstd")
     assert len(build_manifest(path)) == 1
-    monkeypatch.setattr("camscope.data_readers.MAX_EXCESS_VALUES", 1000)
+    monkeypatch.setattr("camscope.untrusted_files.MAX_EXCESS_VALUES", 1000)
     with pytest.raises(InputError, match="a column claims more values than its bytes hold"):
         build_manifest(path)
 
