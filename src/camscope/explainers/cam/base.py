@@ -179,3 +179,9 @@ def sum_quotients(features: LayerFeatures, numerator: Tensor, denominator: Tenso
             f"choose a layer after a ReLU, or gradcam",
         )
     return parts.sum(SPATIAL_AXIS, keepdim=True)
+
+
+def compute_value_range(x: Tensor) -> Tensor:
+    """Return the range (R,1,1,..) of the values of each row (R,C,*S)."""
+    axes = tuple(range(1, x.ndim))
+    return x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)
