@@ -219,7 +219,7 @@ class TokenAttentionExplainer(Explainer):
         return True
 
     @abstractmethod
-    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
+    def relevance(self, trace: AttentionTrace) -> Tensor:
         """Return the relevance of each token, (N,T), by the formula of the method."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
@@ -267,14 +267,12 @@ class TokenAttentionExplainer(Explainer):
         unverified = first.layout is None and is_layout_unverified(first.name, scores[0], x, layout, count)
         return [[replace(maps, layout_unverified=unverified) for maps in row] for row in rows]
 
-    def _build_maps(
-        self, attention_trace: AttentionTrace, values: Tensor, skipped_notes: Sequence[str]
-    ) -> AttributionMaps:
-        layout, weights, score = attention_trace.layout, attention_trace.read_weights, attention_trace.score
-        attribution = layout.to_maps(self.relevance(attention_trace).detach()[..., None])[:, 0].clone()
-        count, n_tokens = plural(len(attention_trace.attentions), "self-attention"), plural(weights.shape[1], "token")
+    def _build_maps(self, trace: AttentionTrace, values: Tensor, skipped_notes: Sequence[str]) -> AttributionMaps:
+        layout, weights, score = trace.layout, trace.read_weights, trace.score
+        attribution = layout.to_maps(self.relevance(trace).detach()[..., None])[:, 0].clone()
+        count, n_tokens = plural(len(trace.attentions), "self-attention"), plural(weights.shape[1], "token")
         sample_notes = tuple((f"the score reads {count} of them",) for count in (weights > 0).sum(1).tolist())
-        probabilities, gradient = attention_trace.probabilities[-1], attention_trace.gradients[-1]
+        probabilities, gradient = trace.probabilities[-1], trace.gradients[-1]
         return AttributionMaps(
             attribution,
             layout=layout,

@@ -30,13 +30,11 @@ class Rollout(TokenAttentionExplainer):
         super().__post_init__()
         check_one_of("head_fusion", self.head_fusion, "mean", "max", "min")
 
-    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
+    def relevance(self, trace: AttentionTrace) -> Tensor:
         """Return the relevance (N,T) of each token."""
         functions: dict[str, Callable[..., Tensor]] = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
         fuse = functions[self.head_fusion]
-        return _roll_out_attention(
-            attention_trace.read_weights, [fuse(P, dim=1) for P in attention_trace.probabilities]
-        )
+        return _roll_out_attention(trace.read_weights, [fuse(P, dim=1) for P in trace.probabilities])
 
 
 @register
@@ -51,10 +49,10 @@ class GradientRollout(TokenAttentionExplainer):
     name, title, paper = "gradrollout", "Gradient Rollout", "arXiv:2005.00928"
     needs_all_gradients: ClassVar[bool] = True
 
-    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
+    def relevance(self, trace: AttentionTrace) -> Tensor:
         """Return the relevance (N,T) of each token."""
-        pairs = zip(attention_trace.gradients, attention_trace.probabilities, strict=True)
-        return _roll_out_attention(attention_trace.read_weights, [(g * P).mean(1).relu() for g, P in pairs])
+        pairs = zip(trace.gradients, trace.probabilities, strict=True)
+        return _roll_out_attention(trace.read_weights, [(g * P).mean(1).relu() for g, P in pairs])
 
 
 @register
@@ -68,11 +66,11 @@ class Chefer(TokenAttentionExplainer):
     name, title, paper = "chefer", "Chefer et al.", "arXiv:2103.15679"
     needs_all_gradients: ClassVar[bool] = True
 
-    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
+    def relevance(self, trace: AttentionTrace) -> Tensor:
         """Return the relevance (N,T) of each token."""
-        relevance = torch.zeros_like(attention_trace.read_weights)
-        for g, P in zip(reversed(attention_trace.gradients), reversed(attention_trace.probabilities), strict=True):
-            relevance = relevance + _multiply_rows(attention_trace.read_weights + relevance, (g * P).relu().mean(1))
+        relevance = torch.zeros_like(trace.read_weights)
+        for g, P in zip(reversed(trace.gradients), reversed(trace.probabilities), strict=True):
+            relevance = relevance + _multiply_rows(trace.read_weights + relevance, (g * P).relu().mean(1))
         return relevance
 
 
@@ -94,9 +92,9 @@ class LeGrad(TokenAttentionExplainer):
         super().__post_init__()
         check_positive_integer(None, n_blocks=self.n_blocks)
 
-    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
+    def relevance(self, trace: AttentionTrace) -> Tensor:
         """Return the relevance (N,T) of each token."""
-        gradients = attention_trace.compute_early_gradients(self.n_blocks)
+        gradients = trace.compute_early_gradients(self.n_blocks)
         return torch.stack([gradient.relu().mean((1, 2)) for gradient in gradients]).mean(0)
 
 
@@ -111,20 +109,20 @@ class GradECLIP(TokenAttentionExplainer):
 
     name, title, paper = "gradeclip", "Grad-ECLIP", "arXiv:2502.18816"
 
-    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
+    def relevance(self, trace: AttentionTrace) -> Tensor:
         """Return the relevance (N,T), 0 for the tokens before the patches."""
-        last = attention_trace.attentions[-1]
-        if last.query is None or last.key is None or last.value is None or attention_trace.output_gradient is None:
+        last = trace.attentions[-1]
+        if last.query is None or last.key is None or last.value is None or trace.output_gradient is None:
             raise LayerError(
                 "gradeclip needs queries, keys and values, and of the last attention only a softmax was seen; pass legrad or "
                 "chefer, which need no more"
             )
-        parts = attention_trace.output_gradient, last.query, last.key, last.value
+        parts = trace.output_gradient, last.query, last.key, last.value
         w, q, k, v = (part.detach().transpose(1, 2).flatten(2) for part in parts)
-        k, v = k[:, attention_trace.patch_slice], v[:, attention_trace.patch_slice]
+        k, v = k[:, trace.patch_slice], v[:, trace.patch_slice]
         similarity = _scale_rows_to_unit_range(_normalize_vectors(q) @ _normalize_vectors(k).transpose(1, 2))
-        heat = _multiply_rows(attention_trace.read_weights, similarity * (w @ v.transpose(1, 2))).relu()
-        return torch.cat([heat.new_zeros(len(heat), attention_trace.layout.prefix), heat], 1)
+        heat = _multiply_rows(trace.read_weights, similarity * (w @ v.transpose(1, 2))).relu()
+        return torch.cat([heat.new_zeros(len(heat), trace.layout.prefix), heat], 1)
 
 
 def _roll_out_attention(token_weights: Tensor, block_attentions: Sequence[Tensor]) -> Tensor:

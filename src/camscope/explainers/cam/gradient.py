@@ -79,11 +79,8 @@ class XGradCAM(BaseQuotientCAM):
         """Return the terms of Σ g A / Σ A."""
         total, size = activation.sum(SPATIAL_AXIS, keepdim=True), activation.abs().sum(SPATIAL_AXIS, keepdim=True)
         rounding = torch.finfo(activation.dtype).eps ** (2 / 3) * size
-        return (
-            (gradient * activation).sum(SPATIAL_AXIS, keepdim=True),
-            torch.where(total.abs() > rounding, total, 0),
-            size,
-        )
+        above = (gradient * activation).sum(SPATIAL_AXIS, keepdim=True)
+        return above, torch.where(total.abs() > rounding, total, 0), size
 
 
 @register

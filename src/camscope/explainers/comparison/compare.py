@@ -259,11 +259,8 @@ def compare_explainers(
         rows = explain_grid(explainers, image, targets, extra_inputs, on_pass=timer)
     seconds = [timer.get_seconds(explainer) / len(targets) for explainer in explainers]
     entries, row_labels, column_labels = build_grid_layout(explainers, rows, seconds)
-    groups = [
-        group
-        for q in range(len(targets))
-        for group in find_equal_maps([entry.explanation for entry in entries if entry.target_index == q])
-    ]
+    by_target = [[entry.explanation for entry in entries if entry.target_index == q] for q in range(len(targets))]
+    groups = [group for explanations in by_target for group in find_equal_maps(explanations)]
     return Comparison(entries, row_labels, column_labels, tuple(groups))
 
 

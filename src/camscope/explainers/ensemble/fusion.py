@@ -77,9 +77,7 @@ def _explain_missing_layer(value: object) -> str:
     if not isinstance(value, Explainer):
         return f"Fused.at_layers(explainer, layers) takes an explainer, as GradCAM(model); got {value!r:.80}"
     if not isinstance(value, Wrapper):
-        return (
-            f"{value!r} has no single layer to choose: Fused.at_layers takes a method that has one, as GradCAM(model)"
-        )
+        return f"{value!r} has no single layer to choose: Fused.at_layers takes a method with one, as GradCAM(model)"
     if isinstance(value, Fused):
         return f"{value!r} has several layers already"
     return f"{value!r} does not look at one layer; pass {type(value).__name__}(Fused.at_layers(explainer, layers))"

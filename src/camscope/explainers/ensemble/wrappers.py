@@ -284,9 +284,9 @@ class Augmented(Wrapper):
 
 def _is_sequence_of(values: object, number_type: type) -> bool:
     """Whether a value is a sequence of numbers of this type."""
-    return isinstance(values, Sequence) and all(
-        isinstance(value, number_type) and not isinstance(value, bool) for value in values
-    )
+    if not isinstance(values, Sequence):
+        return False
+    return all(isinstance(value, number_type) and not isinstance(value, bool) for value in values)
 
 
 def _compute_maps_at_scale(

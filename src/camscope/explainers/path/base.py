@@ -60,10 +60,8 @@ class AdditiveExplainer(PixelExplainer, MultiPassExplainer):
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """Return the map (N,*S), and the difference of its sum to the expected one."""
         evaluator, baselines = self.evaluator_cls(self, x, score), self.build_baselines(x)
-        parts = [
-            self.compute_sample_attribution(evaluator, sample, [baseline[sample] for baseline in baselines])
-            for sample in range(len(x))
-        ]
+        samples = [(evaluator, i, [baseline[i] for baseline in baselines]) for i in range(len(x))]
+        parts = [self.compute_sample_attribution(*sample) for sample in samples]
         values, expected = torch.stack([part.values for part in parts]), [part.expected_sum.double() for part in parts]
         totals, changes = values.double().flatten(1).sum(1), torch.stack(expected)
         has_path = torch.tensor([part.has_nonzero_path for part in parts], device=x.device)

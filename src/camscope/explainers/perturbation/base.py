@@ -102,10 +102,8 @@ class PerturbationExplainer(BaselineMixin, MultiPassExplainer):
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """Return the map (N,*S), and its standard error if it is a mean over masks."""
         evaluator, baselines = PerturbedEvaluator(self, x, score), self.build_baselines(x)
-        parts = [
-            self.compute_sample_attribution(MaskedInput(evaluator, i, [baseline[i] for baseline in baselines]))
-            for i in range(len(x))
-        ]
+        inputs = [MaskedInput(evaluator, i, [baseline[i] for baseline in baselines]) for i in range(len(x))]
+        parts = [self.compute_sample_attribution(masked_input) for masked_input in inputs]
         dtype = torch.promote_types(x.dtype, torch.float32)
         errors = [part.standard_error for part in parts if part.standard_error is not None]
         return AttributionMaps(
@@ -126,9 +124,8 @@ def describe_convergence(relative_error: float, tolerance: float | None, n_sampl
     text = f"the largest standard error is {relative_error:.2%} of the map's range"
     if n_samples < max_samples:
         return f"{text}: settled to tolerance={tolerance:g} before all {max_samples}"
-    return (
-        text if tolerance is None or relative_error <= tolerance else f"{text}: not settled to tolerance={tolerance:g}"
-    )
+    is_settled = tolerance is None or relative_error <= tolerance
+    return text if is_settled else f"{text}: not settled to tolerance={tolerance:g}"
 
 
 def expand_per_axis(value: int | Sequence[int], size: Sequence[int]) -> tuple[int, ...]:

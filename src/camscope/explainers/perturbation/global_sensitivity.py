@@ -26,9 +26,7 @@ from camscope.plurals import plural
 
 KERNEL_ROWS_PER_BLOCK = 512
 N_JACKKNIFE_GROUPS = 10  # each left out once for the standard error
-IndexEstimator = Callable[
-    [Tensor], tuple[Tensor, Tensor]
-]  # scores (n,masks) -> index of each cell, and its standard error
+IndexEstimator = Callable[[Tensor], tuple[Tensor, Tensor]]  # scores (n,masks) -> index of each cell, and its error
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

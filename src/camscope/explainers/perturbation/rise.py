@@ -104,9 +104,8 @@ class SampledExplainer(PerturbationExplainer):
         masked_input.evaluator.process_chunks(masked_input.sample, self.n_samples, work)
         error = compute_relative_error(running.mean, running.standard_error)
         text = describe_convergence(error, self.tolerance, running.count, self.n_samples)
-        return PerturbationAttribution(
-            running.mean, running.standard_error, (f"{plural(running.count, 'mask')}; {text}",)
-        )
+        notes = (f"{plural(running.count, 'mask')}; {text}",)
+        return PerturbationAttribution(running.mean, running.standard_error, notes)
 
 
 MAX_MASK_BYTES = 2**32  # of the grids of all masks
@@ -153,10 +152,8 @@ class RISE(SampledExplainer):
                 f"grid_size={self.grid_size}, n_samples={self.n_samples}: the masks alone would take "
                 f"{plural(n_bytes, 'byte', spec=',')}, at most {MAX_MASK_BYTES:,} are taken; pass fewer"
             )
-        generator = self.generator()
-        drawn = torch.rand(self.n_samples, n_numbers, generator=generator, dtype=torch.float32, device="cpu").to(
-            x.device
-        )
+        shape, generator = (self.n_samples, n_numbers), self.generator()
+        drawn = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").to(x.device)
         dtype = torch.promote_types(x.dtype, torch.float32)
         is_visible, shifts = (drawn[:, :n_cells] < self.keep_probability).view(-1, *grid).to(dtype), drawn[:, n_cells:]
         return lambda part: enlarge_shifted_grids(is_visible[part], shifts[part], size, counts)
@@ -188,7 +185,6 @@ def enlarge_shifted_grids(grids: Tensor, shifts: Tensor, size: Sequence[int], ce
         cells = torch.arange(count + 1, device=grids.device)
         weights = (1 - (places.clamp(0, count)[..., None] - cells).abs()).clamp(min=0).to(grids)  # (R,length,count + 1)
         lines = grids.movedim(axis, 1)
-        grids = (
-            (weights @ lines.reshape(*lines.shape[:2], -1)).view(len(grids), length, *lines.shape[2:]).movedim(1, axis)
-        )
+        rows = weights @ lines.reshape(*lines.shape[:2], -1)
+        grids = rows.view(len(grids), length, *lines.shape[2:]).movedim(1, axis)
     return grids
