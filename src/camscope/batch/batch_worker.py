@@ -30,7 +30,7 @@ from camscope.errors import (
     is_out_of_memory,
 )
 from camscope.explainers import Explainer
-from camscope.explainers.comparison.best_effort import MethodTimer
+from camscope.explainers.comparison.supported_methods import MethodTimer
 from camscope.explainers.core.dispatch import bind_targets, build_explanations, check_compatible_explainers, run_methods
 from camscope.explainers.core.evaluation_context import device_and_dtype
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ModelInput, require_preprocess

@@ -109,6 +109,6 @@ def write_phantoms(folder: Path, n_images: int, seed: int, *, overwrite: bool = 
 
 def _select_supported(explainers: "list[Explainer]", image: Path) -> "list[Any]":
     """Select the explainers that support this model, tried on one image."""
-    from camscope.explainers.comparison.best_effort import explain_supported
+    from camscope.explainers.comparison.supported_methods import explain_supported
 
     return list(explain_supported(explainers, image, [None])[0])

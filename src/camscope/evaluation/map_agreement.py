@@ -21,7 +21,7 @@ from camscope.batch.query import Query, iter_rows_by_image, open_map_parts, open
 from camscope.batch.result_rows import FAILED, rows_to_table
 from camscope.batch.run_store import RunStore
 from camscope.errors import UndefinedError
-from camscope.explainers.comparison.equivalence import MAX_HEATMAP_DIFFERENCE
+from camscope.explainers.comparison.equal_maps import MAX_HEATMAP_DIFFERENCE
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
 from camscope.metrics.similarity import center_and_normalize_rows, rank_values

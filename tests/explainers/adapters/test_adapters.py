@@ -251,7 +251,8 @@ def test_how_far_deeplift_is_from_adding_up_by_hand():
     assert "; the worst of 2 baselines has +9 of 11; captum has no" in note
     (note,) = [said for said in one.notes if said.startswith("completeness")]
     assert (
-        "values add up to 14, the score less the baselines' mean is 10: the gap is +4, 40.00% of it; captum has no" in note
+        "values add up to 14, the score less the baselines' mean is 10: the gap is +4, 40.00% of it; captum has no"
+        in note
     )
 
 

@@ -13,14 +13,14 @@ from torch import nn
 
 from camscope import render
 from camscope.errors import InputError, LayerError, OutputError, TargetError
-from camscope.explainers.comparison.best_effort import MethodTimer, explain_supported
-from camscope.explainers.comparison.equivalence import correlate_maps, describe_equal_maps, find_equal_maps
+from camscope.explainers.comparison.equal_maps import correlate_maps, describe_equal_maps, find_equal_maps
 from camscope.explainers.comparison.grid_layout import (
     GridEntry,
     build_grid_layout,
     create_at_layers,
     select_common_explanation,
 )
+from camscope.explainers.comparison.supported_methods import MethodTimer, explain_supported
 from camscope.explainers.core.base import METHODS, Explainer, get_explainer_class
 from camscope.explainers.core.dispatch import OnPass, explain_grid
 from camscope.explainers.core.evaluation_context import Precision

@@ -10,7 +10,7 @@ from torch import nn
 
 from camscope.errors import InputError
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.ensemble.wrappers import Wrapper
+from camscope.explainers.ensemble.explainer_wrappers import Wrapper
 from camscope.explanation import Explanation
 from camscope.hooks.base import find_layer, unwrap
 

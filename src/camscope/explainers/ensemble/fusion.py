@@ -16,7 +16,7 @@ from camscope.explainers.core.dispatch import compute_group_maps, group_by_share
 from camscope.explainers.core.evaluation_context import check_one_of
 from camscope.explainers.core.maps import AttributionMaps, determine_statuses, merge_maps
 from camscope.explainers.core.resampling import resize_maps
-from camscope.explainers.ensemble.wrappers import Wrapper
+from camscope.explainers.ensemble.explainer_wrappers import Wrapper
 from camscope.explanation import STATUS_MEANINGS, STATUS_OK, Explanation
 from camscope.targets import Score
 
