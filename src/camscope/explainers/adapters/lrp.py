@@ -296,12 +296,12 @@ def _propagate_relevance(
 def make_relative_stabilizer(epsilon: float) -> Callable[[Tensor], Tensor]:
     """Return a function that moves z away from 0 by a fraction of each row's root mean square, or by 1 if all are 0."""
 
-    def stabilised(z: Tensor) -> Tensor:
+    def stabilize(z: Tensor) -> Tensor:
         scale = z.flatten(1).square().mean(1).sqrt().view(-1, *[1] * (z.ndim - 1))
         step = torch.where(scale > 0, epsilon * scale, 1)
         return torch.where(z < 0, z - step, z + step)
 
-    return stabilised
+    return stabilize
 
 
 def has_zennit_rule(module: nn.Module) -> bool:

@@ -122,7 +122,7 @@ def select_token_attentions(
         if (token_counts or cells) and count not in token_counts and not is_grid:
             text = (
                 f"{method_name} follows attention between tokens; here an attention is between {count}, and no layer has "
-                f"so many tokens: it is between channels, or within a patch. {advice}"
+                f"that many tokens: it is between channels, or within a patch. {advice}"
             )
             errors.append(LayerError(text))
             continue
@@ -143,8 +143,8 @@ def select_token_attentions(
         )
     ((count, image_layout),) = layouts.items()
     selected = [attention for attention in attentions if attention.probabilities.shape[-1] == count]
-    others = dict.fromkeys(shape[-1] for shape in shapes if shape[-1] != count)
-    notes = [f"attention between {plural(other, 'other token')}, on no grid, was left out" for other in others]
+    other_counts = dict.fromkeys(shape[-1] for shape in shapes if shape[-1] != count)
+    notes = [f"attention between {plural(other, 'other token')}, on no grid, was left out" for other in other_counts]
     return selected, image_layout, notes
 
 

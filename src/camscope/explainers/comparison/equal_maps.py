@@ -79,9 +79,9 @@ def describe_equal_maps(
         text = f"{_join_names(names)} are one map{where}", _explain_equality(group, layers)
         classes_by_text.setdefault(text, []).append(group[0].label)
     sentences = []
-    for (subject, reason), classes in classes_by_text.items():
+    for (statement, reason), classes in classes_by_text.items():
         which = " for every class" if len(classes) == n_targets else f" for {_join_names(classes)}"
-        sentences.append(f"{subject}{which if n_targets > 1 else ''}: {reason}")
+        sentences.append(f"{statement}{which if n_targets > 1 else ''}: {reason}")
     return tuple(sentences)
 
 

@@ -108,8 +108,8 @@ class Wrapper(Explainer):
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
         """Return the target of the inner explainers; raise InputError if they differ."""
-        first, *others = [explainer.resolve_target(target) for explainer in self.inner]
-        for explainer, other in zip(self.inner[1:], others, strict=True):
+        first, *other_targets = [explainer.resolve_target(target) for explainer in self.inner]
+        for explainer, other in zip(self.inner[1:], other_targets, strict=True):
             if other is not first and not (isinstance(other, Difference) and other == first):
                 raise InputError(
                     f"{self.inner[0]!r} and {explainer!r} explain different targets: {self.name} needs one"
