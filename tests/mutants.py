@@ -16,7 +16,7 @@ from camscope.explainers import METHODS, Augmented, Fused, GradCAM, GradCAMPlusP
 from camscope.explainers.cam.base import BaseWeightedChannels
 from camscope.explainers.cam.layer_pass import SharedPass
 from camscope.explainers.core import base_method, noise_probes
-from camscope.explainers.ensemble import fusion, wrappers
+from camscope.explainers.ensemble import explainer_wrappers, fusion
 from camscope.explanation import Explanation
 from camscope.hooks import Tap, base, isolation
 from camscope.layers.layout import Layout
@@ -316,7 +316,7 @@ MUTANTS = [
     ),
     Mutant(
         "flip left in",
-        wrappers,
+        explainer_wrappers,
         "_undo_flip",
         "maps.attribution.flip([axis + 1 for axis in axes])",
         "maps.attribution",

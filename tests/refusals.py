@@ -14,7 +14,7 @@ NO_ATTENTION = (LayerError, "no self-attention was seen in the forward pass: the
 RECTIFIED = ("guidedbackprop", "deconvnet", "guidedgradcam")
 NO_RELU = (
     ModelError,
-    r"\w+ changes the way back through ReLUs, and none can be reached in this model \(what was found: ",
+    r"\w+ changes the backward pass of ReLUs, and none can be reached in this model \(what was found: ",
 )
 NO_RULE = (ModelError, r"lrp has no rule for a part of \w+: .*layer_norm \(1 x\)")
 

@@ -24,7 +24,7 @@ from camscope.errors import (
     is_out_of_memory,
 )
 from camscope.explainers import Explainer
-from camscope.explainers.comparison.best_effort import MethodTimer
+from camscope.explainers.comparison.supported_methods import MethodTimer
 from camscope.explainers.core.base_method import format_without_address
 from camscope.explainers.core.evaluation_context import device_and_dtype
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ModelInput, require_preprocess

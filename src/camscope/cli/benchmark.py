@@ -34,7 +34,7 @@ def run(
     from camscope.batch import BatchOptions, run_batch
     from camscope.evaluation import evaluate
     from camscope.explainers import METHODS
-    from camscope.explainers.comparison.best_effort import explain_supported
+    from camscope.explainers.comparison.supported_methods import explain_supported
 
     if benchmark not in BENCHMARKS:
         raise base.option_error("WHAT", f"{benchmark!r}; expected {', '.join(BENCHMARKS)}")

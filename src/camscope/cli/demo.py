@@ -92,7 +92,7 @@ def _explain_cases(
     explainers: "Sequence[Explainer]", names: Sequence[str], seed: int, *, skip_unsupported: bool
 ) -> list[_DemoCase]:
     """Explain one case per name; `skip_unsupported` drops methods that do not support the first image."""
-    from camscope.explainers.comparison.best_effort import explain_supported
+    from camscope.explainers.comparison.supported_methods import explain_supported
     from camscope.explainers.core.runner import explain_grid
     from camscope.phantom import CATEGORIES, draw_radiograph
 

@@ -142,7 +142,7 @@ class EvaluationRequest:
 def _select_answering_explainers(explainers: "list[Explainer]", manifest: "Manifest") -> "list[Explainer]":
     """Select the explainers that support the first readable image; return all of them if no image is readable."""
     from camscope.errors import ImageError, InputError
-    from camscope.explainers.comparison.best_effort import explain_supported
+    from camscope.explainers.comparison.supported_methods import explain_supported
 
     for row in manifest.rows(0, MAX_IMAGES_TRIED):
         with (

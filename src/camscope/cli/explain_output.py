@@ -71,7 +71,7 @@ class ImageExplanationWriter:
 
     def _explain(self, source: Any, on_pass: "OnPass") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
         """Return the supported explainers and their explanations by [method][class], computed from shared passes."""
-        from camscope.explainers.comparison.best_effort import explain_supported
+        from camscope.explainers.comparison.supported_methods import explain_supported
         from camscope.explainers.core.runner import explain_grid
 
         if (axis := self.scan_settings.slice_axis) is not None:

@@ -1,6 +1,8 @@
 """Explainers: each says where a model looked; `METHODS` holds them all by name."""
 
-from camscope.explainers.adapters import LIME, LRP, DeepLIFT, DeepLIFTSHAP, KernelSHAP
+from camscope.explainers.adapters.deep_lift import DeepLIFT, DeepLIFTSHAP
+from camscope.explainers.adapters.lrp import LRP
+from camscope.explainers.adapters.surrogate import LIME, KernelSHAP
 from camscope.explainers.attention.methods import Chefer, GradECLIP, GradientRollout, LeGrad, Rollout
 from camscope.explainers.cam.ablation import LIFTCAM, AblationCAM, ReciproCAM
 from camscope.explainers.cam.base import SPATIAL_AXIS, BaseCAM, BaseWeightedChannels, LayerExplainer
@@ -25,13 +27,13 @@ from camscope.explainers.cam.vit_cx import ViTCX
 from camscope.explainers.comparison.compare import Comparison, compare
 from camscope.explainers.controls import CenterGaussian, EdgeDetector, RandomCAM
 from camscope.explainers.core.base import METHODS, Explainer, register
+from camscope.explainers.ensemble.explainer_wrappers import Augmented, Contrast, Denoised
 from camscope.explainers.ensemble.fusion import Fused, fuse
-from camscope.explainers.ensemble.refine import RefineCAM
-from camscope.explainers.ensemble.wrappers import Augmented, Contrast, Denoised
+from camscope.explainers.ensemble.refine_cam import RefineCAM
 from camscope.explainers.fullgrad import FullGrad, SimpleFullGrad, completeness
-from camscope.explainers.gradient import (
+from camscope.explainers.gradient.excitation_backprop import ExcitationBackprop
+from camscope.explainers.gradient.input_gradients import (
     Deconvnet,
-    ExcitationBackprop,
     GuidedBackprop,
     GuidedGradCAM,
     InputXGradient,
@@ -40,17 +42,18 @@ from camscope.explainers.gradient import (
     SmoothGradSquared,
     VarGrad,
 )
-from camscope.explainers.path import XRAI, BlurIG, ExpectedGradients, GradientSHAP, GuidedIG, IntegratedGradients
-from camscope.explainers.perturbation import (
-    DRISE,
-    HSIC,
-    RISE,
-    ExtremalPerturbation,
-    MeaningfulPerturbation,
-    Occlusion,
-    SegmentAblation,
-    Sobol,
+from camscope.explainers.path.integrated_gradients import (
+    BlurIG,
+    ExpectedGradients,
+    GradientSHAP,
+    GuidedIG,
+    IntegratedGradients,
 )
+from camscope.explainers.path.xrai import XRAI
+from camscope.explainers.perturbation.global_sensitivity import HSIC, Sobol
+from camscope.explainers.perturbation.mask_optimization import ExtremalPerturbation, MeaningfulPerturbation
+from camscope.explainers.perturbation.occlusion import Occlusion, SegmentAblation
+from camscope.explainers.perturbation.rise import DRISE, RISE
 
 __all__ = [
     "CAM",

@@ -312,7 +312,7 @@ def test_attention_between_channels_is_not_taken_for_attention_between_tokens(me
         return (q.transpose(2, 3) @ k).softmax(-1) @ v.transpose(2, 3)
 
     model, x = little(own=lambda q, k, v: between_channels(q, k, v).transpose(2, 3))
-    with pytest.raises(LayerError, match="an attention is between 4, and no layer has so many tokens"):
+    with pytest.raises(LayerError, match="an attention is between 4, and no layer has that many tokens"):
         method(model).attribute(x, 1)
 
 

@@ -25,9 +25,9 @@ from camscope.explainers import (
 )
 from camscope.explainers.cam.base import BaseWeightedChannels
 from camscope.explainers.comparison import compare as comparison
-from camscope.explainers.comparison.best_effort import explain_supported
 from camscope.explainers.comparison.compare import compare_explainers
-from camscope.explainers.comparison.equivalence import correlate_maps
+from camscope.explainers.comparison.equal_maps import correlate_maps
+from camscope.explainers.comparison.supported_methods import explain_supported
 from camscope.explanation import shared_scales
 from camscope.images.preprocess import Preprocess
 from camscope.phantom import draw_radiograph

@@ -138,9 +138,8 @@ def clone_for_hooks(model: nn.Module, call_records: ModuleCallRecords) -> nn.Mod
 
 
 def _build_clone(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module:
-    shared = {
-        id(value): _alias_without_gradient(value) for part in model.modules() for _, value in iter_leaves(vars(part))
-    }
+    leaves = (leaf for part in model.modules() for _, leaf in iter_leaves(vars(part)))
+    shared = {id(leaf): _alias_without_gradient(leaf) for leaf in leaves}
     clone = _copy_with_training_flags(model, shared)
     for name, count in call_records.call_counts.items():
         if count > 1:

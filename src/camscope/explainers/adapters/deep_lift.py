@@ -213,17 +213,13 @@ class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
         x, score = evaluator.x[sample], evaluator.score
         score_module, unsupported_ops = _ScoreModule(score, evaluator.call_records, sample), UnsupportedOps()
         unsupported_ops.track_supported_modules(score_module)
-        multipliers = full_precision(
-            call_with_gradients(lambda: _compute_multipliers(score_module, x, baseline, unsupported_ops))
-        )
+        multipliers = call_with_gradients(lambda: _compute_multipliers(score_module, x, baseline, unsupported_ops))
         check_finite("the multipliers at the input", multipliers, self.on_nonfinite)
         value, reference = score_module.last_scores
         if self.mode == "eval":
             check_same_score(score, sample, value, evaluator.clean_scores[sample])
-        contributions = multipliers * (full_precision(x) - full_precision(baseline))
-        return AdditiveAttribution(
-            contributions, value.double() - reference.double(), remark=unsupported_ops.describe()
-        )
+        values = full_precision(multipliers) * (full_precision(x) - full_precision(baseline))
+        return AdditiveAttribution(values, value.double() - reference.double(), remark=unsupported_ops.describe())
 
 
 @register_optional("captum", "captum")

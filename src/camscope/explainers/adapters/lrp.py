@@ -89,11 +89,8 @@ class RelevanceRuleMode(BaseFunctionMode):
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of the function, with a rule if there is one."""
         name, spelled = function_name(func), getattr(func, "__name__", "")
-        alive = [
-            argument
-            for argument in (*args, *kwargs.values())
-            if isinstance(argument, Tensor) and argument.requires_grad
-        ]
+        tensors = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor)]
+        alive = [tensor for tensor in tensors if tensor.requires_grad]
         if self._ruled_module_depth or not alive or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         ruled_result = self._call_with_rule(name, func, tuple(args), kwargs, alive)
@@ -284,13 +281,11 @@ def _propagate_relevance(
     detached = map_leaves(output, lambda end: end.detach().requires_grad_(end.requires_grad))
     value = score.read_score(detached, 1, sample_index)
     pairs = zip(iter_leaves(output), iter_leaves(detached), strict=True)
-    ends = [(end, logits) for (_, end), (_, logits) in pairs if logits.requires_grad]
-    slopes: Sequence[Tensor | None] = torch.autograd.grad(
-        value.sum(), [logits for _, logits in ends], allow_unused=True
-    )
-    relevances = [
-        (end, logits.detach() * slope) for (end, logits), slope in zip(ends, slopes, strict=True) if slope is not None
-    ]
+    ends = [(end, leaf_end) for (_, end), (_, leaf_end) in pairs if leaf_end.requires_grad]
+    leaves = [leaf_end for _, leaf_end in ends]
+    slopes: Sequence[Tensor | None] = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
+    triples = zip(ends, slopes, strict=True)
+    relevances = [(end, leaf_end.detach() * slope) for (end, leaf_end), slope in triples if slope is not None]
     outputs, starts = [end for end, _ in relevances], [relevance for _, relevance in relevances]
     with score.forward_context():  # zennit runs layers again in the backward pass
         grads: Sequence[Tensor | None] = torch.autograd.grad(outputs, leaf, starts, allow_unused=True)
@@ -301,12 +296,12 @@ def _propagate_relevance(
 def make_relative_stabilizer(epsilon: float) -> Callable[[Tensor], Tensor]:
     """Return a function that moves z away from 0 by a fraction of each row's root mean square, or by 1 if all are 0."""
 
-    def stabilised(z: Tensor) -> Tensor:
+    def stabilize(z: Tensor) -> Tensor:
         scale = z.flatten(1).square().mean(1).sqrt().view(-1, *[1] * (z.ndim - 1))
         step = torch.where(scale > 0, epsilon * scale, 1)
         return torch.where(z < 0, z - step, z + step)
 
-    return stabilised
+    return stabilize
 
 
 def has_zennit_rule(module: nn.Module) -> bool:

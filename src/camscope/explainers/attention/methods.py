@@ -1,7 +1,6 @@
 """Methods that read the self-attention of transformers. P: its probabilities, g: the score's gradient there."""
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -20,7 +19,7 @@ class Rollout(TokenAttentionExplainer):
     """Attention followed from block to block: Π_l rows of (mean_heads P_l + I), each scaled to 1 (Abnar & Zuidema 2020).
 
     I stands for the residual connection, with as much weight as the attention. No gradient or class is used, so the map
-    is the same for all classes. `head_fusion`: "mean", or "max" or "min" of them.
+    is the same for all classes. `head_fusion`: "mean", "max" or "min" over the heads.
     """
 
     name, title, paper = "rollout", "Attention Rollout", "arXiv:2005.00928"
@@ -31,52 +30,47 @@ class Rollout(TokenAttentionExplainer):
         super().__post_init__()
         check_one_of("head_fusion", self.head_fusion, "mean", "max", "min")
 
-    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
-        """(N,T)"""
-        over_heads = {
-            "mean": partial(torch.mean, dim=1),
-            "max": partial(torch.amax, dim=1),
-            "min": partial(torch.amin, dim=1),
-        }
-        return _roll_out_attention(
-            attention_trace.read_weights, map(over_heads[self.head_fusion], attention_trace.probabilities)
-        )
+    def relevance(self, trace: AttentionTrace) -> Tensor:
+        """Return the relevance (N,T) of each token."""
+        functions: dict[str, Callable[..., Tensor]] = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
+        fuse = functions[self.head_fusion]
+        return _roll_out_attention(trace.read_weights, [fuse(P, dim=1) for P in trace.probabilities])
 
 
 @register
 class GradientRollout(TokenAttentionExplainer):
     """Rollout of positive evidence for the class: Π_l rows of (relu(mean_heads g_l ∘ P_l) + I), each scaled to 1.
 
-    Abnar & Zuidema's rollout with the weights that Jacob Gildenblat gave it in vit-explain (2020), which has no paper; the
-    part of the lowest attentions that is dropped there is kept here. The scale of the score sets what the blocks weigh
-    against the residual connections I.
+    Abnar & Zuidema's rollout with the weights of Jacob Gildenblat's vit-explain (2020), which has no paper. vit-explain drops
+    a part of the lowest attentions, which is kept here. The scale of the score sets the weight of the blocks relative to the
+    residual connections I.
     """
 
     name, title, paper = "gradrollout", "Gradient Rollout", "arXiv:2005.00928"
     needs_all_gradients: ClassVar[bool] = True
 
-    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
-        """(N,T)"""
-        pairs = zip(attention_trace.gradients, attention_trace.probabilities, strict=True)
-        return _roll_out_attention(attention_trace.read_weights, ((g * P).mean(1).relu() for g, P in pairs))
+    def relevance(self, trace: AttentionTrace) -> Tensor:
+        """Return the relevance (N,T) of each token."""
+        pairs = zip(trace.gradients, trace.probabilities, strict=True)
+        return _roll_out_attention(trace.read_weights, [(g * P).mean(1).relu() for g, P in pairs])
 
 
 @register
 class Chefer(TokenAttentionExplainer):
     """Relevance R = I, then R ← R + mean_heads relu(g_l ∘ P_l) R for each block l (Chefer et al. 2021, eq. 5 and 6).
 
-    The rows of the tokens that are read, without the I that R starts from: where all tokens are pooled it would add the
-    same to all.
+    The map has the rows of the tokens that are read, without the initial I, which would add the same to all tokens if they
+    are pooled.
     """
 
     name, title, paper = "chefer", "Chefer et al.", "arXiv:2103.15679"
     needs_all_gradients: ClassVar[bool] = True
 
-    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
-        """(N,T)"""
-        relevance = torch.zeros_like(attention_trace.read_weights)
-        for g, P in zip(reversed(attention_trace.gradients), reversed(attention_trace.probabilities), strict=True):
-            relevance = relevance + _multiply_rows(attention_trace.read_weights + relevance, (g * P).relu().mean(1))
+    def relevance(self, trace: AttentionTrace) -> Tensor:
+        """Return the relevance (N,T) of each token."""
+        relevance = torch.zeros_like(trace.read_weights)
+        for g, P in zip(reversed(trace.gradients), reversed(trace.probabilities), strict=True):
+            relevance = relevance + _multiply_rows(trace.read_weights + relevance, (g * P).relu().mean(1))
         return relevance
 
 
@@ -84,14 +78,13 @@ class Chefer(TokenAttentionExplainer):
 class LeGrad(TokenAttentionExplainer):
     """How each block's attention forms the class: mean over blocks, heads and query rows of relu(g_l) (Bousselham et al. 2024).
 
-    g_l: the gradient at P_l of the score that block l's own output gives, sent through the model's end as if no block came
-    after it. The authors' code has the mean of all tokens read for CLIP; here it is what the model itself reads. They
-    stretch the map from 0 to 1. `n_blocks`: so many last ones, default all.
+    g_l is the gradient at P_l of the score that the model gives if block l is the last one. The authors' code for CLIP reads
+    the mean of all tokens; here the tokens are those that the model reads. The authors also scale the map to 0..1.
+    `n_blocks`: use only this number of last blocks; default: all.
     """
 
     name, title, paper = "legrad", "LeGrad", "arXiv:2404.03214"
-    forward_passes: ClassVar[str] = "1 + L partial forwards"
-    backward_passes: ClassVar[str] = "L"
+    forward_passes, backward_passes = "1 + L partial forwards", "L"
     needs_early_gradients: ClassVar[bool] = True
     n_blocks: int | None = None
 
@@ -99,50 +92,49 @@ class LeGrad(TokenAttentionExplainer):
         super().__post_init__()
         check_positive_integer(None, n_blocks=self.n_blocks)
 
-    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
-        """(N,T)"""
-        return torch.stack(
-            [g.relu().mean((1, 2)) for g in attention_trace.compute_early_gradients(self.n_blocks)]
-        ).mean(0)
+    def relevance(self, trace: AttentionTrace) -> Tensor:
+        """Return the relevance (N,T) of each token."""
+        gradients = trace.compute_early_gradients(self.n_blocks)
+        return torch.stack([gradient.relu().mean((1, 2)) for gradient in gradients]).mean(0)
 
 
 @register
 class GradECLIP(TokenAttentionExplainer):
     """The last attention's values v, weighed by channel and place: relu Σ_c w_c λ_i v_ic (Zhao et al. 2024).
 
-    w: the score's gradient at the attention's output of the token that is read; λ: how alike its query and the key of
-    patch i are, the cosine over the channels of all heads, stretched over the patches from 0 to 1. Where several tokens
-    are read, the mean over them is in the ReLU. The model keeps its heads; the authors' code joins them to one.
+    w is the score's gradient at the attention's output for the token that is read. λ is the cosine between its query and
+    the key of patch i, over the channels of all heads, scaled over the patches to 0..1. If several tokens are read, the ReLU
+    is applied to their mean. The model keeps its heads; the authors' code joins them to one.
     """
 
     name, title, paper = "gradeclip", "Grad-ECLIP", "arXiv:2502.18816"
 
-    def relevance(self, attention_trace: AttentionTrace) -> Tensor:
-        """(N,T): 0 for the tokens before the patches."""
-        last = attention_trace.attentions[-1]
-        if last.query is None or last.key is None or last.value is None or attention_trace.output_gradient is None:
+    def relevance(self, trace: AttentionTrace) -> Tensor:
+        """Return the relevance (N,T), 0 for the tokens before the patches."""
+        last = trace.attentions[-1]
+        if last.query is None or last.key is None or last.value is None or trace.output_gradient is None:
             raise LayerError(
                 "gradeclip needs queries, keys and values, and of the last attention only a softmax was seen; pass legrad or "
                 "chefer, which need no more"
             )
-        parts = attention_trace.output_gradient, last.query, last.key, last.value
+        parts = trace.output_gradient, last.query, last.key, last.value
         w, q, k, v = (part.detach().transpose(1, 2).flatten(2) for part in parts)
-        k, v = k[:, attention_trace.patch_slice], v[:, attention_trace.patch_slice]
+        k, v = k[:, trace.patch_slice], v[:, trace.patch_slice]
         similarity = _scale_rows_to_unit_range(_normalize_vectors(q) @ _normalize_vectors(k).transpose(1, 2))
-        heat = _multiply_rows(attention_trace.read_weights, similarity * (w @ v.transpose(1, 2))).relu()
-        return torch.cat([heat.new_zeros(len(heat), attention_trace.layout.prefix), heat], 1)
+        heat = _multiply_rows(trace.read_weights, similarity * (w @ v.transpose(1, 2))).relu()
+        return torch.cat([heat.new_zeros(len(heat), trace.layout.prefix), heat], 1)
 
 
-def _roll_out_attention(token_weights: Tensor, block_attentions: Iterable[Tensor]) -> Tensor:
-    """(N,T) rows of the product of the blocks' (N,T,T) + I, each row scaled to 1; the last block's comes first."""
-    for block in reversed(list(block_attentions)):
+def _roll_out_attention(token_weights: Tensor, block_attentions: Sequence[Tensor]) -> Tensor:
+    """Return rows (N,T) of the product of the blocks' attention (N,T,T) + I, with rows that sum to 1."""
+    for block in reversed(block_attentions):
         mixed = block + torch.eye(block.shape[-1], dtype=block.dtype, device=block.device)
         token_weights = _multiply_rows(token_weights, mixed / mixed.sum(-1, keepdim=True))
     return token_weights
 
 
 def _multiply_rows(rows: Tensor, matrices: Tensor) -> Tensor:
-    """(N,T), (N,T,U) -> (N,U)"""
+    """Return the products (N,U) of rows (N,T) and matrices (N,T,U)."""
     return (rows[:, None] @ matrices)[:, 0]
 
 

@@ -82,9 +82,7 @@ class LayerExplainer(LayerSelectionMixin):
         notes = [*self.describe_chosen_layer(features.layer, score.model), *features.notes]
         if features.input_shares is not None:
             attribution = crop_padding(attribution, features.input_shares)
-            notes.append(
-                "the detector pads its input: the map is the part of the layer that the input is, interpolated"
-            )
+            notes.append("the detector pads its input: the map is the part of the layer that shows it, interpolated")
         zero, constant = None, scores.is_constant(score.machine_epsilon)
         if gradient is not None:  # a method that also runs other inputs may have a map despite a zero gradient
             zero = ~(gradient.flatten(1).any(1) | attribution.flatten(1).any(1))
@@ -179,3 +177,9 @@ def sum_quotients(features: LayerFeatures, numerator: Tensor, denominator: Tenso
             f"choose a layer after a ReLU, or gradcam",
         )
     return parts.sum(SPATIAL_AXIS, keepdim=True)
+
+
+def compute_value_range(x: Tensor) -> Tensor:
+    """Return the range (R,1,1,..) of the values of each row (R,C,*S)."""
+    axes = tuple(range(1, x.ndim))
+    return x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)

@@ -7,9 +7,15 @@ import torch
 from torch import Tensor
 
 from camscope.errors import TargetError
-from camscope.explainers.cam.base import SPATIAL_AXIS, BaseCAM, BaseQuotientCAM, BaseWeightedChannels, sum_quotients
+from camscope.explainers.cam.base import (
+    SPATIAL_AXIS,
+    BaseCAM,
+    BaseQuotientCAM,
+    BaseWeightedChannels,
+    compute_value_range,
+    sum_quotients,
+)
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.cam.score import compute_value_range
 from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import RandomMixin
 from camscope.explainers.core.evaluation_context import check_number, check_one_of, check_positive_integer
@@ -73,11 +79,8 @@ class XGradCAM(BaseQuotientCAM):
         """Return the terms of Σ g A / Σ A."""
         total, size = activation.sum(SPATIAL_AXIS, keepdim=True), activation.abs().sum(SPATIAL_AXIS, keepdim=True)
         rounding = torch.finfo(activation.dtype).eps ** (2 / 3) * size
-        return (
-            (gradient * activation).sum(SPATIAL_AXIS, keepdim=True),
-            torch.where(total.abs() > rounding, total, 0),
-            size,
-        )
+        above = (gradient * activation).sum(SPATIAL_AXIS, keepdim=True)
+        return above, torch.where(total.abs() > rounding, total, 0), size
 
 
 @register

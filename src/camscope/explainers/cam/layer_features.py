@@ -98,9 +98,8 @@ class LayerFeatures:
             inputs, sample_index = variants(part)
             return read_output(self.score.forward(inputs, sample_index), len(inputs), sample_index).detach()
 
-        return map_chunks(count, self.count_copies_in_memory(self.activation_bytes.largest_in_model), run).to(
-            self.values
-        )
+        chunk_size = self.count_copies_in_memory(self.activation_bytes.largest_in_model)
+        return map_chunks(count, chunk_size, run).to(self.values)
 
     def score_activations(self, count: int, variants: ActivationVariants, *, as_probability: bool = False) -> Tensor:
         """Return the scores (count,) of other activations at the layer, or probabilities.

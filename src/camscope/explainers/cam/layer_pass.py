@@ -197,12 +197,10 @@ class SharedPass(ExitStack):
 
     def _needs_layout_inference(self, explainer: LayerSelectionMixin, layer: str) -> bool:
         """Whether the layout of a layer is inferred here for the first time for this model and size."""
-        place = OutputLocation(layer, explainer.output_index)
-        return (
-            explainer.layout is None
-            and explainer.reshape is None
-            and not has_cached_result(self._scores[0].model, place, self._x.shape[1:])
-        )
+        if explainer.layout is not None or explainer.reshape is not None:
+            return False
+        location = OutputLocation(layer, explainer.output_index)
+        return not has_cached_result(self._scores[0].model, location, self._x.shape[1:])
 
     def _verify_layout(
         self, explainer: LayerSelectionMixin, layer: str, call_index: int, layout: Layout | None

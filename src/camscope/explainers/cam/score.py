@@ -7,12 +7,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.base import SPATIAL_AXIS, BaseWeightedChannels, LayerExplainer
+from camscope.explainers.cam.base import SPATIAL_AXIS, BaseWeightedChannels, LayerExplainer, compute_value_range
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import ADAM_EPSILON, BatchedMixin, RandomMixin
@@ -27,7 +27,16 @@ from camscope.explainers.core.resampling import (
 )
 from camscope.hooks.gradients import GradientScope, run_with_gradients
 
-MaskingFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+class Masking(NamedTuple):
+    """How masks become inputs of the model, and how many different inputs a mask, and the empty mask, makes.
+
+    `apply_masks` takes inputs (R,C,*S), masks (R,1,*S) and the number of each variant (R,), and returns masked inputs.
+    """
+
+    apply_masks: Callable[[Tensor, Tensor, Tensor], Tensor]
+    n_variants: int = 1
+    n_variants_of_empty_mask: int = 1
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -46,19 +55,9 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
         super().__post_init__()
         check_positive_integer(None, n_channels=self.n_channels)
 
-    @property
-    def n_variants_per_mask(self) -> int:
-        """How many inputs each mask makes."""
-        return 1
-
-    @property
-    def n_variants_of_empty_mask(self) -> int:
-        """How many different inputs the empty mask makes."""
-        return 1
-
     @abstractmethod
-    def create_masking(self, x: Tensor) -> MaskingFunction:
-        """Return a function of inputs (R,C,*S), masks (R,1,*S) and the number of each variant (R,) -> masked inputs."""
+    def create_masking(self, x: Tensor) -> Masking:
+        """Return the masking of inputs (N,C,*S)."""
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
         """Return the softmax of the scores."""
@@ -73,19 +72,18 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
         def build_empty_masks(rows: Tensor) -> Tensor:
             return x.new_zeros(1).expand(len(rows), 1, *x.shape[2:])
 
-        compute_mean_scores = partial(self._compute_mean_scores, features, self.create_masking(x))
+        apply_masks, n_variants, n_variants_of_empty_mask = self.create_masking(x)
+        compute_mean_scores = partial(self._compute_mean_scores, features, apply_masks)
         scores = activation.new_full(chosen.shape, -torch.inf)
-        scores[samples, channels] = compute_mean_scores(samples, build_masks, self.n_variants_per_mask)
-        empty_scores = activation.new_zeros(len(scores))
-        empty_scores[has_empty_mask] = compute_mean_scores(
-            has_empty_mask.nonzero()[:, 0], build_empty_masks, self.n_variants_of_empty_mask
-        )
+        scores[samples, channels] = compute_mean_scores(samples, build_masks, n_variants)
+        empty_scores, empty = activation.new_zeros(len(scores)), has_empty_mask.nonzero()[:, 0]
+        empty_scores[empty] = compute_mean_scores(empty, build_empty_masks, n_variants_of_empty_mask)
         return torch.where(chosen & ~live, empty_scores[:, None], scores).softmax(1)[..., None]
 
     def _compute_mean_scores(
         self,
         features: LayerFeatures,
-        apply_masks: MaskingFunction,
+        apply_masks: Callable[[Tensor, Tensor, Tensor], Tensor],
         sample_index: Tensor,
         build_masks: Callable[[Tensor], Tensor],
         n_variants: int,
@@ -114,9 +112,9 @@ class ScoreCAM(BaseScoreCAM):
     name, title, paper = "scorecam", "Score-CAM", "arXiv:1910.01279"
     forward_passes: ClassVar[str] = "1 + K"
 
-    def create_masking(self, x: Tensor) -> MaskingFunction:
+    def create_masking(self, x: Tensor) -> Masking:
         """Return x ∘ H."""
-        return lambda inputs, masks, numbers: inputs * masks
+        return Masking(lambda inputs, masks, numbers: inputs * masks)
 
 
 @register
@@ -140,24 +138,18 @@ class SSCAM(BaseScoreCAM, RandomMixin):
         check_positive_number(sigma=self.sigma)
         check_one_of("noise", self.noise, "map", "input")
 
-    @property
-    def n_variants_per_mask(self) -> int:
-        """One for each noise."""
-        return self.n_samples
-
-    @property
-    def n_variants_of_empty_mask(self) -> int:
-        """One for each noise."""
-        return self.n_samples
-
-    def create_masking(self, x: Tensor) -> MaskingFunction:
+    def create_masking(self, x: Tensor) -> Masking:
         """Return x ∘ (H + σ n), or x ∘ H + σ (max x - min x) n."""
         shape = (self.n_samples, 1 if self.noise == "map" else x.shape[1], *x.shape[2:])
         drawn = torch.randn(shape, generator=self.generator(), dtype=torch.float32, device="cpu")
         noises = self.sigma * drawn.to(x)
-        if self.noise == "map":
-            return lambda inputs, masks, numbers: inputs * (masks + noises[numbers])
-        return lambda inputs, masks, numbers: inputs * masks + compute_value_range(inputs) * noises[numbers]
+
+        def apply_masks(inputs: Tensor, masks: Tensor, numbers: Tensor) -> Tensor:
+            if self.noise == "map":
+                return inputs * (masks + noises[numbers])
+            return inputs * masks + compute_value_range(inputs) * noises[numbers]
+
+        return Masking(apply_masks, self.n_samples, self.n_samples)
 
 
 @register
@@ -176,22 +168,11 @@ class ISCAM(BaseScoreCAM):
         super().__post_init__()
         check_positive_integer(n_samples=self.n_samples)
 
-    @property
-    def n_variants_per_mask(self) -> int:
-        """One for each step."""
-        return self.n_samples
-
-    def create_masking(self, x: Tensor) -> MaskingFunction:
+    def create_masking(self, x: Tensor) -> Masking:
         """Return x ∘ H i/N."""
         steps = torch.arange(1, self.n_samples + 1, dtype=torch.float64, device="cpu") / self.n_samples
         factors = steps.to(x).view(-1, *[1] * (x.ndim - 1))
-        return lambda inputs, masks, numbers: inputs * (masks * factors[numbers])
-
-
-def compute_value_range(x: Tensor) -> Tensor:
-    """Return the range (R,1,1,..) of the values of each row (R,C,*S)."""
-    axes = tuple(range(1, x.ndim))
-    return x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)
+        return Masking(lambda inputs, masks, numbers: inputs * (masks * factors[numbers]), self.n_samples)
 
 
 BLUR_SIGMA, BLUR_RADIUS = 50 / 224, 25 / 224  # of an axis: the authors' blur of 51 x 51 pixels for inputs of 224

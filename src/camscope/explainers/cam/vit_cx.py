@@ -6,9 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.base import LayerExplainer
+from camscope.explainers.cam.base import LayerExplainer, compute_value_range
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.cam.score import compute_value_range
 from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import BatchedMixin, RandomMixin
 from camscope.explainers.core.evaluation_context import check_number

@@ -13,14 +13,14 @@ from torch import nn
 
 from camscope import render
 from camscope.errors import InputError, LayerError, OutputError, TargetError
-from camscope.explainers.comparison.best_effort import MethodTimer, explain_supported
-from camscope.explainers.comparison.equivalence import correlate_maps, describe_equal_maps, find_equal_maps
+from camscope.explainers.comparison.equal_maps import correlate_maps, describe_equal_maps, find_equal_maps
 from camscope.explainers.comparison.grid_layout import (
     GridEntry,
     build_grid_layout,
     create_at_layers,
     select_common_explanation,
 )
+from camscope.explainers.comparison.supported_methods import MethodTimer, explain_supported
 from camscope.explainers.core.base import METHODS, Explainer, get_explainer_class
 from camscope.explainers.core.call_arguments import reject_foreign_keywords
 from camscope.explainers.core.evaluation_context import Precision
@@ -259,11 +259,8 @@ def compare_explainers(
         rows = explain_grid(explainers, image, targets, extra_inputs, on_pass=timer)
     seconds = [timer.get_seconds(explainer) / len(targets) for explainer in explainers]
     entries, row_labels, column_labels = build_grid_layout(explainers, rows, seconds)
-    groups = [
-        group
-        for q in range(len(targets))
-        for group in find_equal_maps([entry.explanation for entry in entries if entry.target_index == q])
-    ]
+    by_target = [[entry.explanation for entry in entries if entry.target_index == q] for q in range(len(targets))]
+    groups = [group for explanations in by_target for group in find_equal_maps(explanations)]
     return Comparison(entries, row_labels, column_labels, tuple(groups))
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from camscope.errors import InputError
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.ensemble.wrappers import Wrapper
+from camscope.explainers.ensemble.explainer_wrappers import Wrapper
 from camscope.explanation import Explanation
 from camscope.hooks.base import find_layer, unwrap
 
@@ -110,8 +110,10 @@ def format_method_labels(explainers: Sequence[Explainer]) -> list[str]:
     """Return the name of each method, with the settings, except the layer, that distinguish it from others of that name."""
     settings = [(explainer.full_name, _describe_settings(explainer)) for explainer in explainers]
     return [
-        " ".join([name, *(f"{k}={v}" for k, v in own.items() if any(n == name and s.get(k) != v for n, s in settings))])
-        for name, own in settings
+        " ".join(
+            [name, *(f"{k}={v}" for k, v in values.items() if any(n == name and s.get(k) != v for n, s in settings))]
+        )
+        for name, values in settings
     ]
 
 

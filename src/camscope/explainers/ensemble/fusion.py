@@ -16,7 +16,7 @@ from camscope.explainers.core.base_method import AttributionMaps, determine_stat
 from camscope.explainers.core.evaluation_context import check_one_of
 from camscope.explainers.core.resampling import resize_maps
 from camscope.explainers.core.runner import compute_group_maps, group_by_share_key
-from camscope.explainers.ensemble.wrappers import Wrapper
+from camscope.explainers.ensemble.explainer_wrappers import Wrapper
 from camscope.explanation import STATUS_MEANINGS, STATUS_OK, Explanation
 from camscope.targets import Score
 
@@ -62,15 +62,11 @@ class Fused(Wrapper):
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Return the fused map of each score."""
-        columns = zip(*compute_all_maps(self.explainers, x, scores), strict=True)
-        return [
-            merge_layer_maps(
-                maps,
-                fuse_attributions([maps_of_layer.attribution for maps_of_layer in maps], self.fusion_mode),
-                FUSION_SCALING_NOTE,
-            )
-            for maps in columns
-        ]
+        fused = []
+        for maps in zip(*compute_all_maps(self.explainers, x, scores), strict=True):
+            attribution = fuse_attributions([layer_maps.attribution for layer_maps in maps], self.fusion_mode)
+            fused.append(merge_layer_maps(maps, attribution, FUSION_SCALING_NOTE))
+        return fused
 
     def _rewrap(self, inner: Sequence[Explainer]) -> Self:
         return type(self)(inner, self.fusion_mode)
@@ -81,13 +77,10 @@ def _explain_missing_layer(value: object) -> str:
     if not isinstance(value, Explainer):
         return f"Fused.at_layers(explainer, layers) takes an explainer, as GradCAM(model); got {value!r:.80}"
     if not isinstance(value, Wrapper):
-        return (
-            f"{value!r} has no single layer to choose: Fused.at_layers takes a method that has one, as GradCAM(model)"
-        )
+        return f"{value!r} has no single layer to choose: Fused.at_layers takes a method with one, as GradCAM(model)"
     if isinstance(value, Fused):
         return f"{value!r} has several layers already"
-    wrapped = f"{type(value).__name__}(Fused.at_layers(explainer, layers))"
-    return f"{value!r} does not look at one layer; pass {wrapped}"
+    return f"{value!r} does not look at one layer; pass {type(value).__name__}(Fused.at_layers(explainer, layers))"
 
 
 def compute_all_maps(
@@ -95,8 +88,8 @@ def compute_all_maps(
 ) -> list[list[AttributionMaps]]:
     """Return the maps [explainer][score]; explainers that can share passes do so."""
     done: dict[int, list[AttributionMaps]] = {}
-    for numbers in group_by_share_key(explainers):
-        done.update(zip(numbers, compute_group_maps([explainers[t] for t in numbers], x, scores), strict=True))
+    for indices in group_by_share_key(explainers):
+        done.update(zip(indices, compute_group_maps([explainers[t] for t in indices], x, scores), strict=True))
     return [done[t] for t in range(len(explainers))]
 
 
@@ -115,18 +108,16 @@ def _divide_by_maximum(maps: Tensor) -> Tensor:
 
 
 def merge_layer_maps(layer_maps: Sequence[AttributionMaps], attribution: Tensor, scaling_note: str) -> AttributionMaps:
-    """Return the fused map (N,*s) with the notes of each layer's maps; `scaling_note` says how they were scaled."""
-    layers = list(filter(None, (merged.layer for merged in layer_maps)))
-    merged = merge_maps(layer_maps, attribution, scaling_note, *filter(None, map(_describe_shared_status, layer_maps)))
-    return replace(merged, layer=" + ".join(layers) or None, layout=None)
+    """Return the fused map (N,*s) with the notes of each layer's maps; `scaling_note` says how they were scaled.
 
-
-def _describe_shared_status(maps: AttributionMaps) -> str | None:
-    """Return a note with the status of a layer if every sample has the same status other than "ok"."""
-    statuses = set(determine_statuses(maps))
-    return (
-        f"{maps.layer}: {STATUS_MEANINGS[statuses.pop()]}" if len(statuses) == 1 and STATUS_OK not in statuses else None
-    )
+    A note names the status of a layer if every sample has the same status other than "ok".
+    """
+    notes, layers = [scaling_note], [maps.layer for maps in layer_maps if maps.layer]
+    for maps in layer_maps:
+        statuses = set(determine_statuses(maps))
+        if len(statuses) == 1 and STATUS_OK not in statuses:
+            notes.append(f"{maps.layer}: {STATUS_MEANINGS[statuses.pop()]}")
+    return replace(merge_maps(layer_maps, attribution, *notes), layer=" + ".join(layers) or None, layout=None)
 
 
 def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -> Explanation:
@@ -149,27 +140,19 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
     first = explanations[0]
     for explanation in explanations[1:]:
         _check_same_target(first, explanation)
-    precision = np.result_type(np.float32, *(explanation.attribution.dtype for explanation in explanations))
-    attribution = fuse_attributions(
-        [torch.from_numpy(explanation.attribution.astype(precision))[None] for explanation in explanations], fusion_mode
-    )[0].numpy()
+    dtype = np.result_type(np.float32, *(explanation.attribution.dtype for explanation in explanations))
+    maps = [torch.from_numpy(explanation.attribution.astype(dtype))[None] for explanation in explanations]
     flagged = [explanation for explanation in explanations if explanation.status != STATUS_OK]
-    status = flagged[0].status if len(flagged) == len(explanations) else STATUS_OK
-    notes = [
-        *first.notes,
-        FUSION_SCALING_NOTE,
-        *(f"{explanation.layer}: {STATUS_MEANINGS[explanation.status]}" for explanation in flagged),
-    ]
+    statuses = [f"{explanation.layer}: {STATUS_MEANINGS[explanation.status]}" for explanation in flagged]
     layers = " + ".join(str(explanation.layer) for explanation in explanations)
-    settings = {**first.parameters, "layer": layers, "fusion_mode": fusion_mode}
     return replace(
         first,
-        attribution=attribution,
+        attribution=fuse_attributions(maps, fusion_mode)[0].numpy(),
         layer=layers,
         layout=None,
-        status=status,
-        notes=tuple(notes),
-        parameters=settings,
+        status=flagged[0].status if len(flagged) == len(explanations) else STATUS_OK,
+        notes=(*first.notes, FUSION_SCALING_NOTE, *statuses),
+        parameters={**first.parameters, "layer": layers, "fusion_mode": fusion_mode},
     )
 
 

@@ -32,9 +32,8 @@ from camscope.hooks.gradients import iter_graph_nodes, operation_name
 from camscope.pytree import iter_leaves
 from camscope.targets import full_precision
 
-ExcitationRule = Callable[
-    ..., tuple[Tensor, ...]
-]  # p of the outputs, and what was saved of the inputs -> p of each input
+# p of the outputs, and what was saved of the inputs -> p of each input
+ExcitationRule = Callable[..., tuple[Tensor, ...]]
 
 
 class RuledFunction(torch.autograd.Function):
@@ -151,12 +150,11 @@ def excitation_backprop_scope(model: nn.Module, *, to_pixels: bool = False) -> I
 
     What is done with the output outside of the model has its usual backward pass.
     """
-    with Hooks() as hooks, ExcitationBackpropMode(to_pixels=to_pixels) as winners:
-        hooks.add_handle(model.register_forward_pre_hook(thread_local_hook(partial(winners.set_inside_model, True))))
-        hooks.add_handle(
-            model.register_forward_hook(thread_local_hook(partial(winners.set_inside_model, False)), always_call=True)
-        )
-        yield winners
+    with Hooks() as hooks, ExcitationBackpropMode(to_pixels=to_pixels) as mode:
+        enter, leave = (thread_local_hook(partial(mode.set_inside_model, inside)) for inside in (True, False))
+        hooks.add_handle(model.register_forward_pre_hook(enter))
+        hooks.add_handle(model.register_forward_hook(leave, always_call=True))
+        yield mode
 
 
 class ExcitationBackpropMode(BaseFunctionMode):
@@ -250,11 +248,8 @@ class ExcitationBackpropMode(BaseFunctionMode):
 
 def check_excitation_rules(output: Any, method: str) -> None:
     """Raise ModelError if an operation in the graph of an output has no rule."""
-    missing = Counter(
-        operation_name(node)
-        for node in iter_graph_nodes(_find_differentiable_tensors(output))
-        if not _has_excitation_rule(node)
-    )
+    nodes = iter_graph_nodes(_find_differentiable_tensors(output))
+    missing = Counter(operation_name(node) for node in nodes if not _has_excitation_rule(node))
     if missing:
         listed = ", ".join(f"{kind} x {count}" for kind, count in missing.most_common(4))
         raise ModelError(

@@ -54,7 +54,7 @@ def describe_relus(report: ReluReport, title: str) -> list[str]:
     if not report.relus:
         operations = _format_counts(report.other_activations + report.opaque_operations) or "no activation at all"
         raise ModelError(
-            f"{title} changes the way back through ReLUs, and none can be reached in this model (what was found: {operations}); "
+            f"{title} changes the backward pass of ReLUs, and none can be reached in this model (what was found: {operations}); "
             f"the map would be the plain gradient's: pass saliency, or a method that looks at a layer"
         )
     notes = [f"{report.relus.total()} ReLUs were reached: {_format_counts(report.relus)}"]

@@ -60,10 +60,8 @@ class AdditiveExplainer(PixelExplainer, MultiPassExplainer):
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """Return the map (N,*S), and the difference of its sum to the expected one."""
         evaluator, baselines = self.evaluator_cls(self, x, score), self.build_baselines(x)
-        parts = [
-            self.compute_sample_attribution(evaluator, sample, [baseline[sample] for baseline in baselines])
-            for sample in range(len(x))
-        ]
+        samples = [(evaluator, i, [baseline[i] for baseline in baselines]) for i in range(len(x))]
+        parts = [self.compute_sample_attribution(*sample) for sample in samples]
         values, expected = torch.stack([part.values for part in parts]), [part.expected_sum.double() for part in parts]
         totals, changes = values.double().flatten(1).sum(1), torch.stack(expected)
         has_path = torch.tensor([part.has_nonzero_path for part in parts], device=x.device)
@@ -97,21 +95,13 @@ class PathExplainer(AdditiveExplainer):
     """Base of maps that sum to the score's change along a path. `gradients` in `diagnostics` counts the gradients."""
 
 
-class PathIntegral(NamedTuple):
-    """Result of one path: values (C,*S), at least float32, number of gradients, and notes."""
-
-    values: Tensor
-    n_gradients: int
-    notes: tuple[str, ...] = ()
-
-
 class BaselinePathExplainer(BaselineMixin, PathExplainer):
     """Base of maps that sum to the score minus that of a baseline. A subclass implements `integrate_path`."""
 
     @abstractmethod
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
-    ) -> PathIntegral:
+    ) -> AdditiveAttribution:
         """Integrate from a baseline (C,*S) to one sample. `score_change` (): the score less the baseline's."""
 
     def compute_sample_attribution(
@@ -119,14 +109,16 @@ class BaselinePathExplainer(BaselineMixin, PathExplainer):
     ) -> AdditiveAttribution:
         """Return the mean over the baselines."""
         score = evaluator.clean_scores[sample]
-        changes = torch.stack([score - evaluator.score_variants(sample, start[None])[0] for start in baseline_tensors])
-        pairs = zip(baseline_tensors, changes, strict=True)
-        parts = [self.integrate_path(evaluator, sample, start, change) for start, change in pairs]
+        parts = []
+        for start in baseline_tensors:
+            change = score - evaluator.score_variants(sample, start[None])[0]
+            parts.append(self.integrate_path(evaluator, sample, start, change))
         moved = any(not torch.equal(start, evaluator.x[sample]) for start in baseline_tensors)
         still = () if moved else ("the input is the baseline itself: there is nothing to explain",)
         values = torch.stack([part.values for part in parts]).mean(0)
+        change = torch.stack([part.expected_sum for part in parts]).mean()
         notes = tuple(dict.fromkeys((*still, *(note for part in parts for note in part.notes))))
-        return AdditiveAttribution(values, changes.mean(), sum(part.n_gradients for part in parts), moved, notes)
+        return AdditiveAttribution(values, change, sum(part.n_gradients or 0 for part in parts), moved, notes)
 
 
 def integrate_straight_line(
@@ -136,7 +128,7 @@ def integrate_straight_line(
     score_change: Tensor,
     n_steps: int,
     tolerance: float | None,
-) -> PathIntegral:
+) -> AdditiveAttribution:
     """Return (x - x') times the gradient's mean over the midpoints of equal steps from x' to x, and the number of steps.
 
     `tolerance`: see IntegratedGradients. Three times as many steps have the old midpoints among theirs, which are not run
@@ -155,7 +147,7 @@ def integrate_straight_line(
     notes: tuple[str, ...] = ()
     if misses_tolerance():
         notes = (f"not within tolerance={tolerance:g} after {plural(n_steps, 'step')}, the most that are taken",)
-    return PathIntegral(direction * (total / n_steps).to(direction.dtype), n_steps, notes)
+    return AdditiveAttribution(direction * (total / n_steps).to(direction.dtype), score_change, n_steps, notes=notes)
 
 
 def compute_step_midpoints(n_steps: int, *, only_new: bool = False) -> Tensor:

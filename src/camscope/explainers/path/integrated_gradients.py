@@ -22,7 +22,6 @@ from camscope.explainers.path.base import (
     AdditiveAttribution,
     BaselinePathExplainer,
     PathExplainer,
-    PathIntegral,
     integrate_straight_line,
 )
 from camscope.targets import full_precision
@@ -49,7 +48,7 @@ class IntegratedGradients(BaselinePathExplainer):
 
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
-    ) -> PathIntegral:
+    ) -> AdditiveAttribution:
         """Integrate along the straight line."""
         return integrate_straight_line(evaluator, sample, baseline, score_change, self.n_steps, self.tolerance)
 
@@ -82,7 +81,7 @@ class GuidedIG(BaselinePathExplainer):
 
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
-    ) -> PathIntegral:
+    ) -> AdditiveAttribution:
         """Integrate along the path of least gradients."""
         end, place = evaluator.x[sample], full_precision(baseline).clone()
         gradient, total = torch.zeros_like(place), torch.zeros_like(place, dtype=torch.float64)
@@ -95,7 +94,7 @@ class GuidedIG(BaselinePathExplainer):
             place, gradient = nearer, new
 
         count = evaluator.process_chunks(sample, 1 + self.n_steps, work, with_gradients=True, chunk_size=1)
-        return PathIntegral(total.to(place.dtype), count)
+        return AdditiveAttribution(total.to(place.dtype), score_change, count)
 
     def advance_point(self, point: Tensor, gradient: Tensor, start: Tensor, end: Tensor, step: int) -> Tensor:
         """Return the end point (C,*S) of a step, from the gradient at its start."""

@@ -16,7 +16,7 @@ from camscope.explainers.core.baselines import BaselineLike, parse_baselines
 from camscope.explainers.core.evaluation_context import check_integer, check_positive_integer, check_positive_number
 from camscope.explainers.core.pixel_base import PerturbedEvaluator
 from camscope.explainers.core.segmentation import import_skimage
-from camscope.explainers.path.base import BaselinePathExplainer, PathIntegral, integrate_straight_line
+from camscope.explainers.path.base import AdditiveAttribution, BaselinePathExplainer, integrate_straight_line
 from camscope.targets import Score
 
 SMOOTHING_SIGMA_PIXELS = 0.8  # before the segmentation, as Felzenszwalb & Huttenlocher recommend
@@ -136,7 +136,7 @@ class XRAI(BaselinePathExplainer):
 
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
-    ) -> PathIntegral:
+    ) -> AdditiveAttribution:
         """Return integrated gradients."""
         return integrate_straight_line(evaluator, sample, baseline, score_change, self.n_steps, None)
 

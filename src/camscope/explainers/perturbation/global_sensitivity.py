@@ -24,24 +24,22 @@ from camscope.explainers.perturbation.base import (
 )
 from camscope.plurals import plural
 
-KERNEL_ROWS_PER_BLOCK = 512  # of L at a time
-N_JACKKNIFE_GROUPS = 10  # of masks, each left out once for the standard error
-IndexEstimator = Callable[
-    [Tensor], tuple[Tensor, Tensor]
-]  # scores (n,turns) of the first samples -> (count,), and its errors
+KERNEL_ROWS_PER_BLOCK = 512
+N_JACKKNIFE_GROUPS = 10  # each left out once for the standard error
+IndexEstimator = Callable[[Tensor], tuple[Tensor, Tensor]]  # scores (n,masks) -> index of each cell, and its error
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GridSensitivityExplainer(PerturbationExplainer):
-    """A number a cell of a grid of masks: what the spread of the score under the masks has to do with it.
+    """How the spread of the score under random masks depends on each cell of a grid. Implement `build_design`.
 
-    `grid_size`: along each axis. `n_samples`: masks, for Sobol pairs of them. A pixel has its cell's number. `tolerance`: stop as
-    soon as the largest standard error is at most so large a share of the map's range; looked at after every 64 masks, or 8
-    pairs, however many run at a time.
+    `grid_size`: cells along each axis. `n_samples`: number of masks, or for Sobol of pairs of masks. Each pixel has the value of
+    its cell. `tolerance`: stop as soon as the largest standard error is at most this share of the map's range; checked
+    after every 64 masks, or 8 pairs, whatever the size of a pass.
     """
 
-    sample_kind: ClassVar[str]  # is drawn
-    samples_per_check: ClassVar[int]  # so many between two looks at the standard error
+    sample_kind: ClassVar[str]  # what is drawn, as a plural
+    samples_per_check: ClassVar[int]
     grid_size: int = 8
     n_samples: int = 32
     tolerance: float | None = None
@@ -59,134 +57,120 @@ class GridSensitivityExplainer(PerturbationExplainer):
     def build_design(
         self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int
     ) -> tuple[int, MaskChunkBuilder, IndexEstimator]:
-        """How many masks a sample has, what makes them, and what their scores say of so many cells.
-
-        `cell_labels` (*S) says which pixels a cell has.
-        """
+        """Return the number of masks per sample, their builder, and the estimator. `cell_labels` (*S): cell of each pixel."""
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """(*S)"""
-        size = masked_input.x.shape[1:]
+        """Return the index of each pixel's cell."""
+        size, n_total = masked_input.x.shape[1:], self.n_samples
         counts = expand_per_axis(self.grid_size, size)
         labels = label_grid_cells(size, counts, masked_input.x.device)
-        turns, masks, estimate = self.build_design(masked_input, labels, torch.Size(counts).numel())
-        scores = torch.empty(
-            len(masked_input.baseline_tensors), self.n_samples, turns, dtype=torch.float64, device=labels.device
-        )
-        drawn = 0
+        n_masks, build_masks, estimate = self.build_design(masked_input, labels, torch.Size(counts).numel())
+        shape = (len(masked_input.baselines), n_total, n_masks)
+        scores, n_drawn = torch.empty(shape, dtype=torch.float64, device=labels.device), 0
 
-        def estimated() -> tuple[Tensor, Tensor]:
-            each = [estimate(sample_scores[:drawn]) for sample_scores in scores]
-            return torch.stack([sample_scores for sample_scores, _ in each]).mean(0), torch.stack(
-                [error for _, error in each]
-            ).mean(0)
+        def estimate_mean() -> tuple[Tensor, Tensor]:
+            indices, errors = zip(*(estimate(rows[:n_drawn]) for rows in scores), strict=True)
+            return torch.stack(indices).mean(0), torch.stack(errors).mean(0)
 
         def work(part: slice) -> bool:
-            nonlocal drawn
-            scores.view(len(scores), -1)[:, part] = masked_input.score_masks(masks(part))
-            while drawn < (more := min(drawn + self.samples_per_check, self.n_samples)) and more * turns <= part.stop:
-                drawn = more
-                if self.tolerance is not None and compute_relative_error(*estimated()) <= self.tolerance:
+            nonlocal n_drawn
+            scores.view(len(scores), -1)[:, part] = masked_input.score_masks(build_masks(part))
+            while n_drawn < (more := min(n_drawn + self.samples_per_check, n_total)) and more * n_masks <= part.stop:
+                n_drawn = more
+                if self.tolerance is not None and compute_relative_error(*estimate_mean()) <= self.tolerance:
                     return True
             return False
 
-        masked_input.evaluator.process_chunks(masked_input.sample, self.n_samples * turns, work)
-        heat, error = estimated()
-        words = describe_convergence(
-            compute_relative_error(heat, error), self.tolerance, drawn < self.n_samples, self.n_samples
-        )
-        return PerturbationAttribution(heat[labels], error[labels], (f"{drawn} {self.sample_kind}; {words}",))
+        masked_input.evaluator.process_chunks(masked_input.sample, n_total * n_masks, work)
+        indices, errors = estimate_mean()
+        text = describe_convergence(compute_relative_error(indices, errors), self.tolerance, n_drawn, n_total)
+        return PerturbationAttribution(indices[labels], errors[labels], (f"{n_drawn} {self.sample_kind}; {text}",))
 
 
 @register
 class Sobol(GridSensitivityExplainer):
     """E[(f(A) - f(A with cell i of B))²] / 2 V[f(A)]: total Sobol indices, Jansen's estimator (Fel et al. 2021, section 3).
 
-    A, B: two masks of independent cells, each evenly between 0 and 1, from a scrambled Sobol sequence. The index of a
-    cell is the share of the score's variance that is lost when that cell stands still, whatever the others do: it has no
-    sign. A score that no mask changes has indices of 0. The variance is that of all A; the standard error is that of a
-    ratio of means of independent draws, which a Sobol sequence's are not: see the documents.
+    A and B are masks of independent cells, uniform in 0..1, from a scrambled Sobol sequence. The index of a cell is the share
+    of the score's variance that involves the cell; it has no sign. If no mask changes the score, the indices are 0. The
+    variance is that of all A. The standard error is that of a ratio of means of independent draws, which those of a Sobol
+    sequence are not: see the documentation.
     """
 
-    name, title, paper = "sobol", "Sobol", "arXiv:2111.04138"
-    slow: ClassVar[bool] = True
+    name, title, paper, slow = "sobol", "Sobol", "arXiv:2111.04138", True
     forward_passes: ClassVar[str] = "1 + n_samples x (grid_size**2 + 1)"
-    sample_kind: ClassVar[str] = "pairs of masks"
-    samples_per_check: ClassVar[int] = 8
+    sample_kind, samples_per_check = "pairs of masks", 8
 
     def build_design(
         self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int
     ) -> tuple[int, MaskChunkBuilder, IndexEstimator]:
-        """See `GridSensitivityExplainer`."""
-        points = self.draw_sobol_points(2 * n_cells, cell_labels)
+        """Return the design; see `GridSensitivityExplainer`."""
+        points = self._draw_sobol_points(2 * n_cells).to(cell_labels.device)
         first, second = points[:, :n_cells], points[:, n_cells:]
 
-        def masks(part: slice) -> Tensor:
-            turns = torch.arange(part.start, part.stop, device=cell_labels.device)
-            design, changed = turns // (n_cells + 1), turns % (n_cells + 1)
-            cells = first[design]
-            rows = changed.nonzero()[:, 0]
-            changed_cells = changed[rows] - 1
-            cells[rows, changed_cells] = second[design[rows], changed_cells]
+        def build_masks(part: slice) -> Tensor:
+            numbers = torch.arange(part.start, part.stop, device=cell_labels.device)
+            sample, changed = numbers // (n_cells + 1), numbers % (n_cells + 1)
+            cells, rows = first[sample], changed.nonzero()[:, 0]
+            cells[rows, changed[rows] - 1] = second[sample[rows], changed[rows] - 1]
             return cells[:, cell_labels.flatten()].view(len(cells), *cell_labels.shape)
 
-        return (
-            n_cells + 1,
-            masks,
-            lambda scores: compute_total_sobol_indices(scores[:, 0], scores[:, 1:], masked_input.machine_epsilon),
-        )
+        def estimate(scores: Tensor) -> tuple[Tensor, Tensor]:
+            return compute_total_sobol_indices(scores[:, 0], scores[:, 1:], masked_input.machine_epsilon)
 
-    def draw_sobol_points(self, n_dimensions: int, template: Tensor) -> Tensor:
-        """(samples,dimensions) in 0..1: spread more evenly than at random. Nothing is drawn from a shared generator."""
-        most = SobolEngine.MAXDIM
-        if n_dimensions > most:
+        return n_cells + 1, build_masks, estimate
+
+    def _draw_sobol_points(self, n_dimensions: int) -> Tensor:
+        """Return points (samples,dimensions) in 0..1, from a private generator."""
+        if n_dimensions > SobolEngine.MAXDIM:
+            limit = plural(SobolEngine.MAXDIM, "dimension")
             raise InputError(
-                f"grid_size={self.grid_size}: a Sobol sequence has {plural(most, 'dimension')}, {n_dimensions} are needed"
+                f"grid_size={self.grid_size}: a Sobol sequence has {limit}, {n_dimensions} are needed; pass a smaller one"
             )
         engine = SobolEngine(n_dimensions, scramble=True, seed=self.seed % 2**63)
-        # PyTorch works out the first point in the default type, which may be too coarse for it
+        # PyTorch computes the first point in the default dtype, which may be too coarse for it
         engine._first_point = (engine.quasi.double() / 2**engine.MAXBIT).view(1, -1)
-        drawn: Tensor = engine.draw(self.n_samples, dtype=torch.float64)
-        return drawn.to(template.device)
+        points: Tensor = engine.draw(self.n_samples, dtype=torch.float64)
+        return points
 
 
 @register
 class HSIC(GridSensitivityExplainer):
     """tr(K_i H L H) / (n - 1)²: how far the score depends on whether cell i is seen (Novello et al. 2022, section 3).
 
-    Of the masks one half shows a cell and the other half hides it, drawn for each cell by itself; K_i is 1 where two
-    masks agree in cell i, else 0; L is exp(-(f - f')² / 2 σ²) of their scores; H takes off means. Never negative; 0 for
-    what is independent, up to sampling. σ is the scores' standard deviation: with the authors' median score a constant
-    added to all would change the map. The standard error is the jackknife's.
+    Each cell is shown by one half of the masks, drawn separately for each cell. K_i is 1 where two masks agree in cell i, else
+    0. L is exp(-(f - f')² / 2 σ²) of their scores. H subtracts means. The index is never negative, and 0 up to sampling if
+    the score is independent of the cell. σ is the standard deviation of the scores; the authors use their median, so that a
+    constant added to all scores changes the map. The standard error is that of the jackknife.
     """
 
-    name, title, paper = "hsic", "HSIC", "arXiv:2206.06219"
-    slow: ClassVar[bool] = True
+    name, title, paper, slow = "hsic", "HSIC", "arXiv:2206.06219", True
     forward_passes: ClassVar[str] = "1 + n_samples"
-    sample_kind: ClassVar[str] = "masks"
-    samples_per_check: ClassVar[int] = 64
+    sample_kind, samples_per_check = "masks", 64
     n_samples: int = 512
 
     def build_design(
         self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int
     ) -> tuple[int, MaskChunkBuilder, IndexEstimator]:
-        """See `GridSensitivityExplainer`."""
+        """Return the design; see `GridSensitivityExplainer`."""
         drawn = torch.rand(self.n_samples, n_cells, generator=self.generator(), dtype=torch.float32, device="cpu")
         is_visible = (drawn.argsort(0) < self.n_samples // 2).to(cell_labels.device)
-        flat, precision = cell_labels.flatten(), masked_input.machine_epsilon
 
-        def masks(part: slice) -> Tensor:
-            return is_visible[part][:, flat].view(-1, *cell_labels.shape)
+        def build_masks(part: slice) -> Tensor:
+            return is_visible[part][:, cell_labels.flatten()].view(-1, *cell_labels.shape)
 
-        return 1, masks, lambda scores: compute_hsic_with_error(is_visible[: len(scores)], scores[:, 0], precision)
+        def estimate(scores: Tensor) -> tuple[Tensor, Tensor]:
+            return compute_hsic_with_error(is_visible[: len(scores)], scores[:, 0], masked_input.machine_epsilon)
+
+        return 1, build_masks, estimate
 
 
 def compute_total_sobol_indices(
     scores: Tensor, changed_scores: Tensor, machine_epsilon: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """(n,), (n,d) -> (d,) twice: Jansen's Σ_j (a_j - c_ji)² / 2 n V[a], and its standard error, that of a ratio of means.
+    """Return Jansen's Σ_j (a_j - c_ji)² / 2 n V[a] (d,) of scores (n,) and (n,d), and its standard error.
 
-    It is linearised, for draws that know nothing of one another.
+    The error is that of a ratio of means of independent draws, linearized.
     """
     if are_equal_within_rounding(scores, machine_epsilon):
         return torch.zeros_like(changed_scores[0]), torch.zeros_like(changed_scores[0])
@@ -197,10 +181,10 @@ def compute_total_sobol_indices(
 
 
 def compute_hsic(visible: Tensor, scores: Tensor, machine_epsilon: float = 0.0) -> Tensor:
-    """(n,d) bool, (n,) -> (d,): HSIC of each column and the scores.
+    """Return the HSIC (d,) of each column of `visible` (n,d) and the scores (n,).
 
-    K is (1 + s s') / 2 for s of plus and minus one, of which H leaves the product: the trace is a quadratic form of
-    the centered s, for which a part of L at a time will do.
+    K is (1 + s s') / 2 for s of ±1, of which H leaves the product. The trace is then a quadratic form of the centered s,
+    computed for a block of L at a time.
     """
     signs = visible.to(scores.dtype) * 2 - 1
     signs, total = signs - signs.mean(0), torch.zeros_like(signs[0])
@@ -213,18 +197,15 @@ def compute_hsic(visible: Tensor, scores: Tensor, machine_epsilon: float = 0.0) 
 
 
 def compute_hsic_with_error(visible: Tensor, scores: Tensor, machine_epsilon: float) -> tuple[Tensor, Tensor]:
-    """(n,d) bool, (n,) -> (d,) twice: HSIC of all masks, and its standard error by leaving out a tenth of them in turn."""
+    """Return the HSIC (d,) of all masks, and its standard error by leaving out each tenth of them."""
     whole, groups = compute_hsic(visible, scores, machine_epsilon), min(N_JACKKNIFE_GROUPS, len(scores) // 2)
     if groups < 2:
         return whole, whole
     number = torch.arange(len(scores), device=scores.device) % groups
-    parts = [
-        compute_hsic(visible[number != left_out], scores[number != left_out], machine_epsilon)
-        for left_out in range(groups)
-    ]
+    parts = [compute_hsic(visible[number != i], scores[number != i], machine_epsilon) for i in range(groups)]
     return whole, (torch.stack(parts).var(0, correction=0) * (groups - 1)).sqrt()
 
 
 def are_equal_within_rounding(scores: Tensor, machine_epsilon: float) -> bool:
-    """Whether scores differ by no more than a model's rounding makes them: `machine_epsilon` is that of one operation."""
+    """Whether scores differ by no more than the rounding of a model, of which `machine_epsilon` is one operation's."""
     return float(scores.max() - scores.min()) <= 4 * machine_epsilon * float(scores.abs().max())

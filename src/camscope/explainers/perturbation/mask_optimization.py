@@ -1,11 +1,6 @@
-"""Methods that optimize a mask.
-
-- Extremal perturbation: the smooth masks of given areas through which the score is highest.
-- Meaningful perturbation: the least that must be deleted for the class to go.
-"""
+"""Methods that optimize a mask: the masks of given areas with the highest score, or the least that removes the class."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,31 +20,31 @@ from camscope.explainers.perturbation.base import (
 )
 from camscope.plurals import plural
 
-KERNEL_SIGMA_CELLS = 3  # cells: σ of the kernel, by which a mask can change from one place to the next
-SMOOTH_MAXIMUM_TEMPERATURE = 1 / 20  # of the smooth maximum
-INITIAL_AREA_WEIGHT = 300.0  # of the area's constraint at first
-AREA_WEIGHT_GROWTH = 16.0  # so many times that in the end
+KERNEL_SIGMA_CELLS = 3  # σ of the kernel that limits how fast a mask changes
+SMOOTH_MAXIMUM_TEMPERATURE = 1 / 20
+INITIAL_AREA_WEIGHT = 300.0  # of the area constraint
+AREA_WEIGHT_GROWTH = 16.0  # factor until the last step
 MOMENTUM = 0.9
-INITIAL_MASK_VALUE = 0.5  # of every cell is shown at first
+INITIAL_MASK_VALUE = 0.5
 
 
 @register
 class ExtremalPerturbation(PerturbationExplainer):
-    """The mean over areas a of the mask m that maximises f(x ∘ m) - λ |sort(m) - r_a|² (Fong et al. 2019, section 3).
+    """The mean over areas a of the mask m that maximizes f(x ∘ m) - λ |sort(m) - r_a|² (Fong et al. 2019, section 3).
 
-    m = smax_u k(· - u) m'_u, the smooth maximum (of temperature 1/20) of a coarse mask m' under the kernel
-    k(z) = exp(-2 max(0, |z| / σ - 1/2)²), σ three of the `grid_size` along each axis, is smooth whatever m' is; r_a is 1 for
-    the share a of the largest values, else 0: the mean square of the difference holds the area. `n_steps` of gradient
-    ascent at `learning_rate` (momentum 0.9, m' kept in 0..1), λ from 300 to 16 times that, as in the authors' 800 steps
-    of 0.01. The authors start from m' = 1, where the order of equal values decides which of them the area keeps; here
-    m' = 1/2, and the first step goes by the score alone. They blur the more, the less m is, and flip the input at every
-    other step; here m goes between the input and one blur. `areas`: shares of the input.
+    m = smax_u k(· - u) m'_u is the smooth maximum (temperature 1/20) of a coarse mask m' under the kernel
+    k(z) = exp(-2 max(0, |z| / σ - 1/2)²), where σ is three of the `grid_size` cells along each axis. r_a is 1 for the share a
+    of the largest values, else 0, so the mean square of the difference holds the area. `n_steps` of gradient ascent at
+    `learning_rate` (momentum 0.9, m' kept in 0..1) increase λ from 300 to 16 times that, as the authors' 800 steps of 0.01
+    do. `areas`: shares of the input.
+
+    The authors start from m' = 1, where the order of equal values decides which of them the area keeps. Here m' starts at
+    1/2, and the first step follows the score alone. The authors also increase the blur where m is smaller, and flip the
+    input at every other step. Here m interpolates between the input and one blur.
     """
 
-    name, title, paper = "extremalperturbation", "Extremal Perturbation", "arXiv:1910.08485"
-    slow: ClassVar[bool] = True
-    forward_passes: ClassVar[str] = "1 + n_steps x len(areas)"
-    backward_passes: ClassVar[str] = "n_steps x len(areas)"
+    name, title, paper, slow = "extremalperturbation", "Extremal Perturbation", "arXiv:1910.08485", True
+    forward_passes, backward_passes = "1 + n_steps x len(areas)", "n_steps x len(areas)"
     baseline: BaselineLike | Sequence[BaselineLike] = "blur"
     areas: Sequence[float] = (0.05, 0.1, 0.2, 0.4)
     n_steps: int = 200
@@ -65,52 +60,46 @@ class ExtremalPerturbation(PerturbationExplainer):
             raise InputError(f"areas={self.areas!r}: expected several shares of the input, above 0 and below 1")
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """(*S)"""
-        size = masked_input.x.shape[1:]
-        kind = torch.promote_types(masked_input.x.dtype, torch.float32)
-        shape = len(self.areas), *expand_per_axis(self.grid_size, size)
-        coarse = torch.full(shape, INITIAL_MASK_VALUE, dtype=kind, device=masked_input.x.device)
+        """Return the mean of the optimized masks."""
+        x, evaluator = masked_input.x, masked_input.evaluator
+        shape = len(self.areas), *expand_per_axis(self.grid_size, x.shape[1:])
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        coarse = torch.full(shape, INITIAL_MASK_VALUE, dtype=dtype, device=x.device)
         speed = torch.zeros_like(coarse)
-        with masked_input.evaluator.track_sample_steps(masked_input.sample, self.n_steps) as advance:
+        with evaluator.track_sample_steps(masked_input.sample, self.n_steps) as advance:
             for step in range(self.n_steps):
                 weight = INITIAL_AREA_WEIGHT * AREA_WEIGHT_GROWTH ** (step / self.n_steps) if step else 0.0
-                speed = speed.lerp(self.compute_objective_gradient(masked_input, coarse, weight), 1 - MOMENTUM)
+                speed = speed.lerp(self._compute_objective_gradient(masked_input, coarse, weight), 1 - MOMENTUM)
                 coarse = (coarse + self.learning_rate * speed).clamp(0, 1)
                 advance(1)
-        masks = self.build_masks(masked_input, coarse)
+        masks = enlarge_to_input(apply_smooth_maximum(coarse), evaluator.x)
         covered = ", ".join(f"{float(share):.1%}" for share in masks.flatten(1).mean(1))
-        return PerturbationAttribution(
-            masks.double().mean(0), notes=(f"masks of areas {covered} after {plural(self.n_steps, 'step')}",)
-        )
+        note = f"masks of areas {covered} after {plural(self.n_steps, 'step')}"
+        return PerturbationAttribution(masks.double().mean(0), notes=(note,))
 
-    def compute_objective_gradient(self, masked_input: MaskedInput, coarse_masks: Tensor, area_weight: float) -> Tensor:
-        """(A,*s): the gradient of what is maximised, a mask an area."""
+    def _compute_objective_gradient(
+        self, masked_input: MaskedInput, coarse_masks: Tensor, area_weight: float
+    ) -> Tensor:
+        """Return the gradient (A,*s) of what is maximized, for the mask of each area."""
         with torch.enable_grad():
             leaf = coarse_masks.detach().requires_grad_()
-            masks = self.build_masks(masked_input, leaf)
+            masks = enlarge_to_input(apply_smooth_maximum(leaf), masked_input.evaluator.x)
             ordered = masks.flatten(1).sort(1).values
-            misfit = (ordered - self.build_area_reference(ordered)).square().mean(1).sum()
+            n_pixels = ordered.shape[1]
+            n_hidden = torch.tensor([[int(n_pixels * (1 - area))] for area in self.areas], device=ordered.device)
+            reference = (torch.arange(n_pixels, device=ordered.device) >= n_hidden).to(ordered)
+            misfit = (ordered - reference).square().mean(1).sum()
         slopes = masked_input.compute_mask_gradients(masks.detach())[1]
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad((masks * slopes).sum() - area_weight * misfit, leaf)
         return gradient
 
-    def build_masks(self, masked_input: MaskedInput, coarse_masks: Tensor) -> Tensor:
-        """(A,*s) -> (A,*S)"""
-        return enlarge_to_input(apply_smooth_maximum(coarse_masks), masked_input.evaluator.x)
-
-    def build_area_reference(self, sorted_values: Tensor) -> Tensor:
-        """(A,pixels): r_a, in ascending order."""
-        pixels = sorted_values.shape[1]
-        zeros = torch.tensor([[int(pixels * (1 - area))] for area in self.areas], device=sorted_values.device)
-        return (torch.arange(pixels, device=sorted_values.device) >= zeros).to(sorted_values)
-
 
 def apply_smooth_maximum(coarse_masks: Tensor) -> Tensor:
-    """(A,*s) -> (A,*s): Σ_u v_u softmax(v_u / T) over the neighbors u of each cell, v_u = k(their distance) m'_u.
+    """Return Σ_u v_u softmax(v_u / T) over the neighbors u of each cell, v_u = k(distance) m'_u, for masks m' (A,*s).
 
-    Over the border m' goes on as it is there. With zeros beyond, corners would have the largest values of an even m', as
-    they have fewer neighbors to be mixed with, and the area's constraint would make them the mask.
+    m' is continued beyond the border. With zeros there, the corners of a constant m' would have the largest values, because
+    they have fewer neighbors, and the area constraint would make them the mask.
     """
     radius, rank = KERNEL_SIGMA_CELLS + 1, coarse_masks.ndim - 1
     values = F.pad(coarse_masks[:, None], (radius, radius) * rank, mode="replicate")[:, 0]
@@ -123,25 +112,23 @@ def apply_smooth_maximum(coarse_masks: Tensor) -> Tensor:
     return (pulled * (pulled / SMOOTH_MAXIMUM_TEMPERATURE).softmax(-1)).sum(-1)
 
 
-N_DISCS, MIN_SHARE_OF_DROP = 10, 0.99  # the last disc is the whole input, which has to be enough
+N_DISCS, MIN_SHARE_OF_DROP = 10, 0.99  # the last disc is the whole input
 SMOOTHNESS_EXPONENT = 3  # β, the power of the mask's differences
 
 
 @register
 class MeaningfulPerturbation(PerturbationExplainer):
-    """1 - m, of the m that minimises λ₁ Σ|1 - m| + λ₂ Σ|∇m|³ + p(x ∘ m) (Fong & Vedaldi 2017, section 4).
+    """1 - m, of the m that minimizes λ₁ Σ|1 - m| + λ₂ Σ|∇m|³ + p(x ∘ m) (Fong & Vedaldi 2017, section 4).
 
-    m: a mask of `grid_size` along each axis, in 0..1, enlarged linearly; p: the class's probability, what a callable says as
-    it is; hidden places are blurred. `n_steps` of Adam at `learning_rate`. `size_weight`: λ₁; `smooth_weight`: λ₂. Adam
-    starts from the smallest of ten discs in the center that takes 99 % of what the blur of all takes from p, from no disc
-    where that takes nothing, and has a tiny epsilon. The authors also shift the input at random by up to 4 pixels
-    at each step and smooth the enlarged mask; here nothing is drawn.
+    m is a mask of `grid_size` along each axis, in 0..1, enlarged linearly. p is the class's probability, or the value of a
+    callable target. Hidden places are blurred. `n_steps` of Adam at `learning_rate`, with a tiny epsilon. `size_weight`: λ₁;
+    `smooth_weight`: λ₂. Adam starts from the smallest of ten discs in the center that removes 99 % of what blurring the
+    whole input removes from p, or from no disc if that removes nothing. The authors also shift the input at random by up to
+    4 pixels at each step, and smooth the enlarged mask. Here nothing is random.
     """
 
-    name, title, paper = "meaningfulperturbation", "Meaningful Perturbation", "arXiv:1704.03296"
-    slow: ClassVar[bool] = True
-    forward_passes: ClassVar[str] = "12 + n_steps"
-    backward_passes: ClassVar[str] = "n_steps"
+    name, title, paper, slow = "meaningfulperturbation", "Meaningful Perturbation", "arXiv:1704.03296", True
+    forward_passes, backward_passes = "12 + n_steps", "n_steps"
     baseline: BaselineLike | Sequence[BaselineLike] = "blur"
     n_steps: int = 300
     grid_size: int = 28
@@ -156,22 +143,21 @@ class MeaningfulPerturbation(PerturbationExplainer):
         check_number(size_weight=self.size_weight, smooth_weight=self.smooth_weight, low=0)
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """(*S)"""
-        coarse = self.select_initial_mask(masked_input)
+        """Return 1 - m."""
+        coarse = self._select_initial_mask(masked_input)
         optimizer = torch.optim.Adam([coarse], self.learning_rate, eps=ADAM_EPSILON)
         with masked_input.evaluator.track_sample_steps(masked_input.sample, self.n_steps) as advance:
             for _ in range(self.n_steps):
-                coarse.grad, left = self.compute_objective_gradient(masked_input, coarse)
+                coarse.grad, left = self._compute_objective_gradient(masked_input, coarse)
                 optimizer.step()
                 coarse.clamp_(0, 1)
                 advance(1)
         note = f"deleted {1 - float(coarse.mean()):.1%} in {plural(self.n_steps, 'step')}; {left:.3g} was left before the last"
-        return PerturbationAttribution(
-            (1 - enlarge_to_input(coarse, masked_input.evaluator.x)[0]).double(), notes=(note,)
-        )
+        mask = enlarge_to_input(coarse, masked_input.evaluator.x)[0]
+        return PerturbationAttribution((1 - mask).double(), notes=(note,))
 
-    def select_initial_mask(self, masked_input: MaskedInput) -> Tensor:
-        """(1,*s): a disc is hidden."""
+    def _select_initial_mask(self, masked_input: MaskedInput) -> Tensor:
+        """Return a mask (1,*s) that hides a disc."""
         discs = build_disc_masks(expand_per_axis(self.grid_size, masked_input.x.shape[1:]), masked_input.x)
         left = masked_input.score_all_masks(
             len(discs), lambda part: enlarge_to_input(discs[part], masked_input.evaluator.x), as_probability=True
@@ -180,8 +166,8 @@ class MeaningfulPerturbation(PerturbationExplainer):
         enough[-1] = True
         return discs[enough.nonzero()[:1, 0]]
 
-    def compute_objective_gradient(self, masked_input: MaskedInput, coarse_mask: Tensor) -> tuple[Tensor, float]:
-        """(1,*s): the gradient of what is minimised, and the probability there."""
+    def _compute_objective_gradient(self, masked_input: MaskedInput, coarse_mask: Tensor) -> tuple[Tensor, float]:
+        """Return the gradient (1,*s) of what is minimized, and the probability."""
         with torch.enable_grad():
             leaf = coarse_mask.detach().requires_grad_()
             mask = enlarge_to_input(leaf, masked_input.evaluator.x)
@@ -194,9 +180,9 @@ class MeaningfulPerturbation(PerturbationExplainer):
 
 
 def build_disc_masks(size: Sequence[int], template: Tensor) -> Tensor:
-    """(11,*s): 0 within discs round the center, the first one empty and the last one the whole, 1 outside."""
-    kind = torch.promote_types(template.dtype, torch.float32)
-    axes = [(torch.arange(cells, dtype=kind, device=template.device) * 2 + 1) / cells - 1 for cells in size]
+    """Return masks (11,*s) that are 0 within discs around the center, from an empty disc to the whole, and 1 outside."""
+    dtype = torch.promote_types(template.dtype, torch.float32)
+    axes = [(torch.arange(cells, dtype=dtype, device=template.device) * 2 + 1) / cells - 1 for cells in size]
     distance = torch.stack(torch.meshgrid(*axes, indexing="ij")).square().mean(0).sqrt()
-    radii = torch.arange(N_DISCS + 1, dtype=kind, device=template.device) / N_DISCS
-    return (distance > radii.view(-1, *[1] * len(size))).to(kind)
+    radii = torch.arange(N_DISCS + 1, dtype=dtype, device=template.device) / N_DISCS
+    return (distance > radii.view(-1, *[1] * len(size))).to(dtype)

@@ -1,13 +1,6 @@
-"""Occlusion of windows and of segments.
-
-- Occlusion: what the score loses under a window that slides over the input.
-- Windows that are filled one after the other, by passes that work out only what a window reaches, where that is
-  exact.
-- Segment ablation: what the score loses when one segment of the input is hidden.
-"""
+"""Occlusion: what the score loses under a window that slides over the input, and without each segment of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -31,7 +24,7 @@ from camscope.hooks.function_mode import has_instance_forward
 from camscope.hooks.incremental_forward import CostTracker, WindowTensor, cut_windows
 from camscope.plurals import plural
 
-DEFAULT_WINDOW_DIVISOR = 7  # the usual window is so large a part of an axis: 32 of 224
+DEFAULT_WINDOW_DIVISOR = 7  # the default window is this part of an axis: 32 of 224
 
 
 @register
@@ -52,35 +45,37 @@ class Occlusion(PerturbationExplainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("window", "stride"):
-            check_positive_integers(None, **{name: getattr(self, name)})
+            value = getattr(self, name)
+            if isinstance(value, list | tuple) and value:
+                for item in value:
+                    check_positive_integer(**{name: item})
+            else:
+                check_positive_integer(None, **{name: value})
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """(*S)"""
+        """Return the mean loss over the windows that cover each pixel."""
         covers = self.compute_window_coverage(masked_input.x.shape[1:])
         size = [int(cover[0].sum()) for cover in covers]
         corners = torch.cartesian_prod(*(cover.int().argmax(1) for cover in covers)).view(-1, len(covers))
-        scores, spared = score_windows(masked_input, corners.to(masked_input.x.device), size)
+        scorer = WindowScorer(masked_input, size)
+        scores = scorer.score_windows(corners.to(masked_input.x.device))
         lost = (masked_input.clean_score - scores.mean(0)).view([len(cover) for cover in covers])
-        words = f"{plural(len(corners), 'window')} of {' x '.join(map(str, size))} pixels"
-        more = (
-            [f"{spared:.0%} of the multiplications are of what no window reaches, and were left out"] if spared else []
-        )
-        return PerturbationAttribution(
-            average_over_windows(lost, [cover.to(lost.device) for cover in covers]), notes=(words, *more)
-        )
+        notes = [f"{plural(len(corners), 'window')} of {' x '.join(map(str, size))} pixels"]
+        if share := scorer.saved_share:
+            notes.append(f"{share:.0%} of the multiplications are of what no window reaches, and were left out")
+        attribution = average_over_windows(lost, [cover.to(lost.device) for cover in covers])
+        return PerturbationAttribution(attribution, notes=tuple(notes))
 
     def compute_window_coverage(self, size: Sequence[int]) -> list[Tensor]:
         """Return per axis a bool array (windows, pixels) of the pixels that each window covers."""
+        window, stride = self.window, self.stride
         try:
-            windows = expand_per_axis(
-                [-(-length // DEFAULT_WINDOW_DIVISOR) for length in size] if self.window is None else self.window, size
-            )
-            strides = expand_per_axis(
-                [-(-length // 2) for length in windows] if self.stride is None else self.stride, size
-            )
+            default = [-(-length // DEFAULT_WINDOW_DIVISOR) for length in size]
+            windows = expand_per_axis(default if window is None else window, size)
+            strides = expand_per_axis([-(-length // 2) for length in windows] if stride is None else stride, size)
         except ValueError as error:
             raise InputError(
-                f"window={self.window!r}, stride={self.stride!r}: expected one number, or one for each of the input's "
+                f"window={window!r}, stride={stride!r}: expected one number, or one for each of the input's "
                 f"{plural(len(size), 'axis')}"
             ) from error
         return [_cover_axis(*axis) for axis in zip(size, windows, strides, strict=True)]
@@ -95,32 +90,19 @@ def _cover_axis(length: int, window: int, stride: int) -> Tensor:
 
 
 def average_over_windows(values: Tensor, coverage: Sequence[Tensor]) -> Tensor:
-    """(one a window along each axis) -> (*S): over the windows that cover a pixel, axis by axis."""
+    """Return the mean (*S) of the windows that cover each pixel; `values` has one number per window along each axis."""
     for axis, cover in enumerate(coverage):
         share = cover.to(values.dtype) / cover.sum(0)
         values = (values.movedim(axis, -1) @ share).movedim(-1, axis)
     return values
 
 
-def check_positive_integers(*allowed: object, **settings: object) -> None:
-    """An InputError unless each setting is a whole number, 1 or more, several of them, or one of `allowed`."""
-    for name, value in settings.items():
-        if isinstance(value, list | tuple) and value:
-            for item in value:
-                check_positive_integer(**{name: item})
-        else:
-            check_positive_integer(*allowed, **{name: value})
-
-
 aten = torch.ops.aten
 MATMUL_ROW_ARGUMENT = {aten.mm: 0, aten.addmm: 1, aten.bmm: 0, aten.baddbmm: 1}  # which argument has the rows
-MIN_SAVED_SHARE = 0.2  # of a pass's operations, and so many of them: what is spared must pay for cutting and pasting
+MIN_SAVED_SHARE = 0.2  # of a pass's multiplications, to be worth cutting and pasting
 MIN_MULTIPLICATIONS = 10**7
-FULL_PRECISION_ROUNDING_STEPS, HALF_PRECISION_ROUNDING_STEPS = (
-    64,
-    4,
-)  # so many of a number's own, in half precision: two ways to the same sums
-N_TRIAL_WINDOWS = 2  # windows, by both ways
+ROUNDING_STEPS, HALF_PRECISION_ROUNDING_STEPS = 64, 4  # allowed between the two ways to compute the same sums
+N_TRIAL_WINDOWS = 2  # computed both ways
 
 
 class MultiplicationCounter(TorchDispatchMode):
@@ -142,149 +124,123 @@ class MultiplicationCounter(TorchDispatchMode):
         return result
 
 
-def score_windows(masked_input: MaskedInput, corners: Tensor, size: Sequence[int]) -> tuple[Tensor, float]:
-    """(W,axes) -> (F,W), float64: the score with each window filled, and the share of the multiplications left out.
+class WindowScorer:
+    """Scores of one input with each window filled.
 
-    Passes are whole, unless the scores of the middle window and of the first are the same by a pass that works out only
-    what the windows reach, and a good part is spared (on the CPU: elsewhere it was not measured).
-    """
-    middle, count = len(corners) // 2, len(corners)
-    order = torch.tensor([middle, *(n for n in range(count) if n != middle)], device=corners.device)
-    places = corners[order]
-    scores = torch.empty(len(masked_input.baseline_tensors), count, dtype=torch.float64, device=masked_input.x.device)
-    with masked_input.evaluator.track_sample_steps(masked_input.sample, count) as advance:
-
-        def first(part: slice) -> None:
-            scores[:, part] = _score_full_passes(masked_input, places[part], size)
-            advance(part.stop - part.start)
-
-        with MultiplicationCounter() as counted:
-            process_chunks(min(N_TRIAL_WINDOWS, count), masked_input.evaluator.choose_chunk_size(), first)
-        plan = _plan_from_trial(
-            masked_input, places[:N_TRIAL_WINDOWS], size, scores[:, :N_TRIAL_WINDOWS], counted.count
-        )
-
-        def work(part: slice) -> None:
-            columns = slice(part.start + N_TRIAL_WINDOWS, part.stop + N_TRIAL_WINDOWS)
-            # the last pass is a whole one: what a model keeps of it on itself is a plain tensor
-            scores[:, columns] = plan.score_chunk(masked_input, places[columns], size, is_last=columns.stop == count)
-            advance(part.stop - part.start)
-
-        process_chunks(max(0, count - N_TRIAL_WINDOWS), plan.chunk_size, work)
-    return scores[:, order.argsort()], plan.saved_share
-
-
-@dataclass
-class WindowPlan:
-    """Plan of the forward passes: full passes, or passes that compute only what the windows reach.
-
-    `multiplications_per_row` counts the multiplications of one row's full pass. `saved_multiplications` and
-    `clean_multiplications` are those of `CostTracker` for one row.
+    A trial on the CPU compares the scores of two windows in full passes and in passes that compute only what the windows
+    reach. If they are equal and enough multiplications are saved, the other windows have the latter.
     """
 
-    chunk_size: int
-    multiplications_per_row: float
-    saved_multiplications: float = 0.0
-    clean_multiplications: float = 0.0
-    cost_tracker: CostTracker = field(default_factory=CostTracker)
-    n_rows: int = 0
-
-    def score_chunk(self, masked_input: MaskedInput, corners: Tensor, size: Sequence[int], *, is_last: bool) -> Tensor:
-        """(R,axes) -> (F,R)"""
-        self.n_rows += len(corners) * len(masked_input.baseline_tensors)
-        if is_last and self.saved_multiplications and len(corners) > 1:
-            before = self.score_chunk(masked_input, corners[:-1], size, is_last=False)
-            self.n_rows -= (len(corners) - 1) * len(masked_input.baseline_tensors)
-            return torch.cat([before, _score_full_passes(masked_input, corners[-1:], size)], 1)
-        if is_last or not self.is_worthwhile(len(corners)):
-            return _score_full_passes(masked_input, corners, size)
-        try:
-            return _score_window_passes(masked_input, corners, size, self.cost_tracker)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # the model's own error will come again of whole tensors
-            self.saved_multiplications = 0.0
-            return _score_full_passes(masked_input, corners, size)
-
-    def is_worthwhile(self, n_rows: int) -> bool:
-        """Whether a pass of so many rows spares a good part of them, the clean one that goes with it counted."""
-        return (
-            n_rows * self.saved_multiplications - self.clean_multiplications
-            > MIN_SAVED_SHARE * n_rows * self.multiplications_per_row
-        )
+    def __init__(self, masked_input: MaskedInput, size: Sequence[int]) -> None:
+        self._masked_input, self._size = masked_input, size
+        self._chunk_size = masked_input.evaluator.choose_chunk_size()
+        self._n_rows, self._multiplications_per_row = 0, 0.0  # of full passes
+        self._saved_per_row, self._clean_per_pass = 0.0, 0.0  # multiplications, by the trial
+        self._cost_tracker = CostTracker()
 
     @property
     def saved_share(self) -> float:
-        """Return the share of all multiplications that was saved."""
-        return max(0, self.cost_tracker.saved_multiplications - self.cost_tracker.clean_multiplications) / max(
-            1.0, self.n_rows * self.multiplications_per_row
-        )
+        """The share of all multiplications that was saved."""
+        saved = self._cost_tracker.saved_multiplications - self._cost_tracker.clean_multiplications
+        return max(0, saved) / max(1.0, self._n_rows * self._multiplications_per_row)
 
+    def score_windows(self, corners: Tensor) -> Tensor:
+        """Return the scores (B,W) in float64 with each window filled, from the first pixels (W,axes) of the windows."""
+        masked_input, count, middle = self._masked_input, len(corners), len(corners) // 2
+        order = torch.tensor([middle, *(n for n in range(count) if n != middle)], device=corners.device)
+        places, device = corners[order], masked_input.x.device
+        scores = torch.empty(len(masked_input.baselines), count, dtype=torch.float64, device=device)
+        with masked_input.evaluator.track_sample_steps(masked_input.sample, count) as advance:
 
-def _plan_from_trial(
-    masked_input: MaskedInput, corners: Tensor, size: Sequence[int], scores: Tensor, n_multiplications: int
-) -> WindowPlan:
-    """Return the plan after a trial on windows (R,axes) with known scores (F,R) of full passes."""
-    rows, explainer = len(corners) * len(masked_input.baseline_tensors), masked_input.evaluator.explainer
-    plan = WindowPlan(masked_input.evaluator.choose_chunk_size(), n_multiplications / rows, n_rows=rows)
-    plain = not _has_any_global_hook() and all(map(_has_no_hooks, masked_input.evaluator.score.model.modules()))
-    alone = len(corners) < N_TRIAL_WINDOWS or (explainer.batch_size or N_TRIAL_WINDOWS) < N_TRIAL_WINDOWS
-    if masked_input.x.device.type != "cpu" or not plain or alone or plan.multiplications_per_row < MIN_MULTIPLICATIONS:
-        return plan
-    account = CostTracker(
-        min_saved_multiplications=MIN_SAVED_SHARE * n_multiplications / len(masked_input.baseline_tensors)
-    )
-    try:
-        window_scores = _score_window_passes(masked_input, corners, size, account)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # not worthwhile, or whatever the model raises of tensors that are none
-        return plan
-    precision = masked_input.machine_epsilon
-    rounding = (FULL_PRECISION_ROUNDING_STEPS if precision < 1e-5 else HALF_PRECISION_ROUNDING_STEPS) * precision
-    if bool(((window_scores - scores).abs() <= rounding * (1 + scores.abs())).all()):
-        plan.saved_multiplications, plan.clean_multiplications = (
-            account.saved_multiplications / rows,
-            account.clean_multiplications / len(masked_input.baseline_tensors),
-        )
-        if explainer.batch_size is None:
-            plan.chunk_size = max(plan.chunk_size, count_copies_in_memory(account.max_row_bytes, masked_input.x.device))
-    return plan
+            def run_trial(part: slice) -> None:
+                scores[:, part] = self._score_full_passes(places[part])
+                advance(part.stop - part.start)
 
+            with MultiplicationCounter() as counted:
+                process_chunks(min(N_TRIAL_WINDOWS, count), self._chunk_size, run_trial)
+            self._evaluate_trial(places[:N_TRIAL_WINDOWS], scores[:, :N_TRIAL_WINDOWS], counted.count)
 
-def _score_full_passes(masked_input: MaskedInput, corners: Tensor, size: Sequence[int]) -> Tensor:
-    """(R,axes) -> (F,R)"""
-    hidden = torch.ones((), dtype=torch.bool, device=corners.device)
-    for axis, length in enumerate(masked_input.x.shape[1:]):
-        place = torch.arange(length, device=corners.device) - corners[:, axis, None]
-        shape = [len(corners), *(length if i == axis else 1 for i in range(len(size)))]
-        hidden = hidden & ((place >= 0) & (place < size[axis])).view(shape)
-    return masked_input.score_masks(~hidden)
+            def work(part: slice) -> None:
+                columns = slice(part.start + N_TRIAL_WINDOWS, part.stop + N_TRIAL_WINDOWS)
+                scores[:, columns] = self._score_chunk(places[columns], is_last=columns.stop == count)
+                advance(part.stop - part.start)
 
+            process_chunks(max(0, count - N_TRIAL_WINDOWS), self._chunk_size, work)
+        return scores[:, order.argsort()]
 
-def _score_window_passes(
-    masked_input: MaskedInput, corners: Tensor, size: Sequence[int], cost_tracker: CostTracker
-) -> Tensor:
-    """Score windows (R,axes) -> (F,R) by passes that compute only what the windows reach."""
-    scores = []
-    for fill in masked_input.baseline_tensors:
-        versions = WindowTensor(masked_input.x[None], cut_windows(fill, corners, size), corners, cost_tracker)
-        scores.append(masked_input.evaluator.score_variants(masked_input.sample, versions))
-    return torch.stack(scores).double()
+    def _evaluate_trial(self, corners: Tensor, scores: Tensor, n_multiplications: int) -> None:
+        """Decide by a trial on windows (R,axes) with known scores (B,R) of full passes."""
+        evaluator, n_baselines = self._masked_input.evaluator, len(self._masked_input.baselines)
+        self._n_rows = len(corners) * n_baselines
+        self._multiplications_per_row = n_multiplications / self._n_rows
+        is_hooked = _has_any_global_hook() or not all(map(_has_no_hooks, evaluator.score.model.modules()))
+        n_windows = min(len(corners), evaluator.explainer.batch_size or N_TRIAL_WINDOWS)
+        is_cheap = self._multiplications_per_row < MIN_MULTIPLICATIONS
+        if self._masked_input.x.device.type != "cpu" or is_hooked or is_cheap or n_windows < N_TRIAL_WINDOWS:
+            return
+        tracker = CostTracker(min_saved_multiplications=MIN_SAVED_SHARE * n_multiplications / n_baselines)
+        try:
+            window_scores = self._score_window_passes(corners, tracker)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # not worthwhile, or the model's code does not run on such tensors
+            return
+        epsilon = self._masked_input.machine_epsilon
+        rounding = (ROUNDING_STEPS if epsilon < 1e-5 else HALF_PRECISION_ROUNDING_STEPS) * epsilon
+        if bool(((window_scores - scores).abs() <= rounding * (1 + scores.abs())).all()):
+            self._saved_per_row = tracker.saved_multiplications / self._n_rows
+            self._clean_per_pass = tracker.clean_multiplications / n_baselines
+            if evaluator.explainer.batch_size is None:
+                n_copies = count_copies_in_memory(tracker.max_row_bytes, self._masked_input.x.device)
+                self._chunk_size = max(self._chunk_size, n_copies)
+
+    def _score_chunk(self, corners: Tensor, *, is_last: bool) -> Tensor:
+        """Return the scores (B,R) of windows (R,axes). The last pass is full: a model may store tensors of it."""
+        if is_last and self._saved_per_row and len(corners) > 1:
+            before = self._score_chunk(corners[:-1], is_last=False)
+            return torch.cat([before, self._score_chunk(corners[-1:], is_last=True)], 1)
+        n_rows = len(corners)
+        self._n_rows += n_rows * len(self._masked_input.baselines)
+        saved = n_rows * self._saved_per_row - self._clean_per_pass
+        if is_last or saved <= MIN_SAVED_SHARE * n_rows * self._multiplications_per_row:
+            return self._score_full_passes(corners)
+        try:
+            return self._score_window_passes(corners, self._cost_tracker)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # an error of the model itself occurs again with full tensors
+            self._saved_per_row = 0.0
+            return self._score_full_passes(corners)
+
+    def _score_full_passes(self, corners: Tensor) -> Tensor:
+        hidden = torch.ones((), dtype=torch.bool, device=corners.device)
+        for axis, (length, extent) in enumerate(zip(self._masked_input.x.shape[1:], self._size, strict=True)):
+            place = torch.arange(length, device=corners.device) - corners[:, axis, None]
+            shape = [len(corners), *(length if i == axis else 1 for i in range(len(self._size)))]
+            hidden = hidden & ((place >= 0) & (place < extent)).view(shape)
+        return self._masked_input.score_masks(~hidden)
+
+    def _score_window_passes(self, corners: Tensor, cost_tracker: CostTracker) -> Tensor:
+        """Return the scores (B,R) of windows (R,axes) by passes that compute only what the windows reach."""
+        scores, x = [], self._masked_input.x
+        for baseline in self._masked_input.baselines:
+            variants = WindowTensor(x[None], cut_windows(baseline, corners, self._size), corners, cost_tracker)
+            scores.append(self._masked_input.evaluator.score_variants(self._masked_input.sample, variants))
+        return torch.stack(scores).double()
 
 
 def _has_no_hooks(module: nn.Module) -> bool:
-    """Return whether the module has no hooks that observe its input."""
-    heard = module._forward_hooks or module._forward_pre_hooks
-    return not (heard or has_instance_forward(module) or isinstance(module, torch.jit.ScriptModule))
+    """Whether the module has no hooks that observe its input."""
+    is_hooked = module._forward_hooks or module._forward_pre_hooks or has_instance_forward(module)
+    return not (is_hooked or isinstance(module, torch.jit.ScriptModule))
 
 
 @register
 class SegmentAblation(PerturbationExplainer):
     """f(x) - f(x with segment s filled), in every pixel of s: ablation (Zeiler & Fergus 2014) of superpixels.
 
-    `segments`: so many superpixels, a label map, or what makes one: see `resolve_segment_labels`. `compactness`: of SLIC, how
-    much nearness counts beside color.
+    `segments`: a number of superpixels, a label map, or a function that returns one: see `resolve_segment_labels`.
+    `compactness`: weight of distance relative to color in SLIC.
     """
 
     name, title, paper = "segmentablation", "Segment Ablation", "arXiv:1311.2901"
@@ -298,14 +254,13 @@ class SegmentAblation(PerturbationExplainer):
         check_positive_number(compactness=self.compactness)
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """(*S)"""
+        """Return the loss of each pixel's segment."""
         numbers, labels = self.compute_segment_labels(masked_input.x).unique(return_inverse=True)
         every = torch.arange(len(numbers), device=labels.device).view(-1, *[1] * labels.ndim)
-        lost = masked_input.clean_score - masked_input.score_all_masks(
-            len(numbers), lambda part: labels != every[part]
-        ).mean(0)
+        scores = masked_input.score_all_masks(len(numbers), lambda part: labels != every[part])
+        lost = masked_input.clean_score - scores.mean(0)
         return PerturbationAttribution(lost[labels], notes=(plural(len(numbers), "segment"),))
 
     def compute_segment_labels(self, x: Tensor) -> Tensor:
-        """Return the segment number of each pixel of an input, (C,*S) -> (*S)."""
+        """Return the segment number (*S) of each pixel of an input (C,*S)."""
         return resolve_segment_labels(self.segments, x, self.compactness)

@@ -1,7 +1,4 @@
-"""RISE and D-RISE: how much of a class, or of a box, is seen through random smooth masks.
-
-SampledExplainer: what every method shares whose map is a mean over random masks, and how sure that mean is.
-"""
+"""RISE and D-RISE: how much more probable a class, or a box, is where random smooth masks show a pixel."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -25,55 +22,47 @@ from camscope.explainers.perturbation.base import (
 )
 from camscope.plurals import plural
 
-MASKS_PER_CHECK = 64  # masks between two looks at the standard error, whatever the size of a pass
+MASKS_PER_CHECK = 64  # masks between two checks of the standard error, whatever the size of a pass
 MAX_NUMBERS_PER_BLOCK = 2**22  # numbers of the masks that are added to the mean at once, in float64
 
 
 @dataclass
 class RunningMean:
-    """The mean of maps (*S) and its standard error, in float64, of blocks of maps that need not be kept (Chan et al. 1979)."""
+    """The mean of maps (*S) and its standard error in float64, from blocks of maps that are not stored (Chan et al. 1979)."""
 
     count: int = 0
     mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu"))
-    squared_deviations: Tensor = field(
-        default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu")
-    )  # of distances from the mean
+    squared_deviations: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu"))
 
     def add_maps(self, weights: Tensor, masks: Tensor) -> None:
         """Add R maps: weights (R,) times masks (R,*S)."""
         rows, n_maps = masks.flatten(1).double(), len(masks)
         mean = (weights @ rows).view(masks.shape[1:]) / n_maps
         squares = (weights.square() @ rows.square()).view(masks.shape[1:]) - n_maps * mean.square()
-        away, together = mean - self.mean.to(mean), self.count + n_maps
-        self.mean = self.mean.to(mean) + away * (n_maps / together)
-        self.squared_deviations = (
-            self.squared_deviations.to(mean) + squares.clamp(min=0) + away.square() * (self.count * n_maps / together)
-        )
-        self.count = together
+        difference, count = mean - self.mean.to(mean), self.count + n_maps
+        self.mean = self.mean.to(mean) + difference * (n_maps / count)
+        between = difference.square() * (self.count * n_maps / count)
+        self.squared_deviations = self.squared_deviations.to(mean) + squares.clamp(min=0) + between
+        self.count = count
 
     @property
     def standard_error(self) -> Tensor:
-        """Return the standard error of the mean, (*S); with fewer than two maps, it is the size of the mean."""
+        """The standard error (*S) of the mean; with fewer than two maps, the absolute value of the mean."""
         if self.count < 2:
             return self.mean.abs()
         return (self.squared_deviations / (self.count - 1) / self.count).sqrt()
-
-    @property
-    def relative_error(self) -> float:
-        """See `relative_error`."""
-        return compute_relative_error(self.mean, self.standard_error)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SampledExplainer(PerturbationExplainer):
     """Base of methods that average over random masks. A subclass implements `build_masks` and `compute_mask_weights`.
 
-    The map is the mean of what each mask weighs at a pixel, 0 on the average, times the probability less that of the first
-    masks' mean: a number that all probabilities have in common shows nothing, and would only add to the error.
+    The map is the mean of each mask's weights times its probability, minus the mean probability of the first masks. Weights
+    are 0 on average, so this does not change the expectation, but reduces the error.
 
-    `n_samples`: masks. `tolerance`: stop as soon as the largest standard error is at most so large a share of the map's range,
-    from its least cell to its largest, so that the order of what differs by more than a few of that is settled; looked
-    at after every 64 masks, however many of them run at a time.
+    `n_samples`: number of masks. `tolerance`: stop as soon as the largest standard error is at most this share of the map's
+    range. Cells that differ by a few times that share then keep their order. This is checked after every 64 masks, whatever
+    the size of a pass.
     """
 
     n_samples: int = 4000
@@ -86,18 +75,15 @@ class SampledExplainer(PerturbationExplainer):
 
     @abstractmethod
     def build_masks(self, masked_input: MaskedInput) -> MaskChunkBuilder:
-        """What makes the masks of some turns: the same ones each time, so that none is kept."""
+        """Return a function that makes some of the masks, the same ones each time, so that none is stored."""
 
     @abstractmethod
     def compute_mask_weights(self, masks: Tensor) -> Tensor:
-        """(R,*S) -> (R,*S): what they weigh, 0 on the average."""
+        """Return the weights (R,*S) of masks (R,*S), which are 0 on average."""
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Each mask's probability is kept; the mask is made again where whole blocks of them are added up.
-
-        In this way the order of all sums is the same for any number of masks in a pass.
-        """
-        masks, running, level = self.build_masks(masked_input), RunningMean(), 0.0
+        """Return the mean map. Masks are made again to be added in whole blocks, in the same order for any batch size."""
+        build_masks, running, level = self.build_masks(masked_input), RunningMean(), 0.0
         values = torch.empty(self.n_samples, dtype=torch.float64, device=masked_input.x.device)
         block = MASKS_PER_CHECK
         while block > 1 and block * masked_input.x[0].numel() > MAX_NUMBERS_PER_BLOCK:
@@ -105,36 +91,31 @@ class SampledExplainer(PerturbationExplainer):
 
         def work(part: slice) -> bool:
             nonlocal level
-            values[part] = masked_input.score_masks(masks(part), as_probability=True).mean(0)
+            values[part] = masked_input.score_masks(build_masks(part), as_probability=True).mean(0)
             while (last := min(running.count + block, self.n_samples)) <= part.stop and running.count < last:
                 added = slice(running.count, last)
                 level = level if running.count else float(values[added].mean())
-                running.add_maps(values[added] - level, self.compute_mask_weights(masks(added)))
-                if (
-                    self.tolerance is not None
-                    and last % MASKS_PER_CHECK == 0
-                    and running.relative_error <= self.tolerance
-                ):
+                running.add_maps(values[added] - level, self.compute_mask_weights(build_masks(added)))
+                limit = None if last % MASKS_PER_CHECK else self.tolerance
+                if limit is not None and compute_relative_error(running.mean, running.standard_error) <= limit:
                     return True
             return False
 
         masked_input.evaluator.process_chunks(masked_input.sample, self.n_samples, work)
-        words = describe_convergence(
-            running.relative_error, self.tolerance, running.count < self.n_samples, self.n_samples
-        )
-        return PerturbationAttribution(
-            running.mean, running.standard_error, (f"{plural(running.count, 'mask')}; {words}",)
-        )
+        error = compute_relative_error(running.mean, running.standard_error)
+        text = describe_convergence(error, self.tolerance, running.count, self.n_samples)
+        notes = (f"{plural(running.count, 'mask')}; {text}",)
+        return PerturbationAttribution(running.mean, running.standard_error, notes)
 
 
-MAX_MASK_BYTES = 2**32  # bytes of the grids of all masks
+MAX_MASK_BYTES = 2**32  # of the grids of all masks
 
 
 @register
 class RISE(SampledExplainer):
     """Σ_i (p(x ∘ M_i) - <p>) (M_i / keep - 1) / N: how much more probable, where a pixel is seen (Petsiuk et al. 2018).
 
-    Their eq. 6, Σ_i p(x ∘ M_i) M_i / (N keep), has the mean probability in every pixel, which is taken off here: 0 is no
+    Their eq. 6, Σ_i p(x ∘ M_i) M_i / (N keep), contains the mean probability in every pixel. It is subtracted here: 0 is no
     evidence, and negative values are evidence against the class. <p>: the mean of the first 64 masks.
 
     A mask is a grid of `grid_size` + 1 cells along each axis. Each cell is 1 with probability `keep_probability`, else 0.
@@ -142,8 +123,7 @@ class RISE(SampledExplainer):
     the paper, or the value of a callable target. See `SampledExplainer` for the other settings.
     """
 
-    name, title, paper = "rise", "RISE", "arXiv:1806.07421"
-    slow: ClassVar[bool] = True
+    name, title, paper, slow = "rise", "RISE", "arXiv:1806.07421", True
     forward_passes: ClassVar[str] = "1 + n_samples"
     grid_size: int = 7
     keep_probability: float = 0.5
@@ -158,25 +138,24 @@ class RISE(SampledExplainer):
             )
 
     def compute_mask_weights(self, masks: Tensor) -> Tensor:
-        """M / keep - 1"""
+        """Return M / keep - 1."""
         return masks / self.keep_probability - 1
 
     def build_masks(self, masked_input: MaskedInput) -> MaskChunkBuilder:
-        """Everything random is drawn at once, on the CPU: a few numbers a mask."""
-        size, device = masked_input.x.shape[1:], masked_input.x.device
+        """Draw the few random numbers of all masks at once, on the CPU."""
+        x, size = masked_input.x, masked_input.x.shape[1:]
         counts = expand_per_axis(self.grid_size, size)
-        grid = [count + 1 for count in counts]
-        numbers = torch.Size(grid).numel()
-        if (size_of_masks := 4 * self.n_samples * (numbers + len(size))) > MAX_MASK_BYTES:
+        grid = torch.Size([count + 1 for count in counts])
+        n_cells, n_numbers = grid.numel(), grid.numel() + len(size)
+        if (n_bytes := 4 * self.n_samples * n_numbers) > MAX_MASK_BYTES:
             raise InputError(
                 f"grid_size={self.grid_size}, n_samples={self.n_samples}: the masks alone would take "
-                f"{plural(size_of_masks, 'byte', spec=',')}, at most {MAX_MASK_BYTES:,} are taken; pass fewer"
+                f"{plural(n_bytes, 'byte', spec=',')}, at most {MAX_MASK_BYTES:,} are taken; pass fewer"
             )
-        drawn = torch.rand(
-            self.n_samples, numbers + len(size), generator=self.generator(), dtype=torch.float32, device="cpu"
-        ).to(device)
-        kind = torch.promote_types(masked_input.x.dtype, torch.float32)
-        is_visible, shifts = (drawn[:, :numbers] < self.keep_probability).view(-1, *grid).to(kind), drawn[:, numbers:]
+        shape, generator = (self.n_samples, n_numbers), self.generator()
+        drawn = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").to(x.device)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        is_visible, shifts = (drawn[:, :n_cells] < self.keep_probability).view(-1, *grid).to(dtype), drawn[:, n_cells:]
         return lambda part: enlarge_shifted_grids(is_visible[part], shifts[part], size, counts)
 
 
@@ -184,9 +163,9 @@ class RISE(SampledExplainer):
 class DRISE(RISE):
     """RISE of a detection: Σ_i (s(x ∘ M_i) - <s>) (M_i / keep - 1) / N for a `Box` (Petsiuk et al. 2021).
 
-    s: the box's overlap with a detection in the masked image, times that detection's probability of the class, the
-    largest such product; the authors' s has the cosine of both vectors of class probabilities for the latter. Finer
-    cells and more masks than RISE. For another question than a Box it is RISE with these.
+    s is the largest product of a detection's overlap with the box and its probability of the class, over the detections in
+    the masked image. The authors' s has the cosine of both vectors of class probabilities instead of the probability. The
+    grid is finer than that of RISE, with more masks. For targets other than a Box this is RISE with those settings.
     """
 
     name, title, paper = "drise", "D-RISE", "arXiv:2006.03204"
@@ -195,22 +174,17 @@ class DRISE(RISE):
 
 
 def enlarge_shifted_grids(grids: Tensor, shifts: Tensor, size: Sequence[int], cells_per_axis: Sequence[int]) -> Tensor:
-    """Enlarge grids (R,*s) linearly, and crop them at shifts (R,axes) in 0..1 -> (R,*S).
+    """Enlarge grids (R,*s) linearly to (R,*S), and crop them at shifts (R,axes) in 0..1.
 
     A grid has one more cell than `cells_per_axis` along each axis.
     """
-    for axis, (length, count) in enumerate(zip(size, cells_per_axis, strict=True)):
+    for axis, (length, count) in enumerate(zip(size, cells_per_axis, strict=True), start=1):
         pixels = -(-length // count)
-        first = (shifts[:, axis, None] * pixels).long().clamp(max=pixels - 1)
+        first = (shifts[:, axis - 1, None] * pixels).long().clamp(max=pixels - 1)
         places = (torch.arange(length, device=grids.device).to(grids) + first + 0.5) / pixels - 0.5
-        numbers = torch.arange(count + 1, device=grids.device)
-        interpolation = (
-            (1 - (places.clamp(0, count)[..., None] - numbers).abs()).clamp(min=0).to(grids)
-        )  # (R,length,count + 1)
-        lines = grids.movedim(axis + 1, 1)
-        grids = (
-            (interpolation @ lines.reshape(*lines.shape[:2], -1))
-            .view(len(grids), length, *lines.shape[2:])
-            .movedim(1, axis + 1)
-        )
+        cells = torch.arange(count + 1, device=grids.device)
+        weights = (1 - (places.clamp(0, count)[..., None] - cells).abs()).clamp(min=0).to(grids)  # (R,length,count + 1)
+        lines = grids.movedim(axis, 1)
+        rows = weights @ lines.reshape(*lines.shape[:2], -1)
+        grids = rows.view(len(grids), length, *lines.shape[2:]).movedim(1, axis)
     return grids

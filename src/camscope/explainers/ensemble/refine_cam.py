@@ -30,8 +30,8 @@ PRODUCT_SCALING_NOTE = "multiplied: each layer's map was scaled to 0..1"
 class RefineCAM(Explainer):
     """The product of several layers' maps: Π_l n(U(n(relu(M_l)))), M of Grad-CAM++ (Domeniconi et al. 2026).
 
-    U resizes a map to the finest grid; n is min-max scaling to 0..1, as in the authors' code. The weakest cells of a layer
-    are thus ruled out, so that an early layer, which is positive everywhere, still refines. A constant map becomes zero.
+    U resizes a map to the finest grid. n is min-max scaling to 0..1, as in the authors' code, which removes the weakest cells
+    of a layer, so that an early layer that is positive everywhere still refines the map. A constant map becomes zero.
 
     `layers`: names, also as one text with commas. Default: the last layer of each of the four coarsest resolutions, as the
     authors choose them; finding these layers takes at most three more passes, once. A model with one resolution, such as
@@ -53,18 +53,19 @@ class RefineCAM(Explainer):
             raise InputError(
                 f"base_method={self.base_method!r} is not a method that looks at one layer; nearest: {', '.join(nearest)}"
             )
-        common = {
-            name: getattr(self, name)
-            for name in (*SETTINGS_WITHOUT_EFFECT[1:], "mode", "precision", "input_key", "frames_first")
-        }
-        self._base_explainer = method(self.model, **common)
+        names = (*SETTINGS_WITHOUT_EFFECT[1:], "mode", "precision", "input_key", "frames_first")
+        self._base_explainer = method(self.model, **{name: getattr(self, name) for name in names})
         layers = self.layers.split(",") if isinstance(self.layers, str) else self.layers
-        if layers is not None and not layers:
-            raise InputError("layers is empty: name one at least, or leave it out")
-        if layers is not None and "" in map(_strip_layer_name, layers):
-            raise InputError(f"layers={self.layers!r} has an empty name: expected names with commas between, as 'a,b'")
-        model = unwrap(self.model)
-        self.layers = None if layers is None else [find_layer(model, _strip_layer_name(name))[0] for name in layers]
+        if layers is not None:
+            if not layers:
+                raise InputError("layers is empty: name one at least, or leave it out")
+            layers = [layer.strip() if isinstance(layer, str) else layer for layer in layers]
+            if "" in layers:
+                raise InputError(
+                    f"layers={self.layers!r} has an empty name: expected names with commas between, as 'a,b'"
+                )
+            layers = [find_layer(unwrap(self.model), layer)[0] for layer in layers]
+        self.layers = layers
         self._stages_by_model: dict[tuple[object, ...], list[str]] = {}
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
@@ -81,15 +82,10 @@ class RefineCAM(Explainer):
     def _compute_maps_at_layers(
         self, layers: Sequence[str | nn.Module], x: Tensor, scores: Sequence[Score]
     ) -> list[AttributionMaps]:
-        columns = zip(
-            *compute_all_maps([replace(self._base_explainer, layer=layer) for layer in layers], x, scores), strict=True
-        )
-        merged = [
-            merge_layer_maps(
-                maps, _multiply_maps([layer_maps.attribution for layer_maps in maps]), PRODUCT_SCALING_NOTE
-            )
-            for maps in columns
-        ]
+        explainers, merged = [replace(self._base_explainer, layer=layer) for layer in layers], []
+        for maps in zip(*compute_all_maps(explainers, x, scores), strict=True):
+            attribution = _multiply_maps([layer_maps.attribution for layer_maps in maps])
+            merged.append(merge_layer_maps(maps, attribution, PRODUCT_SCALING_NOTE))
         if self.layers is not None:
             return merged
         note = f"layers {', '.join(map(str, layers))} were chosen"
@@ -104,24 +100,18 @@ class RefineCAM(Explainer):
     def _find_stages_for_input(self, x: Tensor, score: Score) -> list[str]:
         """Return the last layer of each resolution, the finest first; cached while the structure of the model stays the same."""
         deepest, model = self._base_explainer.choose_layer_name(x, score), score.model
-        cache_key = (deepest, tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
-        if cache_key not in self._stages_by_model:
+        key = (deepest, tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
+        if key not in self._stages_by_model:
             layers = find_spatial_layers(model, lambda: score.forward(x), x.shape)
-            stages = find_stages(model, layers, deepest)
-            while misplaced := self._find_misplaced_layers(layers, stages[:-1], x, score):
-                layers = [layer for layer in layers if layer.name not in misplaced]
+            while True:  # until the cells of each stage react to the parts of the input that they are drawn over
                 stages = find_stages(model, layers, deepest)
-            self._stages_by_model = {**self._stages_by_model, cache_key: stages}
-        return self._stages_by_model[cache_key]
-
-    def _find_misplaced_layers(
-        self, layers: Sequence[SpatialLayer], names: Sequence[str], x: Tensor, score: Score
-    ) -> set[str]:
-        """Return the layers whose cells react to other parts of the input than they are drawn over."""
-        named = [layer for layer in layers if layer.name in names]
-        return {layer.name for layer in named} - {
-            layer.name for layer in drop_contradicted_layers(score.model, named, score.forward, x)
-        }
+                checked = [layer for layer in layers if layer.name in stages[:-1]]
+                valid = drop_contradicted_layers(model, checked, score.forward, x)
+                if len(valid) == len(checked):
+                    break
+                layers = [layer for layer in layers if layer not in checked or layer in valid]
+            self._stages_by_model = {**self._stages_by_model, key: stages}
+        return self._stages_by_model[key]
 
 
 def find_stages(model: nn.Module, layers: Sequence[SpatialLayer], deepest_layer: str) -> list[str]:
@@ -131,13 +121,14 @@ def find_stages(model: nn.Module, layers: Sequence[SpatialLayer], deepest_layer:
     bottleneck still has the resolution of the previous stage.
     """
     module_types = {layer.name: type(find_layer(model, layer.name)[1]) for layer in layers}
-    sibling_counts = Counter((_parent_name(name), kind) for name, kind in module_types.items())
+    parents = {name: name.rpartition(".")[0] for name in module_types}
+    sibling_counts = Counter((parents[name], kind) for name, kind in module_types.items())
     last: dict[tuple[int, ...], str] = {}
     for layer in layers:
         if layer.name == deepest_layer:
             break
-        enclosing = (name for name in _ancestor_names(layer.name) if name in module_types)
-        if not any(sibling_counts[_parent_name(name), module_types[name]] > 1 for name in enclosing):
+        enclosing = [name for name in module_types if layer.name.startswith(f"{name}.")]
+        if not any(sibling_counts[parents[name], module_types[name]] > 1 for name in enclosing):
             last[layer.layout.grid] = layer.name
     cells = {layer.name: math.prod(layer.layout.grid) for layer in layers}
     finer = [name for name in last.values() if cells[name] > cells.get(deepest_layer, 0)]
@@ -147,19 +138,5 @@ def find_stages(model: nn.Module, layers: Sequence[SpatialLayer], deepest_layer:
 def _multiply_maps(maps: Sequence[Tensor]) -> Tensor:
     """Return the product of several maps (N,*s) on the finest grid."""
     finest_grid = max((attribution.shape[1:] for attribution in maps), key=math.prod)
-    return torch.stack(
-        [scale_to_unit_range(resize_maps(scale_to_unit_range(attribution.relu()), finest_grid)) for attribution in maps]
-    ).prod(0)
-
-
-def _parent_name(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
-def _ancestor_names(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:i]) for i in range(1, len(parts))]
-
-
-def _strip_layer_name(name: str | nn.Module) -> str | nn.Module:
-    return name.strip() if isinstance(name, str) else name
+    resized = [resize_maps(scale_to_unit_range(attribution.relu()), finest_grid) for attribution in maps]
+    return torch.stack([scale_to_unit_range(attribution) for attribution in resized]).prod(0)

@@ -51,11 +51,8 @@ class Wrapper(Explainer):
         check_compatible_explainers(inner)
         first, self.inner = inner[0], inner
         for explainer in inner[1:]:
-            if (explainer.mode, explainer.precision, explainer.forward_options) != (
-                first.mode,
-                first.precision,
-                first.forward_options,
-            ):
+            settings = [(item.mode, item.precision, item.forward_options) for item in (first, explainer)]
+            if settings[0] != settings[1]:
                 raise InputError(f"{first!r} and {explainer!r} differ in mode, precision, input_key or frames_first")
         super().__init__(
             first.model,
@@ -88,9 +85,7 @@ class Wrapper(Explainer):
         """Return the same wrapper around inner explainers with other settings; each takes those that it has."""
         return self._rewrap(
             [
-                explainer.with_settings(
-                    **{name: value for name, value in settings.items() if name in explainer.setting_names}
-                )
+                explainer.with_settings(**{k: value for k, value in settings.items() if k in explainer.setting_names})
                 for explainer in self.inner
             ]
         )
@@ -112,14 +107,13 @@ class Wrapper(Explainer):
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
         """Return the target of the inner explainers; raise InputError if they differ."""
-        resolved = [explainer.resolve_target(target) for explainer in self.inner]
-        for explainer, own_target in zip(self.inner, resolved, strict=True):
-            same = isinstance(own_target, Difference) and own_target == resolved[0]
-            if own_target is not resolved[0] and not same:
+        first, *other_targets = [explainer.resolve_target(target) for explainer in self.inner]
+        for explainer, other in zip(self.inner[1:], other_targets, strict=True):
+            if other is not first and not (isinstance(other, Difference) and other == first):
                 raise InputError(
                     f"{self.inner[0]!r} and {explainer!r} explain different targets: {self.name} needs one"
                 )
-        return resolved[0]
+        return first
 
     def create_sibling(self, method: str | type[Explainer]) -> Explainer:
         """Return the same wrapper around another method."""
@@ -135,8 +129,9 @@ class Wrapper(Explainer):
 
     def __repr__(self) -> str:
         inside = repr(self.inner[0]) if len(self.inner) == 1 else repr(list(self.inner))
-        usual = {name: parameter.default for name, parameter in signature(type(self)).parameters.items()}
-        changed = [f"{name}={value!r}" for name, value in self._wrapper_settings.items() if value != usual[name]]
+        usual = signature(type(self)).parameters
+        settings = self._wrapper_settings.items()
+        changed = [f"{name}={value!r}" for name, value in settings if value != usual[name].default]
         return f"{type(self).__name__}({', '.join([inside, *changed])})"
 
 
@@ -166,10 +161,10 @@ class Contrast(Wrapper):
 class Denoised(Wrapper):
     """Keeps the part of a CAM that lies along the first principal component of its channels' contributions.
 
-    A map (N,cells) is the sum of contributions (N,K,cells). Only its projection on their first right singular vector, not
-    centered, is kept; the ReLU follows if the method has one. The result is in units of the score; if all channels agree, the
-    sum is unchanged. Denoised(Augmented(x)) is the same as Augmented(Denoised(x)), and so for the other wrappers. A method
-    with a single map is returned unchanged, with a note.
+    A map (N,cells) is the sum of contributions (N,K,cells). It is projected on their first right singular vector, which is
+    not centered; the ReLU follows if the method has one. The result is in units of the score, and unchanged if all channels
+    agree. The order of wrappers does not matter: Denoised(Augmented(x)) is Augmented(Denoised(x)). A method with a single map
+    is returned unchanged, with a note.
     """
 
     name = "denoised"
@@ -189,22 +184,20 @@ class Denoised(Wrapper):
     ) -> Sequence[Sequence[AttributionMaps]]:
         """Return the denoised maps [method][score] from the shared passes of the inner methods."""
         inner = [wrapper.explainer for wrapper in explainers if isinstance(wrapper, Denoised)]
-        if not all(isinstance(method, BaseWeightedChannels) for method in inner):
+        channel_methods = [method for method in inner if isinstance(method, BaseWeightedChannels)]
+        if len(channel_methods) < len(inner):
             return [wrapper.compute_maps(x, scores) for wrapper in explainers]
-        return compute_group_maps(
-            [_copy_with_denoised_combine(method) for method in inner if isinstance(method, BaseWeightedChannels)],
-            x,
-            scores,
-        )
+        return compute_group_maps([_copy_with_denoised_combine(method) for method in channel_methods], x, scores)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Return the denoised maps; around another wrapper, that wrapper's maps of denoised inner explainers."""
         inner = self.explainer
         if isinstance(inner, BaseWeightedChannels):
             return list(self.compute_shared_maps([self], x, scores)[0])
+        if isinstance(inner, Denoised):
+            return inner.compute_maps(x, scores)
         if isinstance(inner, Wrapper):
-            round_it = inner if isinstance(inner, Denoised) else inner._rewrap([Denoised(maps) for maps in inner.inner])
-            return round_it.compute_maps(x, scores)
+            return inner._rewrap([Denoised(explainer) for explainer in inner.inner]).compute_maps(x, scores)
         note = f"{inner.full_name} computes a single map, so that nothing was denoised"
         return [replace(maps, notes=(*maps.notes, note)) for maps in inner.compute_maps(x, scores)]
 
@@ -217,15 +210,14 @@ def _copy_with_denoised_combine(method: BaseWeightedChannels) -> BaseWeightedCha
 
 
 def _combine_along_principal_component(method: BaseWeightedChannels, features: LayerFeatures) -> Tensor:
-    """Return the projection (N,*s) of the sum on the direction of the first component, and apply the method's ReLU."""
+    """Return the projection (N,cells) of the sum on the direction of the first component, and apply the method's ReLU."""
     parts = method.contributions(features)
     total, component = parts.sum(1), project_on_first_component(parts)
     size = component.abs().amax(1, keepdim=True)
     along = torch.where(size > 0, component / size, 0)  # near 1, where a square neither vanishes nor overflows
     length = along.square().sum(1, keepdim=True)
-    share = torch.where(length > 0, (total * along).sum(1, keepdim=True) / length, 0)
-    cells = share * along
-    return (cells.relu() if method.relu else cells).view(len(cells), *features.activation.shape[2:])
+    cells = torch.where(length > 0, (total * along).sum(1, keepdim=True) / length, 0) * along
+    return cells.relu() if method.relu else cells
 
 
 class Augmented(Wrapper):
@@ -236,10 +228,10 @@ class Augmented(Wrapper):
     at each scale. The unchanged input is always included and fixes the class. A Region or a Box is moved with the view; a
     function of the output is not.
 
-    Maps of other scales are interpolated linearly to the grid of the unchanged input. Since the size of a map's values may
-    depend on the number of cells, the maps of each scale are multiplied by one number that gives them the mean magnitude
-    of the input's own scale. With flips alone the result is the exact mean. A layer that is not named is chosen for the
-    unchanged input and used for all views. Extra inputs of the model stay the same.
+    Maps of other scales are interpolated linearly to the grid of the unchanged input. Because the values may depend on the
+    number of cells, the maps of each scale are multiplied by one number that gives them the mean magnitude of the original
+    scale. With flips alone the result is the exact mean. If no layer is named, the one chosen for the unchanged input is used
+    for all views. Extra inputs of the model stay the same.
     """
 
     name = "augmented"
@@ -263,43 +255,37 @@ class Augmented(Wrapper):
         """Return the mean of the maps over all views."""
         if len(scores) > 1 and any(callable(score.target) for score in scores):  # each may have its own layer
             return [self.compute_maps(x, [score])[0] for score in scores]
-        unchanged_maps = self.explainer.compute_maps(x, scores)
-        flips, explainer = self._list_flip_axes(x.ndim - 2), self.explainer.resolve(x, scores[0])
-        views_by_scale = []
+        unchanged_maps, explainer = self.explainer.compute_maps(x, scores), self.explainer.resolve(x, scores[0])
+        flips, views_by_scale = self._list_flip_axes(x.ndim - 2), []
         for scale in dict.fromkeys((1.0, *map(float, self.scales))):
             size = [max(1, round(scale * pixels)) for pixels in x.shape[2:]]
             views = [unchanged_maps] if scale == 1 else []
             for axes in flips[len(views) :]:
-                flipped_scores = [score.flipped(axes, size) for score in scores]
-                view_maps = _compute_maps_at_scale(
-                    scale, explainer, resize_input(x.flip([axis + 2 for axis in axes]), size), flipped_scores
-                )
-                views.append(
-                    [
-                        _undo_flip(flipped_maps, axes, reference)
-                        for flipped_maps, reference in zip(view_maps, unchanged_maps, strict=True)
-                    ]
-                )
+                view = resize_input(x.flip([axis + 2 for axis in axes]), size)
+                view_scores = [score.flipped(axes, size) for score in scores]
+                maps = _compute_maps_at_scale(scale, explainer, view, view_scores)
+                pairs = zip(maps, unchanged_maps, strict=True)
+                views.append([_undo_flip(flipped_maps, axes, reference) for flipped_maps, reference in pairs])
             views_by_scale.append(views)
         return [_average_views([[row[i] for row in views] for views in views_by_scale]) for i in range(len(scores))]
 
-    def _list_flip_axes(self, n_spatial_axes: int) -> list[tuple[int, ...]]:
+    def _list_flip_axes(self, n_axes: int) -> list[tuple[int, ...]]:
         """Return the flipped axes of every view, starting with none."""
         if isinstance(self.flips, bool):
-            axes = {n_spatial_axes - 1} if self.flips else set()
+            flips = [n_axes - 1] * self.flips
         else:
-            flip_axes = [self.flips] if isinstance(self.flips, int) else list(self.flips)
-            if not all(-n_spatial_axes <= axis < n_spatial_axes for axis in flip_axes):
-                raise InputError(f"flips={self.flips!r}: the input's spatial axes are 0..{n_spatial_axes - 1}")
-            axes = {axis % n_spatial_axes for axis in flip_axes}
-        return [flipped for count in range(len(axes) + 1) for flipped in itertools.combinations(sorted(axes), count)]
+            flips = [self.flips] if isinstance(self.flips, int) else list(self.flips)
+        if not all(-n_axes <= axis < n_axes for axis in flips):
+            raise InputError(f"flips={self.flips!r}: the input's spatial axes are 0..{n_axes - 1}")
+        axes = sorted({axis % n_axes for axis in flips})
+        return [flipped for count in range(len(axes) + 1) for flipped in itertools.combinations(axes, count)]
 
 
 def _is_sequence_of(values: object, number_type: type) -> bool:
     """Whether a value is a sequence of numbers of this type."""
-    return isinstance(values, Sequence) and all(
-        isinstance(value, number_type) and not isinstance(value, bool) for value in values
-    )
+    if not isinstance(values, Sequence):
+        return False
+    return all(isinstance(value, number_type) and not isinstance(value, bool) for value in values)
 
 
 def _compute_maps_at_scale(
@@ -330,8 +316,8 @@ def _average_views(views_by_scale: Sequence[Sequence[AttributionMaps]]) -> Attri
     total_map = sums[0]
     for total, size in zip(sums[1:], sizes[1:], strict=True):
         total_map = total_map + total * torch.where(size > 0, sizes[0] / size, 0)
-    all_views = [view for views in views_by_scale for view in views]
-    return merge_maps(all_views, total_map / len(all_views), f"the mean of {plural(len(all_views), 'view')}")
+    views = [view for group in views_by_scale for view in group]
+    return merge_maps(views, total_map / len(views), f"the mean of {plural(len(views), 'view')}")
 
 
 def _mean_magnitude(attribution: Tensor) -> Tensor:

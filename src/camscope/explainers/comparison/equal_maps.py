@@ -44,9 +44,8 @@ def correlate_maps(explanations: Sequence[Explanation], kind: Literal["pearson",
         raise InputError(f"kind={kind!r}: expected 'pearson' or 'spearman'")
     finest_grid = np.max([explanation.grid for explanation in explanations], axis=0)
     placement = Placement.identity(finest_grid.tolist())
-    rows = np.stack(
-        [placement.project(explanation.heatmap("grid").astype(np.float64))[0].ravel() for explanation in explanations]
-    )
+    heatmaps = (explanation.heatmap("grid").astype(np.float64) for explanation in explanations)
+    rows = np.stack([placement.project(heatmap)[0].ravel() for heatmap in heatmaps])
     if kind == "spearman":
         rows = np.stack([_rank_values(row) for row in rows])
     centered = rows - rows.mean(1, keepdims=True)
@@ -80,9 +79,9 @@ def describe_equal_maps(
         text = f"{_join_names(names)} are one map{where}", _explain_equality(group, layers)
         classes_by_text.setdefault(text, []).append(group[0].label)
     sentences = []
-    for (subject, reason), classes in classes_by_text.items():
+    for (statement, reason), classes in classes_by_text.items():
         which = " for every class" if len(classes) == n_targets else f" for {_join_names(classes)}"
-        sentences.append(f"{subject}{which if n_targets > 1 else ''}: {reason}")
+        sentences.append(f"{statement}{which if n_targets > 1 else ''}: {reason}")
     return tuple(sentences)
 
 
