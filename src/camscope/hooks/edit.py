@@ -90,13 +90,11 @@ def clip_gradients(model: nn.Module, max_abs: float) -> Iterator[None]:
     if not max_abs > 0:
         raise InputError(f"max_abs={max_abs!r}; expected a positive number")
 
-    def clamped(gradient: Tensor) -> Tensor:
-        return gradient.clamp(-max_abs, max_abs)
-
     with Hooks() as hooks:
         for parameter in unwrap(model).parameters():
             if parameter.requires_grad:
-                hooks.add_handle(register_gradient_hook(parameter, _hook_in_thread_or_autograd(clamped)))
+                clamp = _hook_in_thread_or_autograd(lambda gradient: gradient.clamp(-max_abs, max_abs))
+                hooks.add_handle(register_gradient_hook(parameter, clamp))
         yield
 
 
@@ -134,9 +132,8 @@ def _edit_input(
         return None
     parts = changed if len(copies) > 1 else (changed,)
     if not isinstance(parts, tuple | list) or len(parts) != len(copies):
-        raise LayerError(
-            f"layer {name!r} gets {plural(len(copies), 'tensor')}: its edit must return as many, in a tuple, or None"
-        )
+        count = plural(len(copies), "tensor")
+        raise LayerError(f"layer {name!r} gets {count}: its edit must return as many, in a tuple, or None")
     for (path, _), part in zip(leaves, parts, strict=True):
         inputs = replace_leaf(inputs, path, _check_tensor(name, part))
     return inputs[0], inputs[1]
@@ -150,13 +147,11 @@ def _edit_gradient(
         return None
 
     def changed(gradient: Tensor) -> Tensor | None:
-        result = function(gradient.clone())
-        if result is None:
-            return None
-        if _check_tensor(name, result).shape != gradient.shape:
+        result: Tensor | None = function(gradient.clone())
+        if result is not None and _check_tensor(name, result).shape != gradient.shape:
             shapes = f"{tuple(result.shape)}; expected the gradient's own {tuple(gradient.shape)}"
             raise LayerError(f"the edit of the gradient at layer {name!r} returns shape {shapes}")
-        return _check_tensor(name, result)
+        return result
 
     # a tensor of its own: the layer may return one that others use too, and their gradients are not this layer's
     leaving = tensor.clone()

@@ -43,8 +43,8 @@ def compute_input_gradients(
         with staying:
             values = list(score_function(leaf.clone()))
         torch.set_grad_enabled(True)  # even where the model switches it off and leaves it off
-        optional_gradients = [_compute_gradient(value, leaf, retain_graph=value is not values[-1]) for value in values]
-        gradients = [value for value in optional_gradients if value is not None]
+        computed = [_compute_gradient(value, leaf, retain_graph=value is not values[-1]) for value in values]
+        gradients = [gradient for gradient in computed if gradient is not None]
         return ([value.detach() for value in values], gradients) if len(gradients) == len(values) else None
 
     return run_with_gradients(attempt)
@@ -82,19 +82,15 @@ def _compute_gradient(values: Tensor, leaf: Tensor, *, retain_graph: bool) -> Te
     if leaf.dtype != torch.float16:
         (grad,) = torch.autograd.grad(values.sum(), leaf, retain_graph=retain_graph, allow_unused=True)
         return None if grad is None else grad.to(torch.promote_types(leaf.dtype, torch.float32))
-    gradient = torch.zeros((), device=leaf.device, dtype=torch.float32)
+    gradient = torch.zeros_like(leaf, dtype=torch.float32)
     for boost in HALF_PRECISION_BOOSTS:
-        grads: Sequence[Tensor | None] = torch.autograd.grad(
-            values.sum() * boost,
-            leaf,
-            retain_graph=retain_graph or boost != HALF_PRECISION_BOOSTS[-1],
-            allow_unused=True,
-        )
+        retain = retain_graph or boost != HALF_PRECISION_BOOSTS[-1]
+        grads: Sequence[Tensor | None]
+        grads = torch.autograd.grad(values.sum() * boost, leaf, retain_graph=retain, allow_unused=True)
         if grads[0] is None:
             return None
         rescaled = grads[0].float() / boost
-        has_vanished = ~gradient.flatten(1).any(1) if gradient.ndim else torch.ones_like(values, dtype=torch.bool)
-        rows = has_vanished & (rescaled.flatten(1).isfinite().all(1) | (boost == 1))
+        rows = ~gradient.flatten(1).any(1) & (rescaled.flatten(1).isfinite().all(1) | (boost == 1))
         gradient = torch.where(rows.view(-1, *[1] * (rescaled.ndim - 1)), rescaled, gradient)
         if bool(gradient.flatten(1).any(1).all()):
             break
@@ -171,7 +167,7 @@ def apply_relu_rule(values: Iterable[Tensor], rule: ReluRule) -> ReluReport:
         kind = operation_name(node)
         if hiding := describe_opaque_node(node):
             report.opaque_operations[hiding] += 1
-        elif _is_relu(node, kind):
+        elif kind == "Relu" or (kind in RELU_FLOOR_ATTRIBUTES and _is_zero(getattr(node, RELU_FLOOR_ATTRIBUTES[kind]))):
             report.relus[{"Hardtanh": "relu6", "ClampMin": "clamp"}.get(kind, kind.lower())] += 1
             if rule == "guided":
                 node.register_prehook(_clamp_to_positive)
@@ -182,11 +178,8 @@ def apply_relu_rule(values: Iterable[Tensor], rule: ReluRule) -> ReluReport:
     return report
 
 
-def _is_relu(node: Node, kind: str) -> bool:
-    floor = getattr(node, RELU_FLOOR_ATTRIBUTES[kind]) if kind in RELU_FLOOR_ATTRIBUTES else None
-    if isinstance(floor, Tensor):
-        return not bool(floor.any())
-    return kind == "Relu" or floor == 0
+def _is_zero(bound: object) -> bool:
+    return not bool(bound.any()) if isinstance(bound, Tensor) else bound == 0
 
 
 def _clamp_to_positive(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

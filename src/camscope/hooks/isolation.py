@@ -142,12 +142,10 @@ def all_rng_restored(devices: Sequence[torch.device]) -> Iterator[None]:
 
 
 def _may_write_buffers(model: nn.Module) -> bool:
-    if model in _writes_buffers_by_model:
-        return True
-    return any(
-        vars(module).get("training", False) or not type(module).__module__.startswith("torch.nn.")
+    return model in _writes_buffers_by_model or any(
+        vars(module).get("training", False)
+        or (getattr(module, "_buffers", None) and not type(module).__module__.startswith("torch.nn."))
         for module in model.modules()
-        if getattr(module, "_buffers", None) or vars(module).get("training", False)
     )
 
 
@@ -165,13 +163,9 @@ def _replaced_buffers_restored(model: nn.Module) -> Iterator[None]:
             for name, buffer in before.items():
                 now = module._buffers.get(name)
                 # a buffer of another shape is a table for another input size, which the module may store elsewhere
-                if now is not buffer and _has_same_shape_and_dtype(now, buffer):
+                if now is None or buffer is None or (now.shape, now.dtype) == (buffer.shape, buffer.dtype):
                     module._buffers[name] = buffer
         _restore_buffers([(buffer, copy) for buffer, copy in copies if not torch.equal(buffer, copy)])
-
-
-def _has_same_shape_and_dtype(first: Tensor | None, second: Tensor | None) -> bool:
-    return first is None or second is None or (first.shape, first.dtype) == (second.shape, second.dtype)
 
 
 def _restore_buffers(buffers_and_copies: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -195,7 +189,12 @@ def copy_without_hooks(model: nn.Module) -> nn.Module:
             return copied(original)
         if id(module) not in copies:
             other = copies[id(module)] = object.__new__(type(module))
-            vars(other).update({name: _clear_hooks(name, value) for name, value in vars(module).items()})
+            vars(other).update(vars(module))
+            for name, value in vars(module).items():
+                if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
+                    vars(other)[name] = type(value)()
+                elif name in ("_parameters", "_buffers"):
+                    vars(other)[name] = dict(value)
             vars(other)["_compiled_call_impl"] = None
             forward = vars(other).pop("forward", None)
             if forward is not None and not isinstance(forward, ForwardOverride):  # the model's own, of this module
@@ -207,12 +206,6 @@ def copy_without_hooks(model: nn.Module) -> nn.Module:
         return copies[id(module)]
 
     return copied(model)
-
-
-def _clear_hooks(name: str, value: Any) -> Any:
-    if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
-        return type(value)()
-    return dict(value) if name in ("_parameters", "_buffers") else value
 
 
 class _MutedHook:
