@@ -85,8 +85,8 @@ def _compute_gradient(values: Tensor, leaf: Tensor, *, retain_graph: bool) -> Te
     gradient = torch.zeros_like(leaf, dtype=torch.float32)
     for boost in HALF_PRECISION_BOOSTS:
         retain = retain_graph or boost != HALF_PRECISION_BOOSTS[-1]
-        grads: Sequence[Tensor | None]
-        grads = torch.autograd.grad(values.sum() * boost, leaf, retain_graph=retain, allow_unused=True)
+        boosted = values.sum() * boost
+        grads: Sequence[Tensor | None] = torch.autograd.grad(boosted, leaf, retain_graph=retain, allow_unused=True)
         if grads[0] is None:
             return None
         rescaled = grads[0].float() / boost
