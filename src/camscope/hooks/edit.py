@@ -99,11 +99,7 @@ def clip_gradients(model: nn.Module, max_abs: float) -> Iterator[None]:
 
 
 def _hook_in_thread_or_autograd(hook: Callable[P, T]) -> Callable[P, T | None]:
-    """Return a hook that is silent in every Python thread but the one that created it.
-
-    It also acts in autograd's own threads, which run the backward pass on an accelerator. They repeat checkpointed layers, and
-    without the edit the gradients would belong to another model.
-    """
+    """Return a hook for this thread, and for autograd's own, which repeat checkpointed layers on an accelerator."""
     owner = threading.get_ident()
 
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:

@@ -377,10 +377,7 @@ def _find_edge(tensor: Tensor) -> GraphEdge:
 def _iter_gradient_senders(
     output_nodes: list[Node], edges: dict[LeafPath, GraphEdge], start_sequence_number: int
 ) -> Iterator[tuple[LeafPath, Node, int]]:
-    """Yield the nodes between a call's output and its inputs that send gradients to an input, each with its index.
-
-    Only nodes created since the call began are visited.
-    """
+    """Yield the nodes of a call, created since it began, that send gradients to an input, each with its index."""
     paths_by_edge: dict[GraphEdge, list[LeafPath]] = {}
     for path, edge in edges.items():
         paths_by_edge.setdefault(edge, []).append(path)

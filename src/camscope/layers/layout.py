@@ -179,15 +179,12 @@ def _infer_layout_kind(
     )
 
 
-def _matches_aspect(grid: Sequence[int], size: Sequence[int], cells_off: float, axes: int = 0) -> bool:
-    """Whether a grid has the input's aspect ratio within `cells_off` cells, and is at most 4 times finer than the input.
-
-    `axes` is the first axis whose stride is compared with the others.
-    """
+def _matches_aspect(grid: Sequence[int], size: Sequence[int], cells_off: float, first_axis: int = 0) -> bool:
+    """Whether a grid has the input's aspect ratio within `cells_off` cells, from an axis on, and is at most 4 times finer."""
     if any(cells > 4 * pixels for cells, pixels in zip(grid, size, strict=True)):
         return False
-    strides = [math.log(pixels / cells) for cells, pixels in zip(grid, size, strict=True)][axes:]
-    return max(strides) - min(strides) <= cells_off * sum(1 / cells for cells in grid[axes:])
+    strides = [math.log(pixels / cells) for cells, pixels in zip(grid, size, strict=True)][first_axis:]
+    return max(strides) - min(strides) <= cells_off * sum(1 / cells for cells in grid[first_axis:])
 
 
 def has_unequal_strides(grid: Sequence[int], size: Sequence[int]) -> bool:
@@ -314,11 +311,9 @@ def _iter_halved_grids(grids: Collection[Grid]) -> Iterator[set[Grid]]:
 def _has_prefix(shape: tuple[int, ...], module: nn.Module | None, grids: Collection[Grid]) -> bool:
     """Whether (N,T,K) of a signal has a few more rows than one of the model's maps has cells: tokens with a prefix."""
     cells = {grid[0] for grid in grids if len(grid) == 1}
-    return (
-        not isinstance(module, CHANNELS_FIRST_MODULES)
-        and not cells & set(shape[1:])
-        and any(0 < shape[1] - count <= max(MAX_PREFIX_TOKENS) for count in cells)
-    )
+    if isinstance(module, CHANNELS_FIRST_MODULES) or cells & set(shape[1:]):
+        return False
+    return any(0 < shape[1] - count <= max(MAX_PREFIX_TOKENS) for count in cells)
 
 
 def _has_channels_last_axis(module: nn.Module | None, n_channels: int) -> bool:

@@ -236,11 +236,8 @@ def _subtract_mean(values: Tensor) -> Tensor:
 
 
 def _is_local(values: Tensor) -> bool:
-    """Whether the cells (3,cells) react to one run and equally to the other two, wherever that part of the image lies.
-
-    A reaction is a direction in a plane, because the three numbers sum to 0. For a cell that sees one part of the image it is
-    one of three directions, 120 degrees apart. For noise, or a mixture of many parts, it is any.
-    """
+    """Whether the cells (3,cells) react to one run and equally to the other two, wherever that part of the image lies."""
+    # a direction in a plane, as the numbers sum to 0: one of three, 120 degrees apart, for a cell that sees one part
     angle = torch.atan2((values[1] - values[2]) * math.sqrt(3), 2 * values[0] - values[1] - values[2])
     locality = float((3 * angle).cos().mean())
     return locality >= MIN_LOCALITY and locality * math.sqrt(2 * values.shape[1]) >= MIN_LOCALITY_Z

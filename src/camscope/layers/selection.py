@@ -329,15 +329,12 @@ def _compute_score_gradients(
 
 
 def _find_channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
-    """Return which channels (K,) the score depends on at the layer's cells; None where it depends on no cell.
-
-    For a score that is not dense any gradient suffices. A dense one may be read from another resolution.
-    """
+    """Return which channels (K,) the score depends on at the layer's cells; None where it depends on no cell."""
     if gradient is None:
         return None
     channels = layer.layout.to_maps(gradient).transpose(0, 1).flatten(1).any(1)
-    sure = layer.layout.kind != TOKENS and not dense
-    return channels if sure or bool(channels.any()) else None
+    any_gradient_suffices = layer.layout.kind != TOKENS and not dense  # a dense score may be read at another resolution
+    return channels if any_gradient_suffices or bool(channels.any()) else None
 
 
 def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list[SpatialLayer]:
@@ -353,14 +350,11 @@ def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list
 
 
 def _holds_features(model: nn.Module, layer: SpatialLayer, channels: Tensor) -> bool:
-    """Whether a layer is neither a prediction at every place, with one channel (K,) for the score, nor a step of a block.
-
-    A Linear on tokens computes queries, keys and values, or class scores. A decoder's tokens are its queries, and there may be
-    as many as a grid has cells.
-    """
+    """Whether a layer is neither a prediction at every place, with one channel (K,) for the score, nor a step of a block."""
     if len(channels) > 1 and int(channels.sum()) == 1:
         return False
-    if layer.layout.kind == TOKENS and len(channels) in find_vocabulary_sizes(model):
-        return False
-    step = "decoder" in layer.name.split(".") or isinstance(find_layer(model, layer.name)[1], nn.Linear)
-    return layer.layout.kind != TOKENS or not step
+    if layer.layout.kind != TOKENS:
+        return True
+    # a Linear computes queries, keys and values, or class scores; a decoder's tokens may be its queries
+    is_step = "decoder" in layer.name.split(".") or isinstance(find_layer(model, layer.name)[1], nn.Linear)
+    return not is_step and len(channels) not in find_vocabulary_sizes(model)

@@ -78,10 +78,7 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
 
 @contextmanager
 def _weights_restored_on_error(model: nn.Module) -> Iterator[None]:
-    """Restore the model's parameters and buffers, each object with its values, if the body raises.
-
-    What fits is known only after `load_state_dict`, because modules may rename and convert tensors in load hooks.
-    """
+    """Restore the model's parameters and buffers if the body raises: load hooks may rename and convert tensors."""
     groups: list[dict[str, Any]] = [
         group for module in model.modules() for group in (module._parameters, module._buffers)
     ]
