@@ -137,9 +137,8 @@ def probe_outputs(
         for cells, pixels, share in zip(layout.grid, x.shape[2:], input_shares or [1.0] * (x.ndim - 2), strict=True)
     ]
     run_of_pixel = upsample_nearest(labels.view(blocks), layout.grid)
-    covered = torch.zeros(
-        layout.grid, dtype=torch.bool, device="cpu"
-    )  # some may lie over padding, or be finer than pixels
+    # some cells may lie over padding, or be finer than pixels
+    covered = torch.zeros(layout.grid, dtype=torch.bool, device="cpu")
     covered[torch.meshgrid(*cells_of_pixels, indexing="ij")] = True
     for axis, cells in enumerate(cells_of_pixels):
         run_of_pixel = run_of_pixel.index_select(axis, cells)

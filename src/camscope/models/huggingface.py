@@ -53,12 +53,8 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
     files = f"config.json, preprocessor_config.json and model.safetensors of {name!r}"
     with _errors_converted(f"hf:{name}", files, "vision model"), fixed_seed_scope():
         model, usual = _load_transformers_model(transformers, source, weights)
-    card = ModelCard(
-        format_model_source(f"hf:{name}", weights),
-        load_preprocessing(transformers, source),
-        _get_class_names(model) if usual else None,
-    )
-    return model.float(), card
+    preprocess, class_names = load_preprocessing(transformers, source), _get_class_names(model) if usual else None
+    return model.float(), ModelCard(format_model_source(f"hf:{name}", weights), preprocess, class_names)
 
 
 def _find_source(name: str) -> str:

@@ -121,11 +121,8 @@ def load_timm_model(name: str, weights: WeightsSource) -> tuple[nn.Module, Model
             model, usual = _load_published_timm(timm, name), True
         else:
             model, usual = _build_timm(timm, name, weights)
-    return model, ModelCard(
-        format_model_source(f"timm:{name}", weights),
-        _get_timm_preprocess(model),
-        _get_timm_class_names(model) if usual else None,
-    )
+    preprocess, class_names = _get_timm_preprocess(model), _get_timm_class_names(model) if usual else None
+    return model, ModelCard(format_model_source(f"timm:{name}", weights), preprocess, class_names)
 
 
 def _load_published_timm(timm: Any, name: str) -> nn.Module:

@@ -93,11 +93,9 @@ def _find_logits(output: object) -> Tensor:
 def check_no_detections(output: object) -> None:
     """Raise a TargetError for the output of a detector: a class alone does not select one of its boxes."""
     rows = output if isinstance(output, list | tuple) else []
-    listed, boxes = (
-        any(isinstance(row, Mapping) and "boxes" in row for row in rows),
-        get_output_tensor(output, "pred_boxes"),
-    )
-    if listed or (boxes is not None and boxes.ndim == 3):
+    boxes = get_output_tensor(output, "pred_boxes")
+    has_rows_of_boxes = any(isinstance(row, Mapping) and "boxes" in row for row in rows)
+    if has_rows_of_boxes or (boxes is not None and boxes.ndim == 3):
         raise TargetError(
             "the output is that of a detector, and a class alone does not select one of its boxes",
             fix="pass target=Box(x0, y0, x1, y1, label=class)",

@@ -75,9 +75,8 @@ class Score:
         one_sample_per_pass: bool = False,
     ) -> None:
         if isinstance(target, type):
-            raise TargetError(
-                f"the target is the class {target.__name__} itself: pass an instance, e.g. {target.__name__}(…)"
-            )
+            name = target.__name__
+            raise TargetError(f"the target is the class {name} itself: pass an instance, e.g. {name}(…)")
         if isinstance(target, list | tuple) and any(map(callable, target)):
             target = PerSampleTarget(target)
         self.model, self._args, self._kwargs, self.forward_context = model, args, dict(kwargs or {}), forward_context
@@ -319,10 +318,8 @@ class Score:
                 f"{plural(len(targets), 'target')} for a batch of {len(logits)}: give one, or one per sample"
             )
         top = logits.argmax(1).tolist()
-        pairs = [
-            resolve_class_pair(requested, best, logits.shape[1], self.class_names)
-            for requested, best in zip(targets, top, strict=True)
-        ]
+        items = zip(targets, top, strict=True)
+        pairs = [resolve_class_pair(item, best, logits.shape[1], self.class_names) for item, best in items]
         return torch.tensor(pairs, device=logits.device)
 
 
@@ -334,9 +331,7 @@ class PerSampleTarget(Target):
 
     def bind_model(self, model: nn.Module) -> "PerSampleTarget":
         """Return the targets, each bound to the model."""
-        return PerSampleTarget(
-            [target.bind_model(model) if isinstance(target, Target) else target for target in self.targets]
-        )
+        return PerSampleTarget([item.bind_model(model) if isinstance(item, Target) else item for item in self.targets])
 
     @property
     def dense(self) -> bool:
