@@ -39,9 +39,9 @@ def edit_layers(
     Args:
         model: The model.
         edits: Functions by layer name, glob pattern or module. A function gets a copy, so it may work in place. The model
-            continues with the returned value; None leaves the value unchanged.
+            continues with the returned value. None leaves the value unchanged.
         kind: What is replaced. "output" is the floating tensor of highest rank in what the layer returns. "input" is the
-            floating tensor among its positional inputs (its keyword inputs where it has no other); several are passed and
+            floating tensor among its positional inputs (its keyword inputs where it has no other). Several are passed and
             returned as a tuple. "gradient" is the gradient that flows back into the output: call backward inside the `with`.
 
     Raises:
@@ -149,7 +149,7 @@ def _edit_gradient(
             raise LayerError(f"the edit of the gradient at layer {name!r} returns shape {shapes}")
         return result
 
-    # a tensor of its own: the layer may return one that others use too, and their gradients are not this layer's
+    # a separate tensor: the layer may return one that others use too, and their gradients are not this layer's
     leaving = tensor.clone()
     hooks.add_handle(register_gradient_hook(leaving, changed))
     return replace_leaf(output, path, leaving)

@@ -33,8 +33,8 @@ def compute_input_gradients(
     """Return the scores (N,) of a function of x (N,C,*S), and the gradient of each at x, at least float32.
 
     It takes one forward pass and one backward pass per score. Where the model turns gradients off, a second forward pass
-    prevents that. A float16 gradient that vanishes is computed again from the score times 2^k. ModelError where no gradient
-    reaches the input.
+    prevents that. A float16 gradient that vanishes is computed again from the score times 2^k.
+    Raises ModelError where no gradient reaches the input.
     """
 
     def attempt(staying: GradientScope) -> tuple[list[Tensor], list[Tensor]] | None:
@@ -54,7 +54,7 @@ def run_with_gradients(attempt: Callable[[GradientScope], T | None]) -> T:
     """Return the result of `attempt`, which runs the model inside the scope that it is given, with gradients on.
 
     None means that no gradient arrived. It then runs once more in a scope in which the model cannot turn gradients off.
-    ModelError where that does not help.
+    Raises ModelError where that does not help.
     """
     for staying in (nullcontext(), GradientsEnabledMode()):
         with torch.enable_grad(), autocast_uncached(), reentrant_checkpoints_disabled():
@@ -76,7 +76,7 @@ class GradientsEnabledMode(BaseFunctionMode):
 
 
 def _compute_gradient(values: Tensor, leaf: Tensor, *, retain_graph: bool) -> Tensor | None:
-    """Return the gradient (N,C,*S) of the values; None where the graph does not reach the leaf."""
+    """Return the gradient (N,C,*S) of the values, or None where the graph does not reach the leaf."""
     if not values.requires_grad:
         return None
     if leaf.dtype != torch.float16:
@@ -122,7 +122,7 @@ def operation_name(node: Node) -> str:
 
 
 def describe_opaque_node(node: Node) -> str | None:
-    """Describe a node that may hide operations, such as a scripted part or a choice between values; None for others."""
+    """Describe a node that may hide operations, such as a scripted part or a choice between values, or None for others."""
     kind = operation_name(node)
     step: object = node
     if isinstance(step, BackwardCFunction):  # of Python
@@ -223,7 +223,7 @@ class RescaleRule(BaseFunctionMode):
         self._is_comparing = True
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the function's own result; an elementwise function gets another backward rule."""
+        """Return the function's own result. An elementwise function gets another backward rule."""
         name, keywords = function_name(func), dict(kwargs)
         first = args[0] if args else keywords.pop("input", None)
         several = name != "prelu" and any(isinstance(arg, Tensor) for arg in (*args[1:], *keywords.values()))

@@ -55,7 +55,7 @@ class PrivateBuffers(BaseFunctionMode):
         return self._view_storage_copy(tensor, lambda: tensor)
 
     def _view_storage_copy(self, tensor: Tensor, make_default: Callable[[], Tensor]) -> Tensor:
-        """Return the tensor's view of the copied memory; `make_default()` where its memory is not a buffer's."""
+        """Return the tensor's view of the copied memory. `make_default()` where its memory is not a buffer's."""
         storage = _get_storage(tensor)
         if storage is None or storage._cdata not in self._storage_copies:
             return make_default()
@@ -68,7 +68,7 @@ class PrivateBuffers(BaseFunctionMode):
 
 
 def _get_storage(tensor: Tensor) -> UntypedStorage | None:
-    """Return a tensor's memory; None where it has none of its own."""
+    """Return a tensor's memory, or None where it has no memory."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return None
     try:
@@ -80,7 +80,7 @@ def _get_storage(tensor: Tensor) -> UntypedStorage | None:
 
 @contextmanager
 def buffers_and_rng_restored(model: nn.Module) -> Iterator[None]:
-    """Run a model in its current modes; its buffers and the state of every random generator are the same afterwards.
+    """Run a model in its current modes. Its buffers and the state of every random generator are the same afterwards.
 
     The generators of PyTorch, NumPy and Python belong to the process: numbers that other threads draw meanwhile repeat later.
     """

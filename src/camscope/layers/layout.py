@@ -69,7 +69,7 @@ class LayoutHints:
     text_lengths: set[int] = field(default_factory=set)  # numbers of text tokens of a language model
 
     def count_tokens_before(self, n_tokens: int, n_cells: int) -> int | None:
-        """Return how many tokens precede the piece of `n_cells`; None without one, LayerError for two."""
+        """Return how many tokens precede the piece of `n_cells` (None without one). Raises LayerError for two."""
         starts = list(self._iter_piece_starts(n_tokens, n_cells))
         if len(starts) > 1:
             raise _layout_error(
@@ -129,7 +129,7 @@ def infer_layout(
 
 
 def format_per_frame_remedy(shape: Sequence[int], input_shape: Sequence[int]) -> str:
-    """Describe the fix for an output (N*T,K,h,w) of a layer that runs on each frame of (N,C,T,H,W); else ""."""
+    """Describe the fix for an output (N*T,K,h,w) of a layer that runs on each frame of (N,C,T,H,W), or ""."""
     is_per_frame = len(input_shape) == 5 and len(shape) == 4 and shape[0] == input_shape[0] * input_shape[2]
     if not is_per_frame or math.prod(shape[2:]) == 1:
         return ""
@@ -200,14 +200,14 @@ def _is_convolutional(module: nn.Module) -> bool:
 
 
 def _is_channels_last(module: nn.Module | None) -> bool:
-    """Whether the layer works on the last axis alone, as on channels; a LayerNorm may span the whole map instead."""
+    """Whether the layer works on the last axis alone, as on channels. A LayerNorm may span the whole map instead."""
     if type(module) is nn.LayerNorm:
         return len(module.normalized_shape) == 1
     return type(module) is nn.Linear
 
 
 def _check_layout_fits(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    """Return the requested layout; LayerError if an output of this shape cannot have it."""
+    """Return the requested layout. Raises LayerError if an output of this shape cannot have it."""
     grid = tuple(layout.grid)
     expected_shapes = {
         CHANNELS_FIRST: shape[2:] == grid,
@@ -255,7 +255,7 @@ def _infer_token_layout(
 def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], hints: LayoutHints) -> Layout:
     """Infer the layout of tokens (N,T,K) among which the input ids of a vision-language model mark the image.
 
-    LayerError where they do not, or where the image tokens are not one run, row by row, on one grid.
+    Raises LayerError where they do not, or where the image tokens are not one run, row by row, on one grid.
     """
     tokens, size = shape[1], tuple(input_shape[2:])
     fix = "pass layout=Layout('tokens', grid, prefix) if you know it, or choose a layer of the vision tower"

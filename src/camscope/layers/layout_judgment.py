@@ -31,7 +31,7 @@ MIN_LOCALITY, MIN_LOCALITY_Z = 0.5, 4.0  # cells of one window react alike: the 
 MIN_OTHER_LAYOUT_Z, MIN_OTHER_LAYOUT_AGREEMENT = 3.5, 0.6
 MIN_OTHER_LAYOUT_LEAD = 2.5  # by how much the z of the other place is more than that of the layout
 
-NEIGHBOR_SHARES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8)  # what a cell may take from its neighbor, as a part of its own
+NEIGHBOR_SHARES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8)  # what a cell may take from its neighbor, as a share of its reaction
 MAX_NEIGHBOR_DISTANCE = 3  # how far
 MIN_LOG_LIKELIHOOD_RATIO = 3.0  # of the layout against each other order of its cells
 MAX_LOG_LIKELIHOOD_RATIO_IF_WRONG, MIN_OTHER_ORDER_CORRELATION = -15.0, 0.7  # where another order is right

@@ -26,7 +26,7 @@ MAX_LISTED_NAMES = 3
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
-    """Read the tensors of a checkpoint by name, on the CPU; WeightsError for any other file.
+    """Read the tensors of a checkpoint by name, on the CPU. Raises WeightsError for any other file.
 
     safetensors is recognized by suffix or content. Other files are read by `torch.load(weights_only=True)`, which creates only
     tensors. A state dict may be under "state_dict", "model_state_dict" or "model".
@@ -123,7 +123,7 @@ def strip_wrapper_prefix(state: StateDict, model_names: Collection[str]) -> Stat
 
 @contextmanager
 def fixed_seed_scope() -> Iterator[None]:
-    """Use fixed random numbers on the CPU; the caller's generator continues afterwards as if unused."""
+    """Use fixed random numbers on the CPU. The caller's generator continues afterwards as if unused."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         yield

@@ -53,7 +53,7 @@ def load_factory_model(spec: str, weights: WeightsSource) -> tuple[nn.Module, Mo
 
 @contextmanager
 def _module_imported(location: str) -> Iterator[ModuleType]:
-    """Import a module; a file gets a private name for the duration of the `with`, as dataclasses in it need."""
+    """Import a module. A file gets a private name for the duration of the `with`, as dataclasses in it need."""
     file = Path(location).expanduser()
     if file.suffix != ".py":
         yield _call_user_code(lambda: importlib.import_module(location), location)
@@ -81,7 +81,7 @@ class _NoBytecodeLoader(SourceFileLoader):
 
 
 def _call_user_code(action: Callable[[], Any], location: str) -> Any:
-    """Run a user's code; anything that it raises, or exits with, becomes one error with its location."""
+    """Run a user's code. Anything that it raises, or exits with, becomes one error with its location."""
     try:
         return action()
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""Models of Hugging Face repositories and folders; none of their code is executed.
+"""Models of Hugging Face repositories and folders. None of their code is executed.
 
 - `load_huggingface_model` loads classifiers, segmentation models, detectors and vision towers.
 - `load_clip_model` loads the image tower of CLIP or SigLIP, with the text tower for `TextSimilarity`.
@@ -45,7 +45,7 @@ VISION_TOWER_BY_CLASS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipMo
 def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """Load the model of "org/name" or of a folder, with its published weights, those of a file, or none ("random").
 
-    It is a classifier, or a segmentation model, a detector or a vision tower where the configuration says so. For CLIP and
+    It is a classifier, or a segmentation model, a detector or a vision tower where the configuration names one. For CLIP and
     SigLIP it is the vision tower.
     """
     transformers, source = require("transformers", extra="hub"), _find_source(name)
@@ -64,7 +64,7 @@ def _find_source(name: str) -> str:
 
 @contextmanager
 def _errors_converted(spec: str, files: str, kind: str) -> Iterator[None]:
-    """Convert the errors of transformers; `files` are what the model needs, and `kind` is what it should be."""
+    """Convert the errors of transformers. `files` are what the model needs, and `kind` is what it should be."""
     try:
         yield
     except CamscopeError:
@@ -143,7 +143,7 @@ def _check_loading_report(report: Mapping[str, Any], source: str) -> None:
 
 
 def load_preprocessing(transformers: Any, source: str) -> Callable[..., Any] | None:
-    """Load the preprocessing of the repository or folder; None where it has none."""
+    """Load the preprocessing of the repository or folder, or None where it has none."""
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError):  # no preprocessor_config.json: an image then needs preprocess=
@@ -178,7 +178,7 @@ class ImageTower(nn.Module):
 
 
 def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load the image tower of "org/name" or of a folder; `TextSimilarity` uses the text tower of the same model."""
+    """Load the image tower of "org/name" or of a folder. `TextSimilarity` uses the text tower of the same model."""
     transformers, source = require("transformers", extra="hub"), _find_source(name)
     with _errors_converted(f"clip:{name}", f"the files of {name!r}", "model of images and texts"):
         with fixed_seed_scope():
