@@ -232,7 +232,10 @@ def hooks_muted(model: nn.Module) -> Iterator[None]:
     Each hook keeps its place and its handle. Forward passes in other threads run it as usual.
     """
     with _mute_lock:
-        hook_dicts = list(_iter_hook_dicts(unwrap(model)))
+        hook_dicts: list[Any] = [everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks]
+        for module in unwrap(model).modules():
+            both = (getattr(module, name, None) for name in ("_forward_hooks", "_forward_pre_hooks"))
+            hook_dicts += [hooks for hooks in both if isinstance(hooks, MutableMapping)]  # TorchScript may have none
         replaced = [(hooks, key, _MutedHook(hook)) for hooks in hook_dicts for key, hook in list(hooks.items())]
         try:
             for hooks, key, muted in replaced:
@@ -243,12 +246,3 @@ def hooks_muted(model: nn.Module) -> Iterator[None]:
             for hooks, key, muted in replaced:
                 if hooks.get(key) is muted:
                     hooks[key] = muted.hook
-
-
-def _iter_hook_dicts(model: nn.Module) -> Iterator[MutableMapping[int, Any]]:
-    yield everywhere._global_forward_hooks
-    yield everywhere._global_forward_pre_hooks
-    for module in model.modules():
-        for name in ("_forward_hooks", "_forward_pre_hooks"):
-            if isinstance(hooks := getattr(module, name, None), MutableMapping):  # a TorchScript module may have none
-                yield hooks

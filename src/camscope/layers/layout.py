@@ -155,9 +155,13 @@ def _infer_layout_kind(
             fix="choose another layer, or pass reshape=",
             remedy=Remedy.SET_LAYER,
         )
-    if _is_channels_last(module) and _matches_aspect(grids[CHANNELS_LAST], size, 2.0, -2):
+    # works on the last axis alone, as on channels; a LayerNorm may span the whole map instead
+    spans_channels = type(module) is nn.LayerNorm and len(module.normalized_shape) == 1
+    if (spans_channels or type(module) is nn.Linear) and _matches_aspect(grids[CHANNELS_LAST], size, 2.0, -2):
         return CHANNELS_LAST
-    is_convolutional = module is not None and _is_convolutional(module)
+    kinds = {type(part) for part in module.modules()} if module is not None else set()
+    is_convolutional = any(issubclass(kind, CHANNELS_FIRST_MODULES) for kind in kinds)
+    is_convolutional = is_convolutional and not kinds & {nn.LayerNorm, nn.Linear}
     for axes, cells_off in ((0, 0.6), (0, 2.0), (-2, 0.6), (-2, 2.0), (0, math.inf)):  # depth may have its own stride
         fitting = [kind for kind, grid in grids.items() if _matches_aspect(grid, size, cells_off, axes)]
         if fitting == [CHANNELS_LAST] and is_convolutional:
@@ -191,19 +195,6 @@ def has_unequal_strides(grid: Sequence[int], size: Sequence[int]) -> bool:
     """Whether the pixels per cell of rows and columns differ more than twofold, beyond rounding."""
     plane = [math.log(pixels / cells) for pixels, cells in zip(size, grid, strict=True)][-2:]
     return max(plane) - min(plane) > math.log(2) + sum(1 / cells for cells in grid[-2:])
-
-
-def _is_convolutional(module: nn.Module) -> bool:
-    kinds = [type(part) for part in module.modules()]
-    has_linear = nn.LayerNorm in kinds or nn.Linear in kinds
-    return not has_linear and any(issubclass(kind, CHANNELS_FIRST_MODULES) for kind in kinds)
-
-
-def _is_channels_last(module: nn.Module | None) -> bool:
-    """Whether the layer works on the last axis alone, as on channels. A LayerNorm may span the whole map instead."""
-    if type(module) is nn.LayerNorm:
-        return len(module.normalized_shape) == 1
-    return type(module) is nn.Linear
 
 
 def _check_layout_fits(layout: Layout, shape: tuple[int, ...]) -> Layout:

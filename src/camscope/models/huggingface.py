@@ -48,8 +48,14 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
     It is a classifier, or a segmentation model, a detector or a vision tower where the configuration names one. For CLIP and
     SigLIP it is the vision tower.
     """
-    transformers, source = require("transformers", extra="hub"), _find_source(name)
-    _check_readable(Path(name).expanduser(), name)
+    transformers, folder = require("transformers", extra="hub"), Path(name).expanduser()
+    try:
+        check_regular_files(folder)  # transformers waits for a pipe or a device
+    except OSError as error:
+        raise ModelError(f"hf:{name}: {error.strerror or error}") from error
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(f"hf:{name}: it is not a folder; expected org/name, or a folder with config.json")
+    source = _find_source(name)
     files = f"config.json, preprocessor_config.json and model.safetensors of {name!r}"
     with _errors_converted(f"hf:{name}", files, "vision model"), fixed_seed_scope():
         model, usual = _load_transformers_model(transformers, source, weights)
@@ -74,16 +80,6 @@ def _errors_converted(spec: str, files: str, kind: str) -> Iterator[None]:
         raise make_weights_unavailable_error(spec, error, advice) from error
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"{spec} is not a {kind} that transformers can build: {error}") from error
-
-
-def _check_readable(folder: Path, name: str) -> None:
-    """Raise a ModelError for a file instead of a folder, and for a pipe or a device in it, on which transformers waits."""
-    try:
-        check_regular_files(folder)
-    except OSError as error:
-        raise ModelError(f"hf:{name}: {error.strerror or error}") from error
-    if folder.exists() and not folder.is_dir():
-        raise ModelError(f"hf:{name}: it is not a folder; expected org/name, or a folder with config.json")
 
 
 def _load_transformers_model(transformers: Any, source: str, weights: WeightsSource) -> tuple[nn.Module, bool]:

@@ -101,7 +101,11 @@ class Region(ClassTarget):
         """Compute the mean scores (N,K) of all classes over the region."""
         if self.cell_weights is None:
             raise TargetError("a Region must be resolved on a first forward pass: use it through a method, or a Score")
-        return _weighted_mean(full_precision(class_score_maps(output)), self.cell_weights)
+        maps, weights = full_precision(class_score_maps(output)), self.cell_weights
+        if maps.shape[2:] != weights.shape[1:]:
+            weights = ADAPTIVE_POOLS[weights.ndim - 1](weights[:, None], maps.shape[2:])[:, 0]
+        shares = weights.flatten(1) / weights.flatten(1).sum(1, keepdim=True)
+        return (maps.flatten(2) * shares[:, None]).sum(2)
 
     def __call__(self, output: Any) -> Tensor:
         """Compute the score of each sample (N,)."""
@@ -141,14 +145,6 @@ def class_score_maps(output: Any) -> Tensor:
         shapes = ", ".join(str(tuple(leaf.shape)) for _, leaf in iter_leaves(output)) or type(output).__name__
         raise TargetError(f"a Region needs class scores at every place (N,K,*s); the output is {shapes}")
     return candidates[0]
-
-
-def _weighted_mean(maps: Tensor, weights: Tensor) -> Tensor:
-    """Compute the weighted mean (N,K) of maps (N,K,*s). Weights (N,*t) are resized to the grid of the maps."""
-    if maps.shape[2:] != weights.shape[1:]:
-        weights = ADAPTIVE_POOLS[weights.ndim - 1](weights[:, None], maps.shape[2:])[:, 0]
-    shares = weights.flatten(1) / weights.flatten(1).sum(1, keepdim=True)
-    return (maps.flatten(2) * shares[:, None]).sum(2)
 
 
 def _to_boolean_mask(mask: ArrayLike | Tensor) -> NDArray[np.bool_]:
