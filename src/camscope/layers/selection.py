@@ -268,18 +268,18 @@ def choose_layer(
     auxiliary head may run last. `dense`: the score is one place among many, which the head's own layers predict already. The
     layer is then the last one of the backbone or encoder, or of the coarsest grid where the model names none.
     """
-    layers = find_spatial_layers(model, lambda: score(x), x.shape)
+    class_name, layers = type(model).__name__, find_spatial_layers(model, lambda: score(x), x.shape)
     layers = _select_encoder_layers(model, layers) if dense else layers
     if not layers and x.ndim == 5 and (remedy := _find_per_frame_remedy(model, lambda: score(x), x.shape)):
-        raise LayerError(f"no layer of {type(model).__name__} has maps (N,K,T,h,w); {remedy}")
+        raise LayerError(f"no layer of {class_name} has maps (N,K,T,h,w); {remedy}")
     if not layers:
         scripted = any(isinstance(part, torch.jit.ScriptModule) for part in unwrap(model).modules())
         hint = "; hooks cannot look into its TorchScript parts" if scripted else ""
-        raise LayerError(f"no layer of {type(model).__name__} has spatial extent for an input {tuple(x.shape)}{hint}")
-    checks_all_layers = dense or layers[-1].layout.kind == TOKENS
-    if layers[-1].layout.kind == TOKENS:
+        raise LayerError(f"no layer of {class_name} has spatial extent for an input {tuple(x.shape)}{hint}")
+    holds_tokens, found_gradient = layers[-1].layout.kind == TOKENS, False
+    if holds_tokens:
         layers = [layer for layer in layers if layer.layout.kind == TOKENS]
-    step, found_gradient = len(layers) if checks_all_layers else LAYERS_PER_PASS, False
+    step = len(layers) if dense or holds_tokens else LAYERS_PER_PASS
     contradicted: list[LayerError] = []
     for end in range(len(layers), 0, -step):
         last = layers[max(0, end - step) : end]
@@ -300,19 +300,16 @@ def choose_layer(
             contradicted.append(make_layout_error(f"layer {layer.name!r}", layer.layout, result.reason))
     if contradicted:
         raise contradicted[0]
-    if not found_gradient:
-        raise LayerError(
-            f"the score depends on no layer of {type(model).__name__} with spatial extent: the model detaches it, or turns "
-            f"gradients off",
-            fix="name a layer, or a method without gradients",
-            remedy=Remedy.SET_LAYER,
-        )
     where = "in" if dense else "at the patch tokens of"
-    raise LayerError(
-        f"the score's gradient is zero {where} every layer of {type(model).__name__} (an untrained head?)",
-        fix="name a layer",
-        remedy=Remedy.SET_LAYER,
-    )
+    reason = f"the score's gradient is zero {where} every layer of {class_name} (an untrained head?)"
+    fix = "name a layer"
+    if not found_gradient:
+        unrelated = f"the score depends on no layer of {class_name} with spatial extent"
+        reason, fix = (
+            f"{unrelated}: the model detaches it, or turns gradients off",
+            f"{fix}, or a method without gradients",
+        )
+    raise LayerError(reason, fix=fix, remedy=Remedy.SET_LAYER)
 
 
 def _compute_score_gradients(
