@@ -43,7 +43,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
             and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())
         ):
             return dict(content)
-    contents = f"the keys {_format_names(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
+    contents = f"the keys {format_names(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
     raise WeightsError(
         f"{path} holds {contents}; expected names and tensors, or them under {', '.join(STATE_DICT_KEYS)}"
     )
@@ -57,7 +57,7 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
     """
     class_name, model_tensors = type(model).__name__, _get_model_tensors(model)
     if lazy := [name for name, value in model_tensors.items() if is_lazy(value)]:
-        raise WeightsError(f"{class_name} has no shape yet for {_format_names(lazy)}: call it once on an input first")
+        raise WeightsError(f"{class_name} has no shape yet for {format_names(lazy)}: call it once on an input first")
     state = strip_wrapper_prefix(state, model_tensors)
     other = [name for name in state.keys() & model_tensors.keys() if not _is_loadable(state[name], model_tensors[name])]
     fitting = {name: value for name, value in state.items() if name not in other}
@@ -72,7 +72,7 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
             for name in sorted(other)
         ]
         lists = {"missing": missing, "unexpected": unexpected, "of another kind": shapes}
-        if wrong := [f"{len(names)} {what} ({_format_names(names)})" for what, names in lists.items() if names]:
+        if wrong := [f"{len(names)} {what} ({format_names(names)})" for what, names in lists.items() if names]:
             raise WeightsError(f"{source} does not fit {class_name}: {', '.join(wrong)}; is it this architecture?")
 
 
@@ -208,6 +208,7 @@ def _format_shape_and_dtype(value: object) -> str:
     return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
 
 
-def _format_names(names: Collection[object]) -> str:
+def format_names(names: Collection[object]) -> str:
+    """Return the first names as text."""
     listed = [str(name) for name in names]
     return ", ".join(listed[:MAX_LISTED_NAMES]) + (", …" if len(listed) > MAX_LISTED_NAMES else "")

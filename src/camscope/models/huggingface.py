@@ -23,6 +23,7 @@ from camscope.models.checkpoint import (
     WeightsSource,
     fixed_seed_scope,
     format_model_source,
+    format_names,
     load_state_dict_strictly,
     read_state_dict,
     strip_wrapper_prefix,
@@ -129,11 +130,9 @@ def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tu
 
 
 def _check_loading_report(report: Mapping[str, Any], source: str) -> None:
-    wrong = []
-    for what in ("missing", "unexpected", "mismatched"):
-        names = sorted(str(key if isinstance(key, str) else key[0]) for key in report[f"{what}_keys"])
-        if names:
-            wrong.append(f"{len(names)} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})")
+    reported = {what: report[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")}
+    names = {what: sorted(str(k if isinstance(k, str) else k[0]) for k in keys) for what, keys in reported.items()}
+    wrong = [f"{len(keys)} {what} ({format_names(keys)})" for what, keys in names.items() if keys]
     if wrong:
         raise WeightsError(f"{source} is not the whole of this model: {'; '.join(wrong)}; is it only a backbone?")
 
