@@ -229,8 +229,8 @@ MUTANTS = [
         "the wrong call",
         Tap,
         "select_call",
-        "(differentiated or calls)[-1]",
-        "(differentiated or calls)[0]",
+        "is not None] or calls)[-1]",
+        "is not None] or calls)[0]",
         the_last_call_is_explained,
     ),
     Mutant(

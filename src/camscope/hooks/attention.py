@@ -52,7 +52,7 @@ class AttentionRecorder(Hooks):
         self._capture: AttentionCapture = self.enter_context(AttentionCapture(self.attentions))
 
     def run(self, forward: Callable[[], T]) -> T:
-        """Return the result of a forward pass; run it again with gradients forced on where the model turned them off."""
+        """Return the result of a forward pass. Run it again with gradients forced on where the model turned them off."""
         result = self._capture.record_during(forward)
         if self.attentions and (self._capture.gradients_interrupted or not torch.is_grad_enabled()):
             self.attentions.clear()
@@ -202,7 +202,7 @@ class AttentionCapture(BaseFunctionMode):
 
 
 def _compute_probabilities(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Compute attention probabilities (…,T,T); a row that is masked everywhere is zero, as in the fused kernels."""
+    """Compute attention probabilities (…,T,T). A row that is masked everywhere is zero, as in the fused kernels."""
     scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -228,7 +228,7 @@ def _is_square(shape: Sequence[int]) -> bool:
 
 @dataclass
 class AttentionBlock:
-    """A module that holds one self-attention of a forward pass; `output` (N,T,K) is part of the graph."""
+    """A module that holds one self-attention of a forward pass. `output` (N,T,K) is part of the graph."""
 
     name: str
     module: nn.Module
@@ -257,7 +257,7 @@ class AttentionBlockFinder(Hooks):
                 self.add_handle(module.register_forward_hook(thread_local_hook(partial(self._leave_module, name))))
 
     def find_blocks(self, attentions: Sequence[Attention]) -> list[AttentionBlock]:
-        """Return the block of each attention; LayerError where there is none, or where they differ in kind."""
+        """Return the block of each attention. Raises LayerError where one is missing, or where they differ in kind."""
         number_by_id = {id(recorded): number for number, recorded in enumerate(self._attentions)}
         numbers = [number_by_id[id(attention)] for attention in attentions]
         blocks = [self._blocks[i] for i in numbers if i in self._blocks]
@@ -295,7 +295,7 @@ class AttentionBlockFinder(Hooks):
 
 @contextmanager
 def blocks_skipped(blocks: Sequence[AttentionBlock], output: Tensor) -> Iterator[None]:
-    """Replace each block, in this thread, by its own recorded output; the last one returns `output` instead."""
+    """Replace each block, in this thread, by its own recorded output. The last one returns `output` instead."""
     for block in blocks:
         if has_instance_forward(block.module):
             patched = f"block {block.name!r} has a forward on the instance"

@@ -83,7 +83,7 @@ class ThreadLocalHook(ExcludedFromCopies, Generic[P, T]):
         self._hook, self._thread_id = hook, threading.get_ident()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Return what the hook returns; None in another thread."""
+        """Return what the hook returns, or None in another thread."""
         return self._hook(*args, **kwargs) if threading.get_ident() == self._thread_id else None
 
 
@@ -117,7 +117,7 @@ def check_initialized(model: nn.Module) -> None:
 
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
-    """Return name and module of one layer, given by either; the error for an unknown name lists the nearest ones.
+    """Return name and module of one layer, given by either. The error for an unknown name lists the nearest ones.
 
     The prefix of a wrapper is optional: `layer4`, `module.layer4` and `_orig_mod.layer4` are the same layer.
 
@@ -215,7 +215,7 @@ class _ThreadTrainingFlag:
 
 
 def _flags_of_this_thread() -> Iterable[dict[int, bool]]:
-    """Return the flags that this thread sees; autograd's own threads, which repeat checkpointed layers, see all."""
+    """Return the flags that this thread sees. Autograd's own threads, which repeat checkpointed layers, see all."""
     if (flags := _flags_by_thread.get(threading.get_ident())) is not None:
         return (flags,)
     return tuple(_flags_by_thread.values()) if is_autograd_thread() else ()

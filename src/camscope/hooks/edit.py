@@ -39,9 +39,9 @@ def edit_layers(
     Args:
         model: The model.
         edits: Functions by layer name, glob pattern or module. A function gets a copy, so it may work in place. The model
-            continues with the returned value; None leaves the value unchanged.
+            continues with the returned value. None leaves the value unchanged.
         kind: What is replaced. "output" is the floating tensor of highest rank in what the layer returns. "input" is the
-            floating tensor among its positional inputs (its keyword inputs where it has no other); several are passed and
+            floating tensor among its positional inputs (its keyword inputs where it has no other). Several are passed and
             returned as a tuple. "gradient" is the gradient that flows back into the output: call backward inside the `with`.
 
     Raises:
@@ -90,22 +90,16 @@ def clip_gradients(model: nn.Module, max_abs: float) -> Iterator[None]:
     if not max_abs > 0:
         raise InputError(f"max_abs={max_abs!r}; expected a positive number")
 
-    def clamped(gradient: Tensor) -> Tensor:
-        return gradient.clamp(-max_abs, max_abs)
-
     with Hooks() as hooks:
         for parameter in unwrap(model).parameters():
             if parameter.requires_grad:
-                hooks.add_handle(register_gradient_hook(parameter, _hook_in_thread_or_autograd(clamped)))
+                clamp = _hook_in_thread_or_autograd(lambda gradient: gradient.clamp(-max_abs, max_abs))
+                hooks.add_handle(register_gradient_hook(parameter, clamp))
         yield
 
 
 def _hook_in_thread_or_autograd(hook: Callable[P, T]) -> Callable[P, T | None]:
-    """Return a hook that is silent in every Python thread but the one that created it.
-
-    It also acts in autograd's own threads, which run the backward pass on an accelerator. They repeat checkpointed layers, and
-    without the edit the gradients would belong to another model.
-    """
+    """Return a hook for this thread, and for autograd's own, which repeat checkpointed layers on an accelerator."""
     owner = threading.get_ident()
 
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -134,9 +128,8 @@ def _edit_input(
         return None
     parts = changed if len(copies) > 1 else (changed,)
     if not isinstance(parts, tuple | list) or len(parts) != len(copies):
-        raise LayerError(
-            f"layer {name!r} gets {plural(len(copies), 'tensor')}: its edit must return as many, in a tuple, or None"
-        )
+        count = plural(len(copies), "tensor")
+        raise LayerError(f"layer {name!r} gets {count}: its edit must return as many, in a tuple, or None")
     for (path, _), part in zip(leaves, parts, strict=True):
         inputs = replace_leaf(inputs, path, _check_tensor(name, part))
     return inputs[0], inputs[1]
@@ -150,15 +143,13 @@ def _edit_gradient(
         return None
 
     def changed(gradient: Tensor) -> Tensor | None:
-        result = function(gradient.clone())
-        if result is None:
-            return None
-        if _check_tensor(name, result).shape != gradient.shape:
+        result: Tensor | None = function(gradient.clone())
+        if result is not None and _check_tensor(name, result).shape != gradient.shape:
             shapes = f"{tuple(result.shape)}; expected the gradient's own {tuple(gradient.shape)}"
             raise LayerError(f"the edit of the gradient at layer {name!r} returns shape {shapes}")
-        return _check_tensor(name, result)
+        return result
 
-    # a tensor of its own: the layer may return one that others use too, and their gradients are not this layer's
+    # a separate tensor: the layer may return one that others use too, and their gradients are not this layer's
     leaving = tensor.clone()
     hooks.add_handle(register_gradient_hook(leaving, changed))
     return replace_leaf(output, path, leaving)

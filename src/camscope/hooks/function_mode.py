@@ -24,7 +24,7 @@ class BaseFunctionMode(TorchFunctionMode):
 
     @abstractmethod
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return what the model gets as the function's result; `kwargs` belongs to this call alone."""
+        """Return what the model gets as the function's result. `kwargs` belongs to this call alone."""
 
     def __torch_function__(
         self,
@@ -71,7 +71,7 @@ class ForwardOverride(ExcludedFromCopies):
 
 @contextmanager
 def override_forward(replacements: Mapping[nn.Module, ForwardReplacement]) -> Iterator[None]:
-    """Replace the forward of modules in this thread; see `has_instance_forward` for modules that cannot be replaced."""
+    """Replace the forward of modules in this thread. See `has_instance_forward` for modules that cannot be replaced."""
     thread_id = threading.get_ident()
     with hooks_excluded_from_copies():
         with _override_lock:
@@ -129,7 +129,7 @@ LOWER_BOUND_ARGUMENTS: dict[str, tuple[int, str, float | None]] = {
 
 
 def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    """Return the lower bound of an activation's output; `args` are its arguments after the first."""
+    """Return the lower bound of an activation's output. `args` are its arguments after the first."""
     if name in ("relu", "relu6", "sigmoid", "hardsigmoid", "softplus"):
         return 0.0
     if name not in LOWER_BOUND_ARGUMENTS:

@@ -33,8 +33,8 @@ def compute_input_gradients(
     """Return the scores (N,) of a function of x (N,C,*S), and the gradient of each at x, at least float32.
 
     It takes one forward pass and one backward pass per score. Where the model turns gradients off, a second forward pass
-    prevents that. A float16 gradient that vanishes is computed again from the score times 2^k. ModelError where no gradient
-    reaches the input.
+    prevents that. A float16 gradient that vanishes is computed again from the score times 2^k.
+    Raises ModelError where no gradient reaches the input.
     """
 
     def attempt(staying: GradientScope) -> tuple[list[Tensor], list[Tensor]] | None:
@@ -43,8 +43,8 @@ def compute_input_gradients(
         with staying:
             values = list(score_function(leaf.clone()))
         torch.set_grad_enabled(True)  # even where the model switches it off and leaves it off
-        optional_gradients = [_compute_gradient(value, leaf, retain_graph=value is not values[-1]) for value in values]
-        gradients = [value for value in optional_gradients if value is not None]
+        computed = [_compute_gradient(value, leaf, retain_graph=value is not values[-1]) for value in values]
+        gradients = [gradient for gradient in computed if gradient is not None]
         return ([value.detach() for value in values], gradients) if len(gradients) == len(values) else None
 
     return run_with_gradients(attempt)
@@ -54,7 +54,7 @@ def run_with_gradients(attempt: Callable[[GradientScope], T | None]) -> T:
     """Return the result of `attempt`, which runs the model inside the scope that it is given, with gradients on.
 
     None means that no gradient arrived. It then runs once more in a scope in which the model cannot turn gradients off.
-    ModelError where that does not help.
+    Raises ModelError where that does not help.
     """
     for staying in (nullcontext(), GradientsEnabledMode()):
         with torch.enable_grad(), autocast_uncached(), reentrant_checkpoints_disabled():
@@ -76,25 +76,21 @@ class GradientsEnabledMode(BaseFunctionMode):
 
 
 def _compute_gradient(values: Tensor, leaf: Tensor, *, retain_graph: bool) -> Tensor | None:
-    """Return the gradient (N,C,*S) of the values; None where the graph does not reach the leaf."""
+    """Return the gradient (N,C,*S) of the values, or None where the graph does not reach the leaf."""
     if not values.requires_grad:
         return None
     if leaf.dtype != torch.float16:
         (grad,) = torch.autograd.grad(values.sum(), leaf, retain_graph=retain_graph, allow_unused=True)
         return None if grad is None else grad.to(torch.promote_types(leaf.dtype, torch.float32))
-    gradient = torch.zeros((), device=leaf.device, dtype=torch.float32)
+    gradient = torch.zeros_like(leaf, dtype=torch.float32)
     for boost in HALF_PRECISION_BOOSTS:
-        grads: Sequence[Tensor | None] = torch.autograd.grad(
-            values.sum() * boost,
-            leaf,
-            retain_graph=retain_graph or boost != HALF_PRECISION_BOOSTS[-1],
-            allow_unused=True,
-        )
+        retain = retain_graph or boost != HALF_PRECISION_BOOSTS[-1]
+        boosted = values.sum() * boost
+        grads: Sequence[Tensor | None] = torch.autograd.grad(boosted, leaf, retain_graph=retain, allow_unused=True)
         if grads[0] is None:
             return None
         rescaled = grads[0].float() / boost
-        has_vanished = ~gradient.flatten(1).any(1) if gradient.ndim else torch.ones_like(values, dtype=torch.bool)
-        rows = has_vanished & (rescaled.flatten(1).isfinite().all(1) | (boost == 1))
+        rows = ~gradient.flatten(1).any(1) & (rescaled.flatten(1).isfinite().all(1) | (boost == 1))
         gradient = torch.where(rows.view(-1, *[1] * (rescaled.ndim - 1)), rescaled, gradient)
         if bool(gradient.flatten(1).any(1).all()):
             break
@@ -126,7 +122,7 @@ def operation_name(node: Node) -> str:
 
 
 def describe_opaque_node(node: Node) -> str | None:
-    """Describe a node that may hide operations, such as a scripted part or a choice between values; None for others."""
+    """Describe a node that may hide operations, such as a scripted part or a choice between values, or None for others."""
     kind = operation_name(node)
     step: object = node
     if isinstance(step, BackwardCFunction):  # of Python
@@ -171,7 +167,7 @@ def apply_relu_rule(values: Iterable[Tensor], rule: ReluRule) -> ReluReport:
         kind = operation_name(node)
         if hiding := describe_opaque_node(node):
             report.opaque_operations[hiding] += 1
-        elif _is_relu(node, kind):
+        elif kind == "Relu" or (kind in RELU_FLOOR_ATTRIBUTES and _is_zero(getattr(node, RELU_FLOOR_ATTRIBUTES[kind]))):
             report.relus[{"Hardtanh": "relu6", "ClampMin": "clamp"}.get(kind, kind.lower())] += 1
             if rule == "guided":
                 node.register_prehook(_clamp_to_positive)
@@ -182,11 +178,8 @@ def apply_relu_rule(values: Iterable[Tensor], rule: ReluRule) -> ReluReport:
     return report
 
 
-def _is_relu(node: Node, kind: str) -> bool:
-    floor = getattr(node, RELU_FLOOR_ATTRIBUTES[kind]) if kind in RELU_FLOOR_ATTRIBUTES else None
-    if isinstance(floor, Tensor):
-        return not bool(floor.any())
-    return kind == "Relu" or floor == 0
+def _is_zero(bound: object) -> bool:
+    return not bool(bound.any()) if isinstance(bound, Tensor) else bound == 0
 
 
 def _clamp_to_positive(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -230,7 +223,7 @@ class RescaleRule(BaseFunctionMode):
         self._is_comparing = True
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the function's own result; an elementwise function gets another backward rule."""
+        """Return the function's own result. An elementwise function gets another backward rule."""
         name, keywords = function_name(func), dict(kwargs)
         first = args[0] if args else keywords.pop("input", None)
         several = name != "prelu" and any(isinstance(arg, Tensor) for arg in (*args[1:], *keywords.values()))

@@ -67,7 +67,7 @@ def hooks_excluded_from_copies() -> Iterator[None]:
 
 
 def _reduce_hook_dict(hooks: "OrderedDict[Any, Any]") -> ReducedValue:
-    """Reduce a dictionary as usual, without excluded values; what another thread adds meanwhile does not disturb it."""
+    """Reduce a dictionary as usual, without excluded values. What another thread adds meanwhile does not disturb it."""
     unmarked = OrderedDict(
         (key, value) for key, value in list(hooks.items()) if not isinstance(value, ExcludedFromCopies)
     )

@@ -17,7 +17,7 @@ ImageTokenPositions = dict[int, tuple[int, ...] | None]  # by the length of a se
 
 
 def get_image_token_id(module: nn.Module) -> int | None:
-    """Return the token that stands for an image patch in the input ids; None where the config names none."""
+    """Return the token that stands for an image patch in the input ids, or None where the config names none."""
     return _read_image_token_id(getattr(module, "config", None))
 
 
@@ -32,7 +32,7 @@ def has_image_tokens(model: nn.Module) -> bool:
 
 
 def _find_nearest_config(model: nn.Module, layer: str) -> object:
-    """Return the config of the layer, or of the nearest module around it; None where none has one."""
+    """Return the config of the layer, or of the nearest module around it, or None where none has one."""
     parts = layer.split(".") if layer else []
     for end in range(len(parts), -1, -1):
         config = getattr(unwrap(model).get_submodule(".".join(parts[:end])), "config", None)
@@ -44,7 +44,7 @@ def _find_nearest_config(model: nn.Module, layer: str) -> object:
 def holds_image_tokens(model: nn.Module, layer: str, n_tokens: int, positions: ImageTokenPositions) -> bool:
     """Whether a layer's `n_tokens` tokens are those of the input ids, in a language model or in a model that wraps one.
 
-    The image tower has a config of its own. The model's output and its head have none with a vocabulary.
+    The image tower has another config. The model's output and its head have none with a vocabulary.
     """
     config = _find_nearest_config(model, layer)
     if config is None:

@@ -1,4 +1,4 @@
-"""Incremental forward passes: many variants of one input that differ in a window; only what a window reaches is computed."""
+"""Incremental forward passes: many variants of one input that differ in a window. Only what a window reaches is computed."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,7 +70,7 @@ class WindowTensor(Tensor):
         patch_start: Tensor,
         cost_tracker: CostTracker | None = None,
     ) -> "WindowTensor":
-        """Create a tensor with a shape and a dtype, and no values of its own."""
+        """Create a tensor with a shape and a dtype, and no values."""
         tensor: WindowTensor = Tensor._make_wrapper_subclass(
             cls, (len(patch), *clean.shape[1:]), dtype=clean.dtype, device=clean.device
         )
@@ -111,7 +111,7 @@ class WindowTensor(Tensor):
         return self.patch
 
     def extract_windows(self, start: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
-        """Cut a window from each variant, (R,axes) -> (R,C,*size); `fill_value` is used outside."""
+        """Cut a window from each variant, (R,axes) -> (R,C,*size). `fill_value` is used outside."""
         windows = cut_windows(self.clean[0], start, size, fill_value)
         shifts = (self.patch_start - start).tolist()  # of each patch in its window
         for row, shift, patch in zip(windows, shifts, self.patch, strict=True):
@@ -130,7 +130,7 @@ class WindowTensor(Tensor):
 
 
 def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
-    """Cut windows from (C,*S) at corners (R,axes), as (R,C,*size); `fill_value` is used outside."""
+    """Cut windows from (C,*S) at corners (R,axes), as (R,C,*size). `fill_value` is used outside."""
     corner_lists, pads, starts = corners.tolist(), list[int](), list[int]()
     for axis, length in enumerate(size):
         along = [corner[axis] for corner in corner_lists]
@@ -144,12 +144,12 @@ def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value
 
 
 def materialize_tensor(value: Tensor) -> Tensor:
-    """Return a tensor with values of its own."""
+    """Return the full tensor of variants, and other tensors unchanged."""
     return value.materialize() if isinstance(value, WindowTensor) else value
 
 
 def _run_on_full_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run the operation on full tensors; in-place changes and views act on the variants."""
+    """Run the operation on full tensors. In-place changes and views act on the variants."""
     result = func(*map_leaves(tuple(args), materialize_tensor), **map_leaves(dict(kwargs), materialize_tensor))
     return args[0] if args and isinstance(args[0], WindowTensor) and result is args[0].patch else result
 
@@ -183,7 +183,7 @@ def _is_per_channel(value: Tensor, reference: WindowTensor) -> bool:
 
 
 def _align_patches(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor] | None:
-    """Return the patches of several variants on the smallest window that holds each, and its start; None for a large one."""
+    """Return the patches of several variants on the smallest window that holds each, and its start, or None for a large one."""
     if len(variants) == 1:
         is_large = _is_large(variants[0].patch.shape[2:], variants[0].shape[2:])
         return None if is_large else ([variants[0].patch], variants[0].patch_start)
@@ -203,7 +203,7 @@ def _is_large(patch_size: Sequence[int], size: Sequence[int]) -> bool:
 
 
 def _run_batch_norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """Run a batch norm with its running statistics; its other results are empty."""
+    """Run a batch norm with its running statistics. Its other results are empty."""
     x, trains = args[0], func.overloadpacket is not aten._native_batch_norm_legit_no_training and args[5]
     if not isinstance(x, WindowTensor) or trains or kwargs:
         return None
@@ -256,7 +256,7 @@ def _run_pooling(
     padding: Sequence[int] | int = 0,
     *options: Any,
 ) -> Any:
-    """Run a max or average pooling; indices of maxima are not returned."""
+    """Run a max or average pooling. Indices of maxima are not returned."""
     axes = x.ndim - 2
     largest = func.overloadpacket in (aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)
     dilation = _per_axis(options[0], axes) if largest and options else [1] * axes

@@ -62,7 +62,7 @@ class PrivateBuffers(BaseFunctionMode):
         return self._view_storage_copy(tensor, lambda: tensor)
 
     def _view_storage_copy(self, tensor: Tensor, make_default: Callable[[], Tensor]) -> Tensor:
-        """Return the tensor's view of the copied memory; `make_default()` where its memory is not a buffer's."""
+        """Return the tensor's view of the copied memory. `make_default()` where its memory is not a buffer's."""
         storage = _get_storage(tensor)
         if storage is None or storage._cdata not in self._storage_copies:
             return make_default()
@@ -75,7 +75,7 @@ class PrivateBuffers(BaseFunctionMode):
 
 
 def _get_storage(tensor: Tensor) -> UntypedStorage | None:
-    """Return a tensor's memory; None where it has none of its own."""
+    """Return a tensor's memory, or None where it has no memory."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return None
     try:
@@ -87,7 +87,7 @@ def _get_storage(tensor: Tensor) -> UntypedStorage | None:
 
 @contextmanager
 def buffers_and_rng_restored(model: nn.Module) -> Iterator[None]:
-    """Run a model in its current modes; its buffers and the state of every random generator are the same afterwards.
+    """Run a model in its current modes. Its buffers and the state of every random generator are the same afterwards.
 
     The generators of PyTorch, NumPy and Python belong to the process: numbers that other threads draw meanwhile repeat later.
     """
@@ -149,12 +149,10 @@ def all_rng_restored(devices: Sequence[torch.device]) -> Iterator[None]:
 
 
 def _may_write_buffers(model: nn.Module) -> bool:
-    if model in _writes_buffers_by_model:
-        return True
-    return any(
-        vars(module).get("training", False) or not type(module).__module__.startswith("torch.nn.")
+    return model in _writes_buffers_by_model or any(
+        vars(module).get("training", False)
+        or (getattr(module, "_buffers", None) and not type(module).__module__.startswith("torch.nn."))
         for module in model.modules()
-        if getattr(module, "_buffers", None) or vars(module).get("training", False)
     )
 
 
@@ -172,13 +170,9 @@ def _replaced_buffers_restored(model: nn.Module) -> Iterator[None]:
             for name, buffer in before.items():
                 now = module._buffers.get(name)
                 # a buffer of another shape is a table for another input size, which the module may store elsewhere
-                if now is not buffer and _has_same_shape_and_dtype(now, buffer):
+                if now is None or buffer is None or (now.shape, now.dtype) == (buffer.shape, buffer.dtype):
                     module._buffers[name] = buffer
         _restore_buffers([(buffer, copy) for buffer, copy in copies if not torch.equal(buffer, copy)])
-
-
-def _has_same_shape_and_dtype(first: Tensor | None, second: Tensor | None) -> bool:
-    return first is None or second is None or (first.shape, first.dtype) == (second.shape, second.dtype)
 
 
 def _restore_buffers(buffers_and_copies: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -202,7 +196,12 @@ def copy_without_hooks(model: nn.Module) -> nn.Module:
             return copied(original)
         if id(module) not in copies:
             other = copies[id(module)] = object.__new__(type(module))
-            vars(other).update({name: _clear_hooks(name, value) for name, value in vars(module).items()})
+            vars(other).update(vars(module))
+            for name, value in vars(module).items():
+                if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
+                    vars(other)[name] = type(value)()
+                elif name in ("_parameters", "_buffers"):
+                    vars(other)[name] = dict(value)
             vars(other)["_compiled_call_impl"] = None
             forward = vars(other).pop("forward", None)
             if forward is not None and not isinstance(forward, ForwardOverride):  # the model's own, of this module
@@ -214,12 +213,6 @@ def copy_without_hooks(model: nn.Module) -> nn.Module:
         return copies[id(module)]
 
     return copied(model)
-
-
-def _clear_hooks(name: str, value: Any) -> Any:
-    if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
-        return type(value)()
-    return dict(value) if name in ("_parameters", "_buffers") else value
 
 
 class _MutedHook:
@@ -246,7 +239,10 @@ def hooks_muted(model: nn.Module) -> Iterator[None]:
     Each hook keeps its place and its handle. Forward passes in other threads run it as usual.
     """
     with _mute_lock:
-        hook_dicts = list(_iter_hook_dicts(unwrap(model)))
+        hook_dicts: list[Any] = [everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks]
+        for module in unwrap(model).modules():
+            both = (getattr(module, name, None) for name in ("_forward_hooks", "_forward_pre_hooks"))
+            hook_dicts += [hooks for hooks in both if isinstance(hooks, MutableMapping)]  # TorchScript may have none
         replaced = [(hooks, key, _MutedHook(hook)) for hooks in hook_dicts for key, hook in list(hooks.items())]
         try:
             for hooks, key, muted in replaced:
@@ -257,12 +253,3 @@ def hooks_muted(model: nn.Module) -> Iterator[None]:
             for hooks, key, muted in replaced:
                 if hooks.get(key) is muted:
                     hooks[key] = muted.hook
-
-
-def _iter_hook_dicts(model: nn.Module) -> Iterator[MutableMapping[int, Any]]:
-    yield everywhere._global_forward_hooks
-    yield everywhere._global_forward_pre_hooks
-    for module in model.modules():
-        for name in ("_forward_hooks", "_forward_pre_hooks"):
-            if isinstance(hooks := getattr(module, name, None), MutableMapping):  # a TorchScript module may have none
-                yield hooks

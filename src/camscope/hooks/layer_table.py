@@ -25,8 +25,8 @@ LAYER_TABLE_COLUMNS = ("layer", "type", "output", "stride", "parameters", "calls
 class LayerRow:
     """One layer of a model.
 
-    `output_shape` is that of the floating tensor of highest rank in its last output; None where it returned none. `stride` is
-    input pixels per output cell along each spatial axis; None where the output is not a grid over the input. `n_parameters`
+    `output_shape` is that of the floating tensor of highest rank in its last output, or None where it returned none. `stride` is
+    input pixels per output cell along each spatial axis, or None where the output is not a grid over the input. `n_parameters`
     counts the layer and all layers inside it, `n_direct_parameters` only the layer itself. `n_calls` is how often it ran.
     """
 
@@ -69,7 +69,7 @@ class LayerTable:
         )
 
     def to_rich_table(self, highlighted: Collection[str] = ()) -> "Table":
-        """Return the table for a terminal; the layers in `highlighted` are set off."""
+        """Return the table for a terminal. The layers in `highlighted` are set off."""
         from rich.table import Table
         from rich.text import Text
 

@@ -59,7 +59,7 @@ MAX_CACHED_BYTES = 2**28  # bytes that are stored, the last outputs first
 class PrefixCache:
     """Forward passes of one input through one model, each inside `with cache:`, in one thread and without gradients.
 
-    The first pass stores the outputs of the modules beside the path to the layer, and of the layer itself, up to its call
+    The first pass stores the outputs of the modules next to the path to the layer, and of the layer itself, up to its call
     number `call_index`. Later passes reuse them. A module runs again if it changes its input in place, is changed later, has
     hooks inside, is in train mode, or is TorchScript. So does a whole model that draws random numbers.
     """
@@ -79,11 +79,8 @@ class PrefixCache:
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         self._overrides.__exit__(None, None, None)
         if not self._is_filled:
-            self._is_filled = (
-                kind is None
-                and self._is_past_layer
-                and all(map(torch.equal, self._start_random_states, _read_random_states()))
-            )
+            is_random = not all(map(torch.equal, self._start_random_states, _read_random_states()))
+            self._is_filled = kind is None and self._is_past_layer and not is_random
             free_bytes, outputs = MAX_CACHED_BYTES, self._outputs if self._is_filled else {}
             self._outputs = {}
             for key, (output, version) in reversed(outputs.items()):
@@ -110,28 +107,21 @@ class PrefixCache:
             is_cacheable = isinstance(output, Tensor) and not (
                 output.requires_grad or output.is_inference() or describe_unsupported_tensor(output)
             )
-            if (
-                not self._is_filled
-                and not self._is_past_layer
-                and is_cacheable
-                and before == list(map(_version_counter, inputs))
-            ):
+            is_cacheable = is_cacheable and before == list(map(_version_counter, inputs))
+            if is_cacheable and not self._is_filled and not self._is_past_layer:
                 self._outputs[key] = output, output._version
         self._is_past_layer = self._is_past_layer or (module is self._layer and key[1] == self.call_index)
         return output
 
 
 def _find_cacheable_modules(model: nn.Module, name: str) -> list[nn.Module]:
-    """Return the layer and the modules beside the path to it that can be cached; none where the layer cannot."""
+    """Return the layer and the modules next to the path to it that can be cached, or none where the layer cannot."""
     path, candidates = [model], list[nn.Module]()
     for part in name.split(".") if name else []:
         candidates += path[-1].children()
         path.append(path[-1].get_submodule(part))
-    usable = [
-        m
-        for m in dict.fromkeys(candidates)
-        if m not in path[:-1] and path[-1] not in [*m.modules()][1:] and _is_cacheable(m)
-    ]
+    off_path = [m for m in dict.fromkeys(candidates) if m not in path[:-1] and path[-1] not in [*m.modules()][1:]]
+    usable = list(filter(_is_cacheable, off_path))
     inside = {part for module in usable for part in [*module.modules()][1:]}
     cacheable = [module for module in usable if module not in inside]
     has_replicas = any(isinstance(part, nn.DataParallel) for part in model.modules())  # replicas would share the shadow

@@ -29,7 +29,7 @@ from camscope.pytree import LeafPath, find_main_tensor, iter_leaves, map_leaves,
 
 
 class GradientAccumulator:
-    """The gradient at one tensor, summed over the paths on which it arrives in one backward pass; the last pass counts.
+    """The gradient at one tensor, summed over the paths on which it arrives in one backward pass. The last pass counts.
 
     A view that is changed in place gets another node in the graph, and the old node receives part of its gradient or none. That
     is detected by the view's version counter, and no gradient is returned then.
@@ -61,11 +61,11 @@ class GradientAccumulator:
 
     @property
     def gradient(self) -> Tensor | None:
-        """The whole gradient; None where none arrived."""
+        """The whole gradient, or None where none arrived."""
         return None if self.is_lost else self._sum
 
     def release_view(self) -> None:
-        """Release the model's memory; a lost gradient stays lost."""
+        """Release the model's memory. A lost gradient stays lost."""
         self._was_lost, self._alias = self.is_lost, None
 
 
@@ -88,7 +88,7 @@ class _Gradients:
 class LayerCall:
     """One call of one layer: snapshots of its inputs and outputs, in the dtypes of the model.
 
-    `inputs` are the positional ones, `kwargs` the others; None means not recorded.
+    `inputs` are the positional ones, `kwargs` the others. None means not recorded.
     """
 
     inputs: tuple[Any, ...] | None = None
@@ -99,7 +99,7 @@ class LayerCall:
 
     @property
     def gradient(self) -> Any:
-        """The gradient with respect to the output, in the output's structure; None where none arrived."""
+        """The gradient with respect to the output, in the output's structure, or None where none arrived."""
         return self._at_output.fill()
 
     @property
@@ -118,7 +118,7 @@ class LayerCall:
 
 
 class LayerRecord:
-    """All calls of one layer, in the order in which they ended; the properties refer to the last one."""
+    """All calls of one layer, in the order in which they ended. The properties refer to the last one."""
 
     def __init__(self, name: str, recorded_kinds: frozenset[str]) -> None:
         self.name, self.calls = name, list[LayerCall]()
@@ -149,7 +149,7 @@ class LayerRecord:
 
     @property
     def input_gradient(self) -> Any:
-        """The gradient that flows back to `input` through this layer; other users of the input are not included."""
+        """The gradient that flows back to `input` through this layer. Other users of the input are not included."""
         return self._check_gradient(_unwrap_single(self.last_call.input_gradients), "input")
 
     def _check_gradient(self, gradient: object, location: str) -> Any:
@@ -181,7 +181,7 @@ class LayerRecord:
 
 
 class Recording(dict[str, LayerRecord]):
-    """Layers by name, in the model's order; a layer that never ran has no calls.
+    """Layers by name, in the model's order. A layer that never ran has no calls.
 
     recording["layer4"].output, recording["layer4"].input, recording["layer4"].gradient  # of the last call
     recording["layer4"].calls[0].output                                                  # of any call
@@ -233,7 +233,7 @@ def record_layers(
         outputs: Whether to record outputs.
         gradients: Whether to record gradients. They need a backward pass (`.backward()` or `torch.autograd.grad`) inside the
             `with`.
-        device: Where snapshots are stored; None for the device of the layer.
+        device: Where snapshots are stored, or None for the device of the layer.
 
     Raises:
         LayerError: A layer is unknown.
@@ -268,7 +268,7 @@ def extract_features(
         x: The input (N,C,H,W), or a tuple of inputs.
 
     Returns:
-        The output of each layer; of several tensors the floating one of highest rank.
+        The output of each layer. Of several tensors it is the floating one of highest rank.
 
     Raises:
         LayerError: A layer is unknown, or does not run.
@@ -285,7 +285,7 @@ def extract_features(
 
 
 class _Recorder(Hooks):
-    """The hooks of a recording: one before a layer runs, one after it; both only read."""
+    """The hooks of a recording: one before a layer runs, one after it. Both only read."""
 
     def __init__(self, inputs: bool, outputs: bool, gradients: bool, device: torch.device | None) -> None:
         super().__init__()
@@ -377,10 +377,7 @@ def _find_edge(tensor: Tensor) -> GraphEdge:
 def _iter_gradient_senders(
     output_nodes: list[Node], edges: dict[LeafPath, GraphEdge], start_sequence_number: int
 ) -> Iterator[tuple[LeafPath, Node, int]]:
-    """Yield the nodes between a call's output and its inputs that send gradients to an input, each with its index.
-
-    Only nodes created since the call began are visited.
-    """
+    """Yield the nodes of a call, created since it began, that send gradients to an input, each with its index."""
     paths_by_edge: dict[GraphEdge, list[LeafPath]] = {}
     for path, edge in edges.items():
         paths_by_edge.setdefault(edge, []).append(path)

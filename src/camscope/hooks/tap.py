@@ -85,7 +85,7 @@ class Tap(Hooks):
             self.add_handle(module.register_forward_hook(thread_local_hook(partial(self._record_output, name))))
 
     def run(self, forward: Callable[[], T]) -> T:
-        """Return the result of a forward pass; run it again with gradients forced on where the model turned them off.
+        """Return the result of a forward pass. Run it again with gradients forced on where the model turned them off.
 
         Nothing in the result shows whether part of its graph is missing, so it runs again in every such case.
         """

@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +69,7 @@ class LayoutHints:
     text_lengths: set[int] = field(default_factory=set)  # numbers of text tokens of a language model
 
     def count_tokens_before(self, n_tokens: int, n_cells: int) -> int | None:
-        """Return how many tokens precede the piece of `n_cells`; None without one, LayerError for two."""
+        """Return how many tokens precede the piece of `n_cells` (None without one). Raises LayerError for two."""
         starts = list(self._iter_piece_starts(n_tokens, n_cells))
         if len(starts) > 1:
             raise _layout_error(
@@ -112,10 +112,8 @@ def infer_layout(
     if isinstance(layout, Layout):
         return _check_layout_fits(layout, shape)
     if shape[0] != input_shape[0]:
-        raise LayerError(
-            format_per_frame_remedy(shape, input_shape)
-            or f"output {shape} has not one item per sample of the batch of {input_shape[0]}; pass reshape="
-        )
+        one_each = f"output {shape} has not one item per sample of the batch of {input_shape[0]}; pass reshape="
+        raise LayerError(format_per_frame_remedy(shape, input_shape) or one_each)
     tokens = layout == TOKENS or (layout is None and (len(size) > 1 or _has_prefix(shape, module, hints.grids)))
     if len(shape) == 3 and tokens:
         return _infer_token_layout(shape, size, module, hints)
@@ -131,10 +129,9 @@ def infer_layout(
 
 
 def format_per_frame_remedy(shape: Sequence[int], input_shape: Sequence[int]) -> str:
-    """Describe the fix for an output (N*T,K,h,w) of a layer that runs on each frame of (N,C,T,H,W); else ""."""
-    if len(input_shape) != 5 or len(shape) != 4 or shape[0] != input_shape[0] * input_shape[2]:
-        return ""
-    if math.prod(shape[2:]) == 1:
+    """Describe the fix for an output (N*T,K,h,w) of a layer that runs on each frame of (N,C,T,H,W), or ""."""
+    is_per_frame = len(input_shape) == 5 and len(shape) == 4 and shape[0] == input_shape[0] * input_shape[2]
+    if not is_per_frame or math.prod(shape[2:]) == 1:
         return ""
     return (
         f"output {tuple(shape)} has not one item per sample of the batch of {input_shape[0]}, but one for each of the "
@@ -158,26 +155,27 @@ def _infer_layout_kind(
             fix="choose another layer, or pass reshape=",
             remedy=Remedy.SET_LAYER,
         )
-    if _is_channels_last(module) and _matches_aspect(grids[CHANNELS_LAST], size, 2.0, -2):
+    # works on the last axis alone, as on channels; a LayerNorm may span the whole map instead
+    spans_channels = type(module) is nn.LayerNorm and len(module.normalized_shape) == 1
+    if (spans_channels or type(module) is nn.Linear) and _matches_aspect(grids[CHANNELS_LAST], size, 2.0, -2):
         return CHANNELS_LAST
+    kinds = {type(part) for part in module.modules()} if module is not None else set()
+    is_convolutional = any(issubclass(kind, CHANNELS_FIRST_MODULES) for kind in kinds)
+    is_convolutional = is_convolutional and not kinds & {nn.LayerNorm, nn.Linear}
     for axes, cells_off in ((0, 0.6), (0, 2.0), (-2, 0.6), (-2, 2.0), (0, math.inf)):  # depth may have its own stride
         fitting = [kind for kind, grid in grids.items() if _matches_aspect(grid, size, cells_off, axes)]
-        if fitting == [CHANNELS_LAST] and module is not None and _is_convolutional(module):
+        if fitting == [CHANNELS_LAST] and is_convolutional:
             break  # its shape contradicts its kind: strides that differ, or more channels than a grid has cells
-        if len(fitting) == 1:
+        if len(fitting) == 1 or (fitting and is_convolutional):
             return fitting[0]
-        if len(fitting) == 2 and module is not None and _is_convolutional(module):
-            return CHANNELS_FIRST
-        if len(fitting) == 2:
+        if fitting:
             break
-    fitting_kinds = [
-        kind for kind, grid in grids.items() if any(grid in level for level in _iter_halved_grids(hints.grids))
-    ]
+    halved = set().union(*_iter_halved_grids(hints.grids))
+    fitting_kinds = [kind for kind, grid in grids.items() if grid in halved]
     if len(fitting_kinds) == 1:
         return fitting_kinds[0]
-    if (
-        CHANNELS_FIRST in fitting_kinds and not hints.works_on_last_axis
-    ):  # the grid comes from convolutions, and nothing moved their channels
+    # the grid comes from convolutions, and nothing moved their channels
+    if CHANNELS_FIRST in fitting_kinds and not hints.works_on_last_axis:
         return CHANNELS_FIRST
     raise _layout_error(
         f"output {shape} for an input of {size} may be channels first or channels last",
@@ -185,15 +183,12 @@ def _infer_layout_kind(
     )
 
 
-def _matches_aspect(grid: Sequence[int], size: Sequence[int], cells_off: float, axes: int = 0) -> bool:
-    """Whether a grid has the input's aspect ratio within `cells_off` cells, and is at most 4 times finer than the input.
-
-    `axes` is the first axis whose stride is compared with the others.
-    """
+def _matches_aspect(grid: Sequence[int], size: Sequence[int], cells_off: float, first_axis: int = 0) -> bool:
+    """Whether a grid has the input's aspect ratio within `cells_off` cells, from an axis on, and is at most 4 times finer."""
     if any(cells > 4 * pixels for cells, pixels in zip(grid, size, strict=True)):
         return False
-    strides = [math.log(pixels / cells) for cells, pixels in zip(grid, size, strict=True)][axes:]
-    return max(strides) - min(strides) <= cells_off * sum(1 / cells for cells in grid[axes:])
+    strides = [math.log(pixels / cells) for cells, pixels in zip(grid, size, strict=True)][first_axis:]
+    return max(strides) - min(strides) <= cells_off * sum(1 / cells for cells in grid[first_axis:])
 
 
 def has_unequal_strides(grid: Sequence[int], size: Sequence[int]) -> bool:
@@ -202,22 +197,8 @@ def has_unequal_strides(grid: Sequence[int], size: Sequence[int]) -> bool:
     return max(plane) - min(plane) > math.log(2) + sum(1 / cells for cells in grid[-2:])
 
 
-def _is_convolutional(module: nn.Module) -> bool:
-    kinds = [type(part) for part in module.modules()]
-    return any(issubclass(kind, CHANNELS_FIRST_MODULES) for kind in kinds) and not {nn.LayerNorm, nn.Linear} & set(
-        kinds
-    )
-
-
-def _is_channels_last(module: nn.Module | None) -> bool:
-    """Whether the layer works on the last axis alone, as on channels; a LayerNorm may span the whole map instead."""
-    if type(module) is nn.LayerNorm:
-        return len(module.normalized_shape) == 1
-    return type(module) is nn.Linear
-
-
 def _check_layout_fits(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    """Return the requested layout; LayerError if an output of this shape cannot have it."""
+    """Return the requested layout. Raises LayerError if an output of this shape cannot have it."""
     grid = tuple(layout.grid)
     expected_shapes = {
         CHANNELS_FIRST: shape[2:] == grid,
@@ -225,9 +206,8 @@ def _check_layout_fits(layout: Layout, shape: tuple[int, ...]) -> Layout:
         TOKENS: len(shape) == 3 and layout.prefix >= 0 and shape[1] >= layout.prefix + math.prod(grid),
     }
     if not grid or not expected_shapes.get(layout.kind, False):
-        raise LayerError(
-            f"output {shape} is not {layout}: expected one of {', '.join(expected_shapes)}, its grid, and the prefix"
-        )
+        kinds = ", ".join(expected_shapes)
+        raise LayerError(f"output {shape} is not {layout}: expected one of {kinds}, its grid, and the prefix")
     return layout
 
 
@@ -236,16 +216,14 @@ def _infer_token_layout(
 ) -> Layout:
     grids = [grid for grid in hints.grids if len(grid) == len(size)]
     framed = [(size[0], *grid) for grid in hints.grids if len(grid) == 2] if len(size) == 3 and not grids else []
-    if not _has_channels_last_axis(module, shape[2]) and any(
-        math.prod(grid) == shape[2] for grid in (*_list_patch_grids(size), *grids)
-    ):
+    patches = _list_patch_grids(size)
+    if not _has_channels_last_axis(module, shape[2]) and shape[2] in map(math.prod, (*patches, *grids)):
         raise _layout_error(
             f"output {shape} for an input of {size} may be tokens (N,T,K) or a flattened map (N,K,cells)"
         )
     if grids or framed:
-        unmerged, *merged = (
-            _iter_halved_grids(grids) if grids else [set(framed)]
-        )  # of each frame: tokens of several frames are not merged
+        # tokens of several frames are not merged
+        unmerged, *merged = _iter_halved_grids(grids) if grids else [set(framed)]
         concatenated = [grid for grid in unmerged if hints.count_tokens_before(shape[1], math.prod(grid)) is not None]
         fitting = (
             _find_grids_with_prefix(shape[1], unmerged)
@@ -254,11 +232,9 @@ def _infer_token_layout(
         )
         candidates = [grid for grid in fitting if math.prod(grid) == math.prod(fitting[0])]
     else:
-        patches = _list_patch_grids(size)
         fitting = _find_grids_with_prefix(shape[1], patches)
-        candidates = (
-            fitting if len(fitting) == 1 else [grid for grid in fitting if patches[grid] and math.prod(grid) >= 16]
-        )
+        exact = [grid for grid in fitting if patches[grid] and math.prod(grid) >= 16]
+        candidates = fitting if len(fitting) == 1 else exact
     if len(candidates) != 1:
         listing = ", ".join(f"{shape[1] - math.prod(g)}+{'x'.join(map(str, g))}" for g in fitting) or "none"
         raise _layout_error(f"output {shape} as tokens of an input of {size}: grids that fit: {listing}")
@@ -270,15 +246,14 @@ def _infer_token_layout(
 def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], hints: LayoutHints) -> Layout:
     """Infer the layout of tokens (N,T,K) among which the input ids of a vision-language model mark the image.
 
-    LayerError where they do not, or where the image tokens are not one run, row by row, on one grid.
+    Raises LayerError where they do not, or where the image tokens are not one run, row by row, on one grid.
     """
     tokens, size = shape[1], tuple(input_shape[2:])
     fix = "pass layout=Layout('tokens', grid, prefix) if you know it, or choose a layer of the vision tower"
     if tokens not in hints.image_token_positions:
         raise _layout_error(
             f"output {tuple(shape)} belongs to a language model that was given an image, and no input ids of "
-            f"{plural(tokens, 'token')} "
-            "were recorded that mark the image",
+            f"{plural(tokens, 'token')} were recorded that mark the image",
             f"pass input_ids to the model, or {fix}",
         )
     positions = hints.image_token_positions[tokens]
@@ -291,11 +266,9 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
         raise _layout_error(
             f"the input ids hold {plural(count, 'image token')}, expected one uninterrupted run of them", fix
         )
-    levels = (
-        [set(_list_patch_grids(size))]
-        if not hints.grids
-        else _iter_halved_grids([g for g in hints.grids if len(g) == len(size)])
-    )
+    levels: Iterable[set[Grid]] = [set(_list_patch_grids(size))]
+    if hints.grids:
+        levels = _iter_halved_grids([grid for grid in hints.grids if len(grid) == len(size)])
     fitting = next(filter(None, ([grid for grid in level if math.prod(grid) == count] for level in levels)), [])
     if len(fitting) != 1:
         listing = " or ".join("x".join(map(str, grid)) for grid in sorted(fitting)) or "none"
@@ -309,11 +282,8 @@ def _find_grids_with_prefix(
     n_tokens: int, grids: Collection[Grid], max_prefixes: Sequence[int] = MAX_PREFIX_TOKENS
 ) -> list[Grid]:
     """Return the grids with as many cells as tokens, or a few less for a prefix, the largest first."""
-    for prefix in max_prefixes:
-        fitting = [grid for grid in grids if 0 <= n_tokens - math.prod(grid) <= prefix]
-        if fitting:
-            return sorted(fitting, key=math.prod, reverse=True)
-    return []
+    levels = ([grid for grid in grids if 0 <= n_tokens - math.prod(grid) <= prefix] for prefix in max_prefixes)
+    return sorted(next(filter(None, levels), []), key=math.prod, reverse=True)
 
 
 def _iter_halved_grids(grids: Collection[Grid]) -> Iterator[set[Grid]]:
@@ -332,11 +302,9 @@ def _iter_halved_grids(grids: Collection[Grid]) -> Iterator[set[Grid]]:
 def _has_prefix(shape: tuple[int, ...], module: nn.Module | None, grids: Collection[Grid]) -> bool:
     """Whether (N,T,K) of a signal has a few more rows than one of the model's maps has cells: tokens with a prefix."""
     cells = {grid[0] for grid in grids if len(grid) == 1}
-    return (
-        not isinstance(module, CHANNELS_FIRST_MODULES)
-        and not cells & set(shape[1:])
-        and any(0 < shape[1] - count <= max(MAX_PREFIX_TOKENS) for count in cells)
-    )
+    if isinstance(module, CHANNELS_FIRST_MODULES) or cells & set(shape[1:]):
+        return False
+    return any(0 < shape[1] - count <= max(MAX_PREFIX_TOKENS) for count in cells)
 
 
 def _has_channels_last_axis(module: nn.Module | None, n_channels: int) -> bool:
@@ -353,10 +321,8 @@ def _list_patch_grids(input_size: tuple[int, ...]) -> dict[Grid, bool]:
     is_exact: dict[Grid, bool] = {}
     for patch in range(max(input_size), 0, -1):
         exact = all(pixels % patch == 0 for pixels in input_size)
-        for grid in {
-            tuple(pixels // patch for pixels in input_size),
-            tuple(-(-pixels // patch) for pixels in input_size),
-        }:
+        rounded = ([pixels // patch for pixels in input_size], [-(-pixels // patch) for pixels in input_size])
+        for grid in set(map(tuple, rounded)):
             if math.prod(grid) > 1:
                 is_exact[grid] = is_exact.get(grid, False) or exact
     return is_exact

@@ -31,7 +31,7 @@ MIN_LOCALITY, MIN_LOCALITY_Z = 0.5, 4.0  # cells of one window react alike: the 
 MIN_OTHER_LAYOUT_Z, MIN_OTHER_LAYOUT_AGREEMENT = 3.5, 0.6
 MIN_OTHER_LAYOUT_LEAD = 2.5  # by how much the z of the other place is more than that of the layout
 
-NEIGHBOR_SHARES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8)  # what a cell may take from its neighbor, as a part of its own
+NEIGHBOR_SHARES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8)  # what a cell may take from its neighbor, as a share of its reaction
 MAX_NEIGHBOR_DISTANCE = 3  # how far
 MIN_LOG_LIKELIHOOD_RATIO = 3.0  # of the layout against each other order of its cells
 MAX_LOG_LIKELIHOOD_RATIO_IF_WRONG, MIN_OTHER_ORDER_CORRELATION = -15.0, 0.7  # where another order is right
@@ -236,11 +236,8 @@ def _subtract_mean(values: Tensor) -> Tensor:
 
 
 def _is_local(values: Tensor) -> bool:
-    """Whether the cells (3,cells) react to one run and equally to the other two, wherever that part of the image lies.
-
-    A reaction is a direction in a plane, because the three numbers sum to 0. For a cell that sees one part of the image it is
-    one of three directions, 120 degrees apart. For noise, or a mixture of many parts, it is any.
-    """
+    """Whether the cells (3,cells) react to one run and equally to the other two, wherever that part of the image lies."""
+    # a direction in a plane, as the numbers sum to 0: one of three, 120 degrees apart, for a cell that sees one part
     angle = torch.atan2((values[1] - values[2]) * math.sqrt(3), 2 * values[0] - values[1] - values[2])
     locality = float((3 * angle).cos().mean())
     return locality >= MIN_LOCALITY and locality * math.sqrt(2 * values.shape[1]) >= MIN_LOCALITY_Z

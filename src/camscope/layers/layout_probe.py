@@ -56,7 +56,7 @@ _lock = threading.RLock()
 def get_cached_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout
 ) -> ProbeResult | None:
-    """Return the cached result for a layout and inputs (C,*S) of this size; None without one."""
+    """Return the cached result for a layout and inputs (C,*S) of this size, or None without one."""
     with _lock:
         return _cached_results(model, location).get((location, tuple(size), str(layout)))
 
@@ -64,8 +64,10 @@ def get_cached_result(
 def has_cached_result(model: nn.Module, location: OutputLocation, size: Sequence[int]) -> bool:
     """Whether any call of a layer has a cached result for inputs of this size."""
     with _lock:
-        keys = _cached_results(model, location)
-        return any((place.output_index, known) == (location.output_index, tuple(size)) for place, known, _ in keys)
+        requested = location.output_index, tuple(size)
+        return any(
+            (place.output_index, key_size) == requested for place, key_size, _ in _cached_results(model, location)
+        )
 
 
 def cache_result(
@@ -95,7 +97,7 @@ def probe_layout(
     """Probe whether each output has this layout for inputs like x (N,C,*S), by three forward passes `forward`.
 
     They run in eval mode, without other hooks and gradients, and leave the random state unchanged. Cached results are reused.
-    `read_outputs(run, x)` extracts outputs that are not those of layers. `input_shares` is the part of its own plane that a
+    `read_outputs(run, x)` extracts outputs that are not those of layers. `input_shares` is the part of its plane that a
     model with padding takes from the input, by axis.
     """
 
@@ -137,9 +139,8 @@ def probe_outputs(
         for cells, pixels, share in zip(layout.grid, x.shape[2:], input_shares or [1.0] * (x.ndim - 2), strict=True)
     ]
     run_of_pixel = upsample_nearest(labels.view(blocks), layout.grid)
-    covered = torch.zeros(
-        layout.grid, dtype=torch.bool, device="cpu"
-    )  # some may lie over padding, or be finer than pixels
+    # some cells may lie over padding, or be finer than pixels
+    covered = torch.zeros(layout.grid, dtype=torch.bool, device="cpu")
     covered[torch.meshgrid(*cells_of_pixels, indexing="ij")] = True
     for axis, cells in enumerate(cells_of_pixels):
         run_of_pixel = run_of_pixel.index_select(axis, cells)
@@ -159,7 +160,7 @@ def probe_outputs(
 def _read_layer_outputs(
     model: nn.Module, locations: Sequence[OutputLocation], forward: ForwardFunction, x: Tensor
 ) -> list[Tensor | None]:
-    """Return the output of a forward pass at each location; None where there is no usable one."""
+    """Return the output of a forward pass at each location, or None where there is no usable one."""
     calls: list[list[Tensor]] = [[] for _ in locations]
 
     def keep(number: int, module: nn.Module, args: object, output: object) -> None:
@@ -183,7 +184,7 @@ def _read_layer_outputs(
 
 
 def _count_blocks(layout: Layout) -> tuple[int, ...]:
-    """Return into how many blocks each axis of the grid is divided; blocks are replaced as a whole."""
+    """Return into how many blocks each axis of the grid is divided. Blocks are replaced as a whole."""
     grid = layout.grid
     if layout.kind == TOKENS and math.prod(grid) <= MAX_TOKENS_WITHOUT_BLOCKS:
         return tuple(grid)
@@ -218,7 +219,7 @@ def _iter_noise_variants(
 
 
 def _flatten_positions(output: Tensor, layout: Layout) -> Tensor | None:
-    """Flatten an output to all its positions (N,T,K), including a prefix; None where it has another layout."""
+    """Flatten an output to all its positions (N,T,K), including a prefix, or None where it has another layout."""
     grid = tuple(layout.grid)
     if layout.kind == TOKENS:
         fits = output.ndim == 3 and output.shape[1] >= layout.prefix + math.prod(grid)

@@ -97,9 +97,9 @@ def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
 def infer_layer_layout(
     model: nn.Module, name: str, output: Tensor, x: Tensor, hints: LayoutHints, layout: str | Layout | None = None
 ) -> Layout:
-    """Infer the layout of a layer's output for x (N,C,*S); see `infer_layout`. LayerError where its tokens are in another order.
+    """Infer the layout of a layer's output for x (N,C,*S), as `infer_layout`, and check that its tokens are in rows.
 
-    Hiera keeps the tokens of a window together until it merges them; only then are they in rows.
+    Hiera keeps the tokens of a window together until it merges them. Only then are they in rows.
     """
     inferred = _infer_layout_at(model, name, output.shape, x.shape, hints, layout)
     if layout:
@@ -126,7 +126,7 @@ def _infer_layout_at(
     hints: LayoutHints,
     layout: str | Layout | None = None,
 ) -> Layout:
-    """Infer a layout; for a layer of a vision-language model, the input ids tell where it holds the image."""
+    """Infer a layout. For a layer of a vision-language model, the input ids tell where it holds the image."""
     in_sequence = layout is None and len(shape) == 3 and has_image_tokens(model)
     if in_sequence and holds_image_tokens(model, name, shape[1], hints.image_token_positions):
         return infer_image_token_layout(shape, input_shape, hints)
@@ -142,7 +142,7 @@ def _find_reason_no_grid(
     input_shape: Sequence[int],
     hints: LayoutHints,
 ) -> str:
-    """Return why an output in the shape of a grid is not one: attention weights, queries or text; else ""."""
+    """Return why an output in the shape of a grid is not one: attention weights, queries or text, or ""."""
     shape = tuple(shape)
     has_shape_of_weights = {
         CHANNELS_FIRST: len(shape) == 4,
@@ -161,7 +161,7 @@ def _find_reason_no_grid(
 
 
 def find_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[int], hints: LayoutHints) -> str:
-    """Return why an output that the probe cannot decide is not taken for an image, by its shape; else ""."""
+    """Return why an output that the probe cannot decide is not taken for an image, by its shape, or ""."""
     counts = hints.sequence_lengths | set(map(math.prod, hints.grids))
     if layout.kind == CHANNELS_FIRST and len(shape) == 4 and shape[2] == shape[3] and shape[2] in counts:
         return f"it has the shape of weights between {plural(shape[2], 'token')}, and its cells do not react in place"
@@ -171,7 +171,7 @@ def find_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[int], hi
 
 
 def _token_merge_factor(model: nn.Module) -> int:
-    """Return the factor by which the tokens decrease until all are in rows, for models with windows; else 1."""
+    """Return the factor by which the tokens decrease until all are in rows, for models with windows, or 1."""
     for module in unwrap(model).modules():
         schedule = getattr(module, "schedule" if type(module).__name__ == "Unroll" else "unroll_schedule", None)
         if isinstance(schedule, list | tuple):
@@ -218,7 +218,7 @@ def _hook_layers(model: nn.Module, hooks: Hooks, note: Callable[[str, nn.Module,
 
 
 def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]) -> str:
-    """Describe the fix for the last layer with maps per frame of a video, or per instance of a bag; else ""."""
+    """Describe the fix for the last layer with maps per frame of a video, or per instance of a bag, or ""."""
     remedies: list[str] = []
 
     def note(name: str, module: nn.Module, output: object) -> None:
@@ -234,7 +234,7 @@ def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], inpu
 def drop_contradicted_layers(
     model: nn.Module, layers: Sequence[SpatialLayer], forward: Callable[[Tensor], object], x: Tensor
 ) -> list[SpatialLayer]:
-    """Return the layers without those that do not react to x (N,C,*S) where their grid says; see `probe_layout`."""
+    """Return the layers without those that do not react to x (N,C,*S) where their grid says. See `probe_layout`."""
     return [
         layer
         for layer in layers
@@ -249,7 +249,7 @@ def _probe_layer(
     forward: Callable[[Tensor], object],
     x: Tensor,
 ) -> ProbeResult:
-    """Probe a layer's layout; the same forward passes probe other layers with the same layout."""
+    """Probe a layer's layout. The same forward passes probe other layers with the same layout."""
     if layer.by_construction:
         return ProbeResult(LayoutVerdict.BY_CONSTRUCTION)
     names = dict.fromkeys([layer.name, *(other.name for other in other_layers if other.layout == layer.layout)])
@@ -268,18 +268,18 @@ def choose_layer(
     auxiliary head may run last. `dense`: the score is one place among many, which the head's own layers predict already. The
     layer is then the last one of the backbone or encoder, or of the coarsest grid where the model names none.
     """
-    layers = find_spatial_layers(model, lambda: score(x), x.shape)
+    class_name, layers = type(model).__name__, find_spatial_layers(model, lambda: score(x), x.shape)
     layers = _select_encoder_layers(model, layers) if dense else layers
     if not layers and x.ndim == 5 and (remedy := _find_per_frame_remedy(model, lambda: score(x), x.shape)):
-        raise LayerError(f"no layer of {type(model).__name__} has maps (N,K,T,h,w); {remedy}")
+        raise LayerError(f"no layer of {class_name} has maps (N,K,T,h,w); {remedy}")
     if not layers:
         scripted = any(isinstance(part, torch.jit.ScriptModule) for part in unwrap(model).modules())
         hint = "; hooks cannot look into its TorchScript parts" if scripted else ""
-        raise LayerError(f"no layer of {type(model).__name__} has spatial extent for an input {tuple(x.shape)}{hint}")
-    checks_all_layers = dense or layers[-1].layout.kind == TOKENS
-    if layers[-1].layout.kind == TOKENS:
+        raise LayerError(f"no layer of {class_name} has spatial extent for an input {tuple(x.shape)}{hint}")
+    holds_tokens, found_gradient = layers[-1].layout.kind == TOKENS, False
+    if holds_tokens:
         layers = [layer for layer in layers if layer.layout.kind == TOKENS]
-    step, found_gradient = len(layers) if checks_all_layers else LAYERS_PER_PASS, False
+    step = len(layers) if dense or holds_tokens else LAYERS_PER_PASS
     contradicted: list[LayerError] = []
     for end in range(len(layers), 0, -step):
         last = layers[max(0, end - step) : end]
@@ -300,19 +300,16 @@ def choose_layer(
             contradicted.append(make_layout_error(f"layer {layer.name!r}", layer.layout, result.reason))
     if contradicted:
         raise contradicted[0]
-    if not found_gradient:
-        raise LayerError(
-            f"the score depends on no layer of {type(model).__name__} with spatial extent: the model detaches it, or turns "
-            f"gradients off",
-            fix="name a layer, or a method without gradients",
-            remedy=Remedy.SET_LAYER,
-        )
     where = "in" if dense else "at the patch tokens of"
-    raise LayerError(
-        f"the score's gradient is zero {where} every layer of {type(model).__name__} (an untrained head?)",
-        fix="name a layer",
-        remedy=Remedy.SET_LAYER,
-    )
+    reason = f"the score's gradient is zero {where} every layer of {class_name} (an untrained head?)"
+    fix = "name a layer"
+    if not found_gradient:
+        unrelated = f"the score depends on no layer of {class_name} with spatial extent"
+        reason, fix = (
+            f"{unrelated}: the model detaches it, or turns gradients off",
+            f"{fix}, or a method without gradients",
+        )
+    raise LayerError(reason, fix=fix, remedy=Remedy.SET_LAYER)
 
 
 def _compute_score_gradients(
@@ -329,15 +326,12 @@ def _compute_score_gradients(
 
 
 def _find_channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
-    """Return which channels (K,) the score depends on at the layer's cells; None where it depends on no cell.
-
-    For a score that is not dense any gradient suffices. A dense one may be read from another resolution.
-    """
+    """Return which channels (K,) the score depends on at the layer's cells, or None where it depends on no cell."""
     if gradient is None:
         return None
     channels = layer.layout.to_maps(gradient).transpose(0, 1).flatten(1).any(1)
-    sure = layer.layout.kind != TOKENS and not dense
-    return channels if sure or bool(channels.any()) else None
+    any_gradient_suffices = layer.layout.kind != TOKENS and not dense  # a dense score may be read at another resolution
+    return channels if any_gradient_suffices or bool(channels.any()) else None
 
 
 def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list[SpatialLayer]:
@@ -353,14 +347,11 @@ def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list
 
 
 def _holds_features(model: nn.Module, layer: SpatialLayer, channels: Tensor) -> bool:
-    """Whether a layer is neither a prediction at every place, with one channel (K,) for the score, nor a step of a block.
-
-    A Linear on tokens computes queries, keys and values, or class scores. A decoder's tokens are its queries, and there may be
-    as many as a grid has cells.
-    """
+    """Whether a layer is neither a prediction at every place, with one channel (K,) for the score, nor a step of a block."""
     if len(channels) > 1 and int(channels.sum()) == 1:
         return False
-    if layer.layout.kind == TOKENS and len(channels) in find_vocabulary_sizes(model):
-        return False
-    step = "decoder" in layer.name.split(".") or isinstance(find_layer(model, layer.name)[1], nn.Linear)
-    return layer.layout.kind != TOKENS or not step
+    if layer.layout.kind != TOKENS:
+        return True
+    # a Linear computes queries, keys and values, or class scores; a decoder's tokens may be its queries
+    is_step = "decoder" in layer.name.split(".") or isinstance(find_layer(model, layer.name)[1], nn.Linear)
+    return not is_step and len(channels) not in find_vocabulary_sizes(model)

@@ -38,7 +38,7 @@ def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
         spec: "phantom" (bundled), "torchvision:resnet50" or just "resnet50", "timm:vit_tiny_patch16_224", "hf:org/name" or
             "hf:/a/folder", "clip:org/name" (the image tower of CLIP or SigLIP, for `Similarity` and `TextSimilarity`),
             "models.py:resnet18" or "package.module:resnet18". The last two run code: name only code that you trust. The
-            function is called without arguments and returns the module; see `camscope.models.factory`.
+            function is called without arguments and returns the module. See `camscope.models.factory`.
         weights: A checkpoint that replaces the published weights and has to fit exactly: safetensors, or a file of
             `torch.save` that holds only tensors. A file with another number of classes resizes the model's last layer, and
             the class names are then unknown. "random" loads untrained weights, the same every time.
@@ -97,7 +97,7 @@ def _load_model_and_card(spec: str, weights: WeightsSource) -> tuple[nn.Module, 
 
 
 def load_bundled_model(weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load PhantomNet, trained on the images of `camscope.phantom`; nothing is fetched."""
+    """Load PhantomNet, trained on the images of `camscope.phantom`. Nothing is fetched."""
     from camscope.phantom import CATEGORIES, PREPROCESSING, PhantomNet, load_phantom_model
 
     with fixed_seed_scope():

@@ -26,7 +26,7 @@ MAX_LISTED_NAMES = 3
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
-    """Read the tensors of a checkpoint by name, on the CPU; WeightsError for any other file.
+    """Read the tensors of a checkpoint by name, on the CPU. Raises WeightsError for any other file.
 
     safetensors is recognized by suffix or content. Other files are read by `torch.load(weights_only=True)`, which creates only
     tensors. A state dict may be under "state_dict", "model_state_dict" or "model".
@@ -43,7 +43,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
             and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())
         ):
             return dict(content)
-    contents = f"the keys {_format_names(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
+    contents = f"the keys {format_names(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
     raise WeightsError(
         f"{path} holds {contents}; expected names and tensors, or them under {', '.join(STATE_DICT_KEYS)}"
     )
@@ -57,7 +57,7 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
     """
     class_name, model_tensors = type(model).__name__, _get_model_tensors(model)
     if lazy := [name for name, value in model_tensors.items() if is_lazy(value)]:
-        raise WeightsError(f"{class_name} has no shape yet for {_format_names(lazy)}: call it once on an input first")
+        raise WeightsError(f"{class_name} has no shape yet for {format_names(lazy)}: call it once on an input first")
     state = strip_wrapper_prefix(state, model_tensors)
     other = [name for name in state.keys() & model_tensors.keys() if not _is_loadable(state[name], model_tensors[name])]
     fitting = {name: value for name, value in state.items() if name not in other}
@@ -72,16 +72,13 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
             for name in sorted(other)
         ]
         lists = {"missing": missing, "unexpected": unexpected, "of another kind": shapes}
-        if wrong := [f"{len(names)} {what} ({_format_names(names)})" for what, names in lists.items() if names]:
+        if wrong := [f"{len(names)} {what} ({format_names(names)})" for what, names in lists.items() if names]:
             raise WeightsError(f"{source} does not fit {class_name}: {', '.join(wrong)}; is it this architecture?")
 
 
 @contextmanager
 def _weights_restored_on_error(model: nn.Module) -> Iterator[None]:
-    """Restore the model's parameters and buffers, each object with its values, if the body raises.
-
-    What fits is known only after `load_state_dict`, because modules may rename and convert tensors in load hooks.
-    """
+    """Restore the model's parameters and buffers if the body raises: load hooks may rename and convert tensors."""
     groups: list[dict[str, Any]] = [
         group for module in model.modules() for group in (module._parameters, module._buffers)
     ]
@@ -126,7 +123,7 @@ def strip_wrapper_prefix(state: StateDict, model_names: Collection[str]) -> Stat
 
 @contextmanager
 def fixed_seed_scope() -> Iterator[None]:
-    """Use fixed random numbers on the CPU; the caller's generator continues afterwards as if unused."""
+    """Use fixed random numbers on the CPU. The caller's generator continues afterwards as if unused."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         yield
@@ -211,6 +208,7 @@ def _format_shape_and_dtype(value: object) -> str:
     return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
 
 
-def _format_names(names: Collection[object]) -> str:
+def format_names(names: Collection[object]) -> str:
+    """Return the first names as text."""
     listed = [str(name) for name in names]
     return ", ".join(listed[:MAX_LISTED_NAMES]) + (", …" if len(listed) > MAX_LISTED_NAMES else "")

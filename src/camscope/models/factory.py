@@ -42,7 +42,12 @@ def load_factory_model(spec: str, weights: WeightsSource) -> tuple[nn.Module, Mo
     if weights == RANDOM_WEIGHTS:
         raise WeightsError(f"{spec} creates its own weights: omit weights=, or pass a file")
     with _module_imported(where) as module:
-        model = _call_user_code(_find_factory(module, name, where), spec)
+        function = getattr(module, name, None)
+        if not callable(function):
+            local = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+            functions = ", ".join(key for key in local if callable(getattr(module, key)) and not key.startswith("_"))
+            raise ModelError(f"{where} has no function {name!r}; it has: {functions or 'none'}")
+        model = _call_user_code(function, spec)
         if not isinstance(model, nn.Module):
             raise ModelError(f"{spec} returned a {type(model).__name__}; expected a torch.nn.Module")
         card = ModelCard(format_model_source(spec, weights), *_read_model_facts(module, name, where))
@@ -53,7 +58,7 @@ def load_factory_model(spec: str, weights: WeightsSource) -> tuple[nn.Module, Mo
 
 @contextmanager
 def _module_imported(location: str) -> Iterator[ModuleType]:
-    """Import a module; a file gets a private name for the duration of the `with`, as dataclasses in it need."""
+    """Import a module. A file gets a private name for the duration of the `with`, as dataclasses in it need."""
     file = Path(location).expanduser()
     if file.suffix != ".py":
         yield _call_user_code(lambda: importlib.import_module(location), location)
@@ -81,21 +86,12 @@ class _NoBytecodeLoader(SourceFileLoader):
 
 
 def _call_user_code(action: Callable[[], Any], location: str) -> Any:
-    """Run a user's code; anything that it raises, or exits with, becomes one error with its location."""
+    """Run a user's code. Anything that it raises, or exits with, becomes one error with its location."""
     try:
         return action()
     except (Exception, SystemExit) as error:
         hint = "; is it installed, or on PYTHONPATH?" if isinstance(error, ImportError) else ""
         raise ModelError(f"{location} raised {type(error).__name__}: {error}{hint}") from error
-
-
-def _find_factory(module: ModuleType, name: str, location: str) -> Callable[[], object]:
-    function: object = getattr(module, name, None)
-    if callable(function):
-        return function
-    local_names = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-    functions = ", ".join(key for key in local_names if callable(getattr(module, key)) and not key.startswith("_"))
-    raise ModelError(f"{location} has no function {name!r}; it has: {functions or 'none'}")
 
 
 def _read_model_facts(

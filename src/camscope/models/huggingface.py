@@ -1,4 +1,4 @@
-"""Models of Hugging Face repositories and folders; none of their code is executed.
+"""Models of Hugging Face repositories and folders. None of their code is executed.
 
 - `load_huggingface_model` loads classifiers, segmentation models, detectors and vision towers.
 - `load_clip_model` loads the image tower of CLIP or SigLIP, with the text tower for `TextSimilarity`.
@@ -23,6 +23,7 @@ from camscope.models.checkpoint import (
     WeightsSource,
     fixed_seed_scope,
     format_model_source,
+    format_names,
     load_state_dict_strictly,
     read_state_dict,
     strip_wrapper_prefix,
@@ -45,20 +46,22 @@ VISION_TOWER_BY_CLASS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipMo
 def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """Load the model of "org/name" or of a folder, with its published weights, those of a file, or none ("random").
 
-    It is a classifier, or a segmentation model, a detector or a vision tower where the configuration says so. For CLIP and
+    It is a classifier, or a segmentation model, a detector or a vision tower where the configuration names one. For CLIP and
     SigLIP it is the vision tower.
     """
-    transformers, source = require("transformers", extra="hub"), _find_source(name)
-    _check_readable(Path(name).expanduser(), name)
+    transformers, folder = require("transformers", extra="hub"), Path(name).expanduser()
+    try:
+        check_regular_files(folder)  # transformers waits for a pipe or a device
+    except OSError as error:
+        raise ModelError(f"hf:{name}: {error.strerror or error}") from error
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(f"hf:{name}: it is not a folder; expected org/name, or a folder with config.json")
+    source = _find_source(name)
     files = f"config.json, preprocessor_config.json and model.safetensors of {name!r}"
     with _errors_converted(f"hf:{name}", files, "vision model"), fixed_seed_scope():
         model, usual = _load_transformers_model(transformers, source, weights)
-    card = ModelCard(
-        format_model_source(f"hf:{name}", weights),
-        load_preprocessing(transformers, source),
-        _get_class_names(model) if usual else None,
-    )
-    return model.float(), card
+    preprocess, class_names = load_preprocessing(transformers, source), _get_class_names(model) if usual else None
+    return model.float(), ModelCard(format_model_source(f"hf:{name}", weights), preprocess, class_names)
 
 
 def _find_source(name: str) -> str:
@@ -68,7 +71,7 @@ def _find_source(name: str) -> str:
 
 @contextmanager
 def _errors_converted(spec: str, files: str, kind: str) -> Iterator[None]:
-    """Convert the errors of transformers; `files` are what the model needs, and `kind` is what it should be."""
+    """Convert the errors of transformers. `files` are what the model needs, and `kind` is what it should be."""
     try:
         yield
     except CamscopeError:
@@ -78,16 +81,6 @@ def _errors_converted(spec: str, files: str, kind: str) -> Iterator[None]:
         raise make_weights_unavailable_error(spec, error, advice) from error
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"{spec} is not a {kind} that transformers can build: {error}") from error
-
-
-def _check_readable(folder: Path, name: str) -> None:
-    """Raise a ModelError for a file instead of a folder, and for a pipe or a device in it, on which transformers waits."""
-    try:
-        check_regular_files(folder)
-    except OSError as error:
-        raise ModelError(f"hf:{name}: {error.strerror or error}") from error
-    if folder.exists() and not folder.is_dir():
-        raise ModelError(f"hf:{name}: it is not a folder; expected org/name, or a folder with config.json")
 
 
 def _load_transformers_model(transformers: Any, source: str, weights: WeightsSource) -> tuple[nn.Module, bool]:
@@ -137,17 +130,15 @@ def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tu
 
 
 def _check_loading_report(report: Mapping[str, Any], source: str) -> None:
-    wrong = []
-    for what in ("missing", "unexpected", "mismatched"):
-        names = sorted(str(key if isinstance(key, str) else key[0]) for key in report[f"{what}_keys"])
-        if names:
-            wrong.append(f"{len(names)} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})")
+    reported = {what: report[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")}
+    names = {what: sorted(str(k if isinstance(k, str) else k[0]) for k in keys) for what, keys in reported.items()}
+    wrong = [f"{len(keys)} {what} ({format_names(keys)})" for what, keys in names.items() if keys]
     if wrong:
         raise WeightsError(f"{source} is not the whole of this model: {'; '.join(wrong)}; is it only a backbone?")
 
 
 def load_preprocessing(transformers: Any, source: str) -> Callable[..., Any] | None:
-    """Load the preprocessing of the repository or folder; None where it has none."""
+    """Load the preprocessing of the repository or folder, or None where it has none."""
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError):  # no preprocessor_config.json: an image then needs preprocess=
@@ -182,7 +173,7 @@ class ImageTower(nn.Module):
 
 
 def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load the image tower of "org/name" or of a folder; `TextSimilarity` uses the text tower of the same model."""
+    """Load the image tower of "org/name" or of a folder. `TextSimilarity` uses the text tower of the same model."""
     transformers, source = require("transformers", extra="hub"), _find_source(name)
     with _errors_converted(f"clip:{name}", f"the files of {name!r}", "model of images and texts"):
         with fixed_seed_scope():

@@ -29,7 +29,7 @@ from camscope.optional import require
 
 
 def make_weights_unavailable_error(spec: str, error: Exception, advice: str) -> WeightsError:
-    """Create the error for weights that are not available; `advice` says what to fetch and how to pass it."""
+    """Create the error for weights that are not available. `advice` says what to fetch and how to pass it."""
     return WeightsError(f"the weights of {spec!r} are not available ({type(error).__name__}: {error}); {advice}")
 
 
@@ -121,11 +121,8 @@ def load_timm_model(name: str, weights: WeightsSource) -> tuple[nn.Module, Model
             model, usual = _load_published_timm(timm, name), True
         else:
             model, usual = _build_timm(timm, name, weights)
-    return model, ModelCard(
-        format_model_source(f"timm:{name}", weights),
-        _get_timm_preprocess(model),
-        _get_timm_class_names(model) if usual else None,
-    )
+    preprocess, class_names = _get_timm_preprocess(model), _get_timm_class_names(model) if usual else None
+    return model, ModelCard(format_model_source(f"timm:{name}", weights), preprocess, class_names)
 
 
 def _load_published_timm(timm: Any, name: str) -> nn.Module:
@@ -164,7 +161,7 @@ def _get_timm_preprocess(model: nn.Module) -> Callable[..., Any]:
 
 
 def _get_timm_class_names(model: nn.Module) -> tuple[str, ...] | None:
-    """Return the names of the ImageNet subset of the published weights; None for other classes."""
+    """Return the names of the ImageNet subset of the published weights, or None for other classes."""
     data = require("timm.data", extra="hub")
     if (subset := data.infer_imagenet_subset(model)) is None:
         return None

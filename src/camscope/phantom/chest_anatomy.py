@@ -98,10 +98,10 @@ def _splat_points(
 
 @dataclass(frozen=True)
 class Lung:
-    """One lung: fields (H,W) on the image's pixels; lengths are in half image widths.
+    """One lung: fields (H,W) on the image's pixels. Lengths are in half image widths.
 
-    `side` is -1 on the image's left and 1 on its right; `wall_depth` is the depth below the chest wall and `diaphragm_height` the
-    height above the diaphragm; `lateral` and `vertical` run from the lung's center (0) to its outer wall and its apex (1).
+    `side` is -1 on the image's left and 1 on its right. `wall_depth` is the depth below the chest wall and `diaphragm_height` the
+    height above the diaphragm. `lateral` and `vertical` run from the lung's center (0) to its outer wall and its apex (1).
     """
 
     side: int
@@ -112,7 +112,7 @@ class Lung:
 
     @cached_property
     def depth(self) -> FloatImage:
-        """How deep inside the lung a pixel lies; negative outside."""
+        """How deep inside the lung a pixel lies, negative outside."""
         return np.minimum(self.wall_depth, self.diaphragm_height)
 
     @cached_property
@@ -179,7 +179,7 @@ def _draw_heart(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
 
 
 def _draw_mediastinum_and_spine(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
-    """Mediastinum and spine with its vertebrae, bright; the windpipe in front of them, dark."""
+    """Mediastinum and spine with its vertebrae, bright, and the windpipe in front of them, dark."""
     spacing, start = random.uniform(0.13, 0.16), random.uniform(0, 2 * pi)
     vertebra = 0.5 + 0.5 * np.cos(y * (2 * pi / spacing) + start)
     spine: FloatImage = soft_band(x, random.uniform(0.15, 0.19), 0.05) * (0.12 + 0.05 * vertebra)

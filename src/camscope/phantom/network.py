@@ -25,7 +25,7 @@ PREPROCESSING: Final = PhantomPreprocessing(DEFAULT_SIDE_PIXELS, mean=0.55, std=
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions (N,C,H,W) -> (N,K,h,w) beside a shortcut; `kernel_sizes` are their sizes."""
+    """Two convolutions (N,C,H,W) -> (N,K,h,w) and a shortcut. `kernel_sizes` are their sizes."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_sizes: tuple[int, int], stride: int = 1) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ class ResidualBlock(nn.Module):
 
 
 class PhantomNet(nn.Module):
-    """Gray images (N,1,H,W) in, class scores (N,4) out; the names are those of torchvision's ResNet.
+    """Gray images (N,1,H,W) in, class scores (N,4) out. The names are those of torchvision's ResNet.
 
     At 128 x 128 the grids are 32, 32, 16 and 16 cells a side for `layer1` … `layer4`. Two choices let a map point at the
     evidence and not merely near it. Kernels of 1 x 1 late in the net keep what a cell of `layer4` sees to 44 pixels.
-    Even kernels wherever the stride is 2 keep each cell centered on its own pixels; with odd ones, as in torchvision's
+    Even kernels wherever the stride is 2 keep each cell centered on its own pixels. With odd ones, as in torchvision's
     ResNet, every such step moves the map by half a cell of the finer grid.
     """
 
@@ -91,7 +91,7 @@ def bundled_weights_file() -> AbstractContextManager[Path]:
 
 
 def load_phantom_model() -> PhantomNet:
-    """The bundled net in eval mode; nothing is fetched."""
+    """The bundled net in eval mode. Nothing is fetched."""
     from safetensors.torch import load_file
 
     net = PhantomNet()

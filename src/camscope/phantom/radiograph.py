@@ -1,6 +1,6 @@
 """Radiograph-like images from a seed, each with the exact mask of its evidence.
 
-One radiograph with several findings, each with a mask of its own.
+One radiograph with several findings, each with its mask.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ MIN_ATTENUATION_CHANGE: Final = 0.035  # no pixel of a finding changes by less, 
 class Phantom:
     """One drawn radiograph and what is true of it.
 
-    `image` (H,W) uint8; `mask` (H,W) bool, exactly the pixels that the finding changes, none for "no finding";
-    `label`, the index of `name` in CATEGORIES; `marker_mask` (H,W) bool, the pixels that the hospital's marker changes.
+    `image` (H,W) uint8. `mask` (H,W) bool, exactly the pixels that the finding changes, none for "no finding".
+    `label`, the index of `name` in CATEGORIES. `marker_mask` (H,W) bool, the pixels that the hospital's marker changes.
     """
 
     image: NDArray[np.uint8]
@@ -38,7 +38,7 @@ class Phantom:
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """The smallest box around the evidence as (left, top, right, bottom), right and bottom exclusive; or none."""
+        """The smallest box around the evidence as (left, top, right, bottom), right and bottom exclusive, or none."""
         rows, columns = np.flatnonzero(self.mask.any(axis=1)), np.flatnonzero(self.mask.any(axis=0))
         if not len(rows):
             return ()
@@ -50,7 +50,7 @@ def draw_radiograph(
 ) -> Phantom:
     """One phantom (size,size) from a seed: the same arguments give the same bytes.
 
-    `finding`: a name or index of CATEGORIES, None lets the seed choose; `marker_corner`: the corner that carries the
+    `finding`: a name or index of CATEGORIES, None lets the seed choose. `marker_corner`: the corner that carries the
     hospital's marker. With the same seed, chest, exposure and noise are the same whatever the finding and the marker
     are, so `draw_radiograph(7, "nodule")` and `draw_radiograph(7, "no finding")` differ in the nodule alone.
     Raises TargetError for an unknown finding and InputError for a bad seed, corner or size.
@@ -78,7 +78,7 @@ def check_draw_arguments(seed: int, marker_corner: str | None, size: int) -> Non
 
 
 def resolve_label(finding: str | int) -> int:
-    """Return the index of a finding; TargetError for an unknown one."""
+    """Return the index of a finding. Raises TargetError for an unknown one."""
     if isinstance(finding, str) and finding in CATEGORIES:
         return CATEGORIES.index(finding)
     if isinstance(finding, int) and not isinstance(finding, bool) and 0 <= finding < len(CATEGORIES):
@@ -120,7 +120,7 @@ def _draw_effusion(random: Generator, chest: Chest) -> FloatImage:
 
 
 def _draw_pneumothorax(random: Generator, chest: Chest) -> FloatImage:
-    """Air between chest wall and lung: a dark crescent without vessels, the thin line of the pleura, and beside it a
+    """Air between chest wall and lung: a dark crescent without vessels, the thin line of the pleura, and next to it a
     rim of lung that is denser because it is pressed together.
     """
     lung = chest.lungs[int(random.integers(2))]

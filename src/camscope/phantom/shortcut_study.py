@@ -82,8 +82,8 @@ def draw_study(
 
     `marker_share` is the share of lesions with a marker, and 1 minus that of clear images. At 0.5 the marker is uninformative.
     `marker_site`: the marker occurs at this site only. `mixed`: one half of the positives shows a lesion and no marker, the
-    other half a marker and no lesion, and negatives show neither, whatever `marker_share` is. InputError for a number out of
-    range.
+    other half a marker and no lesion, and negatives show neither, whatever `marker_share` is.
+    Raises InputError for a number out of range.
     """
     numbers, people, random = draw_patients(n_images, seed, marker_share)
     allowed = np.isin(people["sites"], marker_site or list(get_args(Site)))
@@ -100,7 +100,7 @@ def write_study(study: ShortcutStudy, folder: Path, *, overwrite: bool = True) -
     """PNG images and masks (of volumes TIFF, a page a slice) and, written last, `manifest.csv`, whose path is returned.
 
     Columns: id, path, label (a name of `STUDY_CLASSES`), patient, site, sex, age, mask (the lesion's), region_marker,
-    region_lungs; paths are relative to the folder, and empty where there is nothing to mask. Without `overwrite` a file that
+    region_lungs. Paths are relative to the folder, and empty where there is nothing to mask. Without `overwrite` a file that
     is there with other content is an OutputError.
     """
     suffix = "png" if study.images.ndim == 3 else "tiff"
@@ -178,7 +178,7 @@ def _draw_study_image(
 
 
 def _draw_simple_chest(anatomy_random: Generator, exposure_random: Generator) -> tuple[FloatImage, FloatImage]:
-    """Gray values 0..1 of a body with spine and lungs, and how deep in a lung each pixel lies; negative outside."""
+    """Gray values 0..1 of a body with spine and lungs, and how deep in a lung each pixel lies, negative outside."""
     axis = ((np.arange(STUDY_SIDE_PIXELS, dtype=np.float32) + 0.5) * (2 / STUDY_SIDE_PIXELS) - 1).astype(np.float32)
     x, y = axis[None, :] - exposure_random.uniform(-0.06, 0.06), axis[:, None] - exposure_random.uniform(-0.06, 0.06)
     wide, high = anatomy_random.uniform(0.74, 0.86), anatomy_random.uniform(1.05, 1.2)
@@ -260,7 +260,7 @@ def to_study_input(images: NDArray[Any]) -> Tensor:
 
 
 def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8) -> ShortcutNet:
-    """Train a model on every image `n_epochs` times and return it in eval mode; equal arguments give equal weights.
+    """Train a model on every image `n_epochs` times and return it in eval mode. Equal arguments give equal weights.
 
     For 1,000 radiographs, 8 epochs take about 2 s on one core. The random state of the process stays unchanged.
     """
@@ -286,7 +286,7 @@ def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8)
 
 @contextmanager
 def reproducible_scope(seed: int, num_threads: int = 2) -> Iterator[None]:
-    """Use a fixed number of threads, deterministic algorithms and a random state of its own, and restore all of them."""
+    """Use a fixed number of threads, deterministic algorithms and a separate random state, and restore all of them."""
     before, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic  # its only attribute is not typed

@@ -23,7 +23,7 @@ class ImageContext:
 
     `input_size` and `image_size` are the sizes of the model's input and of the original image, None where the latter is unknown.
     `to_input` and `to_image` map points (M,n) in array order between the two. `embed_image` returns the model's embedding of
-    another image. `embed_text` returns the embedding of a text; it is None where the model has no text encoder.
+    another image. `embed_text` returns the embedding of a text, or is missing (None) where the model has no text encoder.
     """
 
     input_size: tuple[int, ...]
@@ -55,7 +55,7 @@ class Target(ABC):
         """Describe the target of one sample as text. `class_name` returns the name of a class index."""
 
     def bind_model(self, model: nn.Module) -> "Target":
-        """Return the target with the facts of the model that it needs; called once for each score."""
+        """Return the target with the facts of the model that it needs. This is called once for each score."""
         return self
 
     def bind(self, image_context: ImageContext) -> "Target":
@@ -77,7 +77,7 @@ class Target(ABC):
 
 
 def parse_finite_numbers(values: Any) -> list[float] | None:
-    """Return a sequence of finite numbers as a list of floats or ints; None for anything else."""
+    """Return a sequence of finite numbers as a list of floats or ints, or None for anything else."""
     try:
         numbers = np.asarray([value.tolist() if hasattr(value, "tolist") else value for value in values])
     except (TypeError, ValueError):

@@ -23,7 +23,7 @@ DETECTION_MODELS = re.compile("For(ObjectDetection|(Instance|Panoptic)?Segmentat
 class DetectionHead:
     """The class scores of a Hugging Face detector, as its config describes them.
 
-    `n_labels`: the number of classes; None where the classes are texts that the caller passes in.
+    `n_labels`: the number of classes, or None where the classes are texts that the caller passes in.
     """
 
     n_labels: int | None
@@ -52,7 +52,7 @@ class Box(Target):
         y0: Top edge.
         x1: Right edge.
         y1: Bottom edge.
-        label: Index or name of the class; None for the class of the detection that overlaps most.
+        label: Index or name of the class, or None for the class of the detection that overlaps most.
         activation: How class logits become probabilities: "softmax" where the last class means "no object" (DETR, YOLOS),
             "sigmoid" where there is no such class (Deformable DETR, RT-DETR). None follows the config of a Hugging Face model.
 
@@ -113,7 +113,7 @@ class Box(Target):
         return replace(self, x0=left, y0=top, x1=right, y1=bottom, input_size=tuple(size))
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Box":
-        """Return the box with its class fixed; TargetError where no detection overlaps it by half."""
+        """Return the box with its class fixed. Raises TargetError where no detection overlaps it by half."""
         resolved = replace(self, input_size=tuple(input_size), activation=self._resolve_activation(output))
         detections = parse_detections(output, resolved.input_size, resolved.activation)
         # a list of detections holds only the classes that were detected, not their number
@@ -142,7 +142,7 @@ class Box(Target):
         return f"{label} in the box ({', '.join(f'{value:.4g}' for value in self.corners)}) of the input"
 
     def _resolve_activation(self, output: Any) -> Activation | None:
-        """Return the activation of the output's class logits; None where it cannot be inferred."""
+        """Return the activation of the output's class logits, or None where it cannot be inferred."""
         logits = get_output_tensor(output, "logits")
         return self.activation or (None if logits is None else infer_activation(self.heads, logits.shape[-1]))
 
@@ -188,7 +188,7 @@ def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
 
 
 def infer_activation(heads: Sequence[DetectionHead], n_logits: int) -> Activation | None:
-    """Infer how class logits become probabilities from their count; None where no head has that many.
+    """Infer how class logits become probabilities from their count, or None where no head has that many.
 
     One logit more than labels is the no-object class of a softmax.
     """

@@ -66,7 +66,7 @@ class LogProbability(ClassTarget):
     """The logarithm of a class's probability, computed from logits without rounding the probability to 0 or 1.
 
     Args:
-        label: Index or name of the class; None for the top class of each sample.
+        label: Index or name of the class, or None for the top class of each sample.
         multilabel: Take the sigmoid of the class's own logit, for labels that do not exclude each other. The default is the
             softmax of all classes. A model with one output always gets the sigmoid.
 
@@ -86,7 +86,7 @@ class LogProbability(ClassTarget):
         return logits.log_softmax(1).gather(1, indices)[:, 0]
 
     def candidate_scores(self, output: Any) -> Tensor:
-        """Return the logits (N,K); TargetError where the output holds probabilities."""
+        """Return the logits (N,K). Raises TargetError where the output holds probabilities."""
         logits = class_scores(output)
         if are_probabilities(logits.detach()):
             raise TargetError(

@@ -38,7 +38,7 @@ class Class:
     """One class, the same as its index or name alone.
 
     Args:
-        label: Index or name; None for the top class of each sample.
+        label: Index or name, or None for the top class of each sample.
 
     >>> Class("dog")
     Class(label='dog')
@@ -57,7 +57,7 @@ TargetLike = ClassLike | Tensor | Callable[[Any], Tensor] | Sequence[ClassLike |
 
 
 def parse_class_label(value: object, parameter: str, target_name: str) -> int | str:
-    """Return a class label of a target as a plain index or name; TargetError for anything else."""
+    """Return a class label of a target as a plain index or name. Raises TargetError for anything else."""
     label = normalize_target(value)
     if not isinstance(label, int | str):
         raise TargetError(f"{parameter}={label!r} of a {target_name}: expected one class index or name")
@@ -65,7 +65,7 @@ def parse_class_label(value: object, parameter: str, target_name: str) -> int | 
 
 
 def normalize_target(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:
-    """Convert a target to plain ints and names; TargetError for a bool, a float or anything else."""
+    """Convert a target to plain ints and names. Raises TargetError for a bool, a float or anything else."""
     if isinstance(target, Tensor) or hasattr(target, "tolist"):
         target = target.tolist()  # numpy and torch alike: scalars become Python numbers, arrays lists
     if isinstance(target, list | tuple):
@@ -92,7 +92,7 @@ def resolve_class_pair(
 ) -> tuple[int, int]:
     """Return the index of the class, and that of the class it is compared with or -1.
 
-    The class is `top_class` where the target is None.
+    Without a target the class is `top_class`.
     """
     if not isinstance(target, Difference):
         return (top_class if target is None else resolve_class_index(target, n_classes, class_names)), -1
@@ -103,7 +103,7 @@ def resolve_class_pair(
 
 
 def resolve_class_index(label: int | str, n_classes: int, class_names: Sequence[str] | None) -> int:
-    """Return the index of a class given by index or name; TargetError where it is unknown or ambiguous."""
+    """Return the index of a class given by index or name. Raises TargetError where it is unknown or ambiguous."""
     index = label if isinstance(label, int) else _find_class_by_name(label, n_classes, class_names)
     if 0 <= index < n_classes:
         return index

@@ -54,9 +54,8 @@ class Similarity(Target):
             image if _is_embedding(image) and image.ndim == 1 else image_context.embed_image(image) for image in images
         ]
         if len({vector.shape for vector in vectors}) > 1:
-            raise TargetError(
-                f"the references are {', '.join(str(tuple(vector.shape)) for vector in vectors)}: expected one length"
-            )
+            shapes = ", ".join(str(tuple(vector.shape)) for vector in vectors)
+            raise TargetError(f"the references are {shapes}: expected one length")
         stacked = torch.stack([vector.to(vectors[0].device) for vector in vectors])
         return replace(self, reference=stacked, n_references=len(images))
 
@@ -68,9 +67,8 @@ class Similarity(Target):
             )
         embedding, reference = image_embedding(output), self.reference
         if reference.shape[-1] != embedding.shape[1] or reference.numel() == 0:
-            raise TargetError(
-                f"the reference is {tuple(reference.shape)}; the model's embedding has {plural(embedding.shape[1], 'number')}"
-            )
+            size = plural(embedding.shape[1], "number")
+            raise TargetError(f"the reference is {tuple(reference.shape)}; the model's embedding has {size}")
         vectors = reference.reshape(-1, reference.shape[-1]).to(embedding.device, full_precision(embedding).dtype)
         vectors = F.normalize(vectors, dim=1, eps=0) if self.kind == "cosine" and len(vectors) > 1 else vectors
         if not bool(vectors.isfinite().all()) or not bool(vectors.mean(0).any()):
@@ -122,9 +120,7 @@ class TextSimilarity(Target):
         if self.encode is None or self.similarities:
             return
         texts = [self.prompt, *([] if self.contrast_prompt is None else [self.contrast_prompt])]
-        encoded = [
-            self.encode(text) for text in texts
-        ]  # not later: in a forward pass hooks would record the text tower
+        encoded = list(map(self.encode, texts))  # not later: in a forward pass hooks would record the text tower
         vectors = [vector if isinstance(vector, Tensor) else torch.tensor(vector, device="cpu") for vector in encoded]
         object.__setattr__(self, "similarities", tuple(Similarity(vector.detach().reshape(-1)) for vector in vectors))
 

@@ -19,7 +19,7 @@ class OutputPart(Target):
     """A target of one part of a model's output.
 
     Args:
-        path: Key, index or attribute of the part; several are joined by dots, such as "heads.2".
+        path: Key, index or attribute of the part. Several are joined by dots, such as "heads.2".
         target: The target of that part, as of a model that returns the part alone.
 
     >>> part = OutputPart("aux", 1)

@@ -93,11 +93,9 @@ def _find_logits(output: object) -> Tensor:
 def check_no_detections(output: object) -> None:
     """Raise a TargetError for the output of a detector: a class alone does not select one of its boxes."""
     rows = output if isinstance(output, list | tuple) else []
-    listed, boxes = (
-        any(isinstance(row, Mapping) and "boxes" in row for row in rows),
-        get_output_tensor(output, "pred_boxes"),
-    )
-    if listed or (boxes is not None and boxes.ndim == 3):
+    boxes = get_output_tensor(output, "pred_boxes")
+    has_rows_of_boxes = any(isinstance(row, Mapping) and "boxes" in row for row in rows)
+    if has_rows_of_boxes or (boxes is not None and boxes.ndim == 3):
         raise TargetError(
             "the output is that of a detector, and a class alone does not select one of its boxes",
             fix="pass target=Box(x0, y0, x1, y1, label=class)",
@@ -106,7 +104,7 @@ def check_no_detections(output: object) -> None:
 
 
 def get_output_tensor(output: Any, name: str) -> Tensor | None:
-    """Return a tensor of an output by its key or attribute; None where there is none."""
+    """Return a tensor of an output by its key or attribute, or None."""
     value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
     return value if isinstance(value, Tensor) else None
 
@@ -121,7 +119,7 @@ def full_precision(values: Tensor) -> Tensor:
 
 
 def check_target_scores(scores: object, target: object) -> Tensor:
-    """Return what a callable target returned (N,); TargetError unless it is one float per sample."""
+    """Return what a callable target returned (N,). Raises TargetError unless it is one float per sample."""
     name = getattr(target, "__name__", type(target).__name__)
     if isinstance(scores, Tensor) and (kind := describe_unsupported_tensor(scores)) is not None:
         raise TargetError(f"the target {name!r} returned {kind}; expected an ordinary tensor (N,), as by to_dense()")
@@ -132,7 +130,7 @@ def check_target_scores(scores: object, target: object) -> Tensor:
 
 
 def check_one_per_sample(scores: Tensor, n_samples: int) -> Tensor:
-    """Return scores (N,...) unchanged; TargetError unless there is one per sample."""
+    """Return scores (N,...) unchanged. Raises TargetError unless there is one per sample."""
     if len(scores) != n_samples:
         raise TargetError(
             f"{plural(len(scores), 'score')} for a batch of {n_samples}: expected one row per sample, from the model (is a batch "
@@ -186,7 +184,7 @@ class ScoreRange:
         self._n_rows[kind] += len(values)
 
     def is_constant(self, machine_epsilon: float) -> Tensor | None:
-        """Whether each sample's scores (N,) stayed within rounding; None where no input was changed.
+        """Whether each sample's scores (N,) stayed within rounding, or None where no input was changed.
 
         `machine_epsilon` is that of the dtype in which the scores were computed.
         """

@@ -30,7 +30,7 @@ class Region(ClassTarget):
     Without `mask` and `point` the region is where the model predicts the class.
 
     Args:
-        label: Index or name of the class; None for the class that scores most in the region.
+        label: Index or name of the class, or None for the class that scores most in the region.
         mask: The region, 0 outside and one value inside, in the size of the original image or of the model's input.
         point: The region as one pixel (x, y).
 
@@ -75,7 +75,7 @@ class Region(ClassTarget):
         return replace(self, mask=mask)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Region":
-        """Return the target with its cell weights flipped; `candidate_scores` resizes them to the output's grid."""
+        """Return the target with its cell weights flipped. `candidate_scores` resizes them to the output's grid."""
         weights = None if self.cell_weights is None else self.cell_weights.flip([axis + 1 for axis in flips])
         return replace(self, cell_weights=weights)
 
@@ -101,7 +101,11 @@ class Region(ClassTarget):
         """Compute the mean scores (N,K) of all classes over the region."""
         if self.cell_weights is None:
             raise TargetError("a Region must be resolved on a first forward pass: use it through a method, or a Score")
-        return _weighted_mean(full_precision(class_score_maps(output)), self.cell_weights)
+        maps, weights = full_precision(class_score_maps(output)), self.cell_weights
+        if maps.shape[2:] != weights.shape[1:]:
+            weights = ADAPTIVE_POOLS[weights.ndim - 1](weights[:, None], maps.shape[2:])[:, 0]
+        shares = weights.flatten(1) / weights.flatten(1).sum(1, keepdim=True)
+        return (maps.flatten(2) * shares[:, None]).sum(2)
 
     def __call__(self, output: Any) -> Tensor:
         """Compute the score of each sample (N,)."""
@@ -143,16 +147,8 @@ def class_score_maps(output: Any) -> Tensor:
     return candidates[0]
 
 
-def _weighted_mean(maps: Tensor, weights: Tensor) -> Tensor:
-    """Compute the weighted mean (N,K) of maps (N,K,*s); weights (N,*t) are resized to the grid of the maps."""
-    if maps.shape[2:] != weights.shape[1:]:
-        weights = ADAPTIVE_POOLS[weights.ndim - 1](weights[:, None], maps.shape[2:])[:, 0]
-    shares = weights.flatten(1) / weights.flatten(1).sum(1, keepdim=True)
-    return (maps.flatten(2) * shares[:, None]).sum(2)
-
-
 def _to_boolean_mask(mask: ArrayLike | Tensor) -> NDArray[np.bool_]:
-    """Return where a mask is not 0; TargetError where it is not a mask of one region."""
+    """Return where a mask is not 0. Raises TargetError where it is not a mask of one region."""
     try:
         array = np.asarray(mask.detach().cpu().double() if isinstance(mask, Tensor) else mask)
     except ValueError as error:

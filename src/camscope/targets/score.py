@@ -34,20 +34,20 @@ class Score:
 
     The first, clean call fixes the classes, so a perturbed input never changes the target.
 
-    `classes` (N,) is known after the first call. It is None where the score is not that of a single class.
+    `classes` (N,) is known after the first call. A score that is not that of a single class has none.
 
     Args:
         model: The model whose output is read.
-        target: A class index; a class name of `class_names`; a Difference of two; None for each sample's top class; a sequence
-            or tensor (N,) with one of these per sample; a Target such as Region, Box or Similarity; or a callable output -> (N,).
+        target: A class index. A class name of `class_names`. A Difference of two, or None for each sample's top class. A sequence
+            or tensor (N,) with one of these per sample. A Target such as Region, Box or Similarity. Or a callable output -> (N,).
         class_names: The name of each class.
         args: Positional arguments of the model after x.
         kwargs: Keyword arguments of the model.
         forward_context: A context manager in which the model runs.
-        input_size: Size of the model's input; by default that of the first call.
-        input_key: Name of the keyword that takes x; see `forward_signature.find_input_key`.
+        input_size: Size of the model's input. By default that of the first call.
+        input_key: Name of the keyword that takes x. See `forward_signature.find_input_key`.
         frames_first: The model takes (N,T,C,H,W) where x is (N,C,T,H,W).
-        one_sample_per_pass: Run every row in a forward pass of its own, for a model whose samples influence one another.
+        one_sample_per_pass: Run every row in a separate forward pass, for a model whose samples influence one another.
 
     Raises:
         TargetError: At once for a bad kind of target, at the first call for a class that the output does not have.
@@ -75,9 +75,8 @@ class Score:
         one_sample_per_pass: bool = False,
     ) -> None:
         if isinstance(target, type):
-            raise TargetError(
-                f"the target is the class {target.__name__} itself: pass an instance, e.g. {target.__name__}(…)"
-            )
+            name = target.__name__
+            raise TargetError(f"the target is the class {name} itself: pass an instance, e.g. {name}(…)")
         if isinstance(target, list | tuple) and any(map(callable, target)):
             target = PerSampleTarget(target)
         self.model, self._args, self._kwargs, self.forward_context = model, args, dict(kwargs or {}), forward_context
@@ -103,7 +102,7 @@ class Score:
         return self.read_score(self.forward(x, sample_index), len(x), sample_index)
 
     def forward(self, x: Tensor, sample_index: Tensor | None = None) -> Any:
-        """Return the model's whole output for x; InputError if the model changed x in place."""
+        """Return the model's whole output for x. Raises InputError if the model changed x in place."""
         if self.one_sample_per_pass and len(x) > 1:
             self._input_size = tuple(x.shape[2:])
             return concatenate_structures([self._forward_row(x, row, sample_index) for row in range(len(x))])
@@ -137,7 +136,7 @@ class Score:
         return flipped
 
     def combined_class_score(self, x: Tensor) -> Tensor:
-        """Compute a fixed combination of all classes (N,), or a callable target's score; used to choose a layer."""
+        """Compute a fixed combination of all classes (N,), or a callable target's score. Used to choose a layer."""
         if callable(self.target):
             return self(x)
         logits = class_scores(self.forward(x))
@@ -159,7 +158,7 @@ class Score:
         return torch.finfo(self.dtype).eps
 
     def read_score(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
-        """Read the score (N,) from an output of the model with `n_rows` rows; `sample_index` as in `__call__`."""
+        """Read the score (N,) from an output of the model with `n_rows` rows. `sample_index` as in `__call__`."""
         values = self._read_full_precision(output, n_rows, sample_index)
         self._track("score", values, sample_index)
         return values
@@ -176,7 +175,7 @@ class Score:
             self._score_range.add(kind, values, sample_index, len(self.values))
 
     def probability(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
-        """Compute the probability (N,) of each sample's class, the softmax over all; for a difference, first over second.
+        """Compute the probability (N,) of each sample's class, the softmax over all. For a difference, first over second.
 
         For a callable target or a model with one output it is the score itself.
         """
@@ -270,7 +269,7 @@ class Score:
         return score
 
     def class_index(self, sample: int) -> int | None:
-        """Return the class index of one sample; None for a difference, a callable target, or before the first call."""
+        """Return the class index of one sample, or None for a difference, a callable target, or before the first call."""
         first, second = self._class_pair(sample)
         return first if second is None else None
 
@@ -286,16 +285,16 @@ class Score:
         return name if second is None else f"log-odds of {name} over {self.class_name(second)}"
 
     def _class_pair(self, sample: int) -> tuple[int | None, int | None]:
-        """Return the class of one sample and the class it is compared with, each None where there is none."""
+        """Return the class of one sample and the class it is compared with, or None for each."""
         if self.class_pairs is None:
             return None, None
         first, second = self.class_pairs[sample].tolist()
         return first, second if second >= 0 else None
 
     def probabilities(self) -> Tensor | None:
-        """Compute the probability of each class (N,K): the softmax of logits; an output of probabilities is returned unchanged.
+        """Compute the probability of each class (N,K): the softmax of logits. An output of probabilities is returned unchanged.
 
-        A row that is neither is NaN. The result is None for a callable target, and for a model with one output.
+        A row that is neither is NaN. A callable target and a model with one output have no probabilities: None.
         """
         if self.logits is None or self.logits.shape[1] == 1:
             return None
@@ -319,10 +318,8 @@ class Score:
                 f"{plural(len(targets), 'target')} for a batch of {len(logits)}: give one, or one per sample"
             )
         top = logits.argmax(1).tolist()
-        pairs = [
-            resolve_class_pair(requested, best, logits.shape[1], self.class_names)
-            for requested, best in zip(targets, top, strict=True)
-        ]
+        items = zip(targets, top, strict=True)
+        pairs = [resolve_class_pair(item, best, logits.shape[1], self.class_names) for item, best in items]
         return torch.tensor(pairs, device=logits.device)
 
 
@@ -334,9 +331,7 @@ class PerSampleTarget(Target):
 
     def bind_model(self, model: nn.Module) -> "PerSampleTarget":
         """Return the targets, each bound to the model."""
-        return PerSampleTarget(
-            [target.bind_model(model) if isinstance(target, Target) else target for target in self.targets]
-        )
+        return PerSampleTarget([item.bind_model(model) if isinstance(item, Target) else item for item in self.targets])
 
     @property
     def dense(self) -> bool:
@@ -381,7 +376,7 @@ class AllClassScores(Score):
 
 
 def _iter_rounds(sample_index: Tensor, n_samples: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the rows with the first variant of each sample, then those with the second, …; each with a row for every sample."""
+    """Yield the rows with the first variant of each sample, then those with the second, …. Each with a row for every sample."""
     order = sample_index.argsort(stable=True)
     counts = sample_index.bincount(minlength=n_samples)
     first_places = (counts.cumsum(0) - counts)[sample_index[order]]

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from camscope.errors import LayerError
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.base_method import AttributionMaps, BaseMethod, DeferredMap, is_below_precision, resolve_map
+from camscope.explainers.core.base_method import (
+    AttributionMaps,
+    BaseMethod,
+    DeferredMap,
+    is_below_precision,
+    resolve_map,
+)
 from camscope.explainers.core.evaluation_context import check_finite
 from camscope.hooks.attention import Attention, AttentionBlockFinder, AttentionRecorder, blocks_skipped
 from camscope.hooks.base import thread_local_hook, unwrap
