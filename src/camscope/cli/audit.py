@@ -49,11 +49,7 @@ def init(
     ] = None,
     modality: Annotated[
         str | None,
-        option(
-            "--modality",
-            "NAME",
-            "Modality, which sets the regions to test: xray, ct, mri, dermoscopy, retina, pathology or any.",
-        ),
+        option("--modality", "NAME", "xray, ct, mri, dermoscopy, retina, pathology or any: sets the regions."),
     ] = None,
     output: Annotated[Path, option("--output -o", "FILE", "Config file to write.")] = Path("audit.toml"),
     overwrite: option_types.OverwriteOption = False,

@@ -20,7 +20,7 @@ EXAMPLE = "camscope choose camscope-demo/images --methods gradcam,layercam,eigen
 
 def run(
     context: typer.Context,
-    source: Annotated[str, option_types.argument("SOURCE", "Images, as for camscope batch: a folder, a manifest ...")],
+    source: option_types.SourceArgument,
     model: option_types.ModelOption = "phantom",
     weights: option_types.WeightsOption = None,
     layer_names: Annotated[

@@ -26,13 +26,7 @@ GROUP_SEPARATORS = {"duplicates": " = ", "duplicates-with-different-targets": " 
 
 
 def run(
-    source: Annotated[
-        str,
-        option_types.argument(
-            "MANIFEST",
-            "A .csv or .parquet manifest, a folder, a pattern in quotes, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
-        ),
-    ],
+    source: option_types.SourceArgument,
     output: Annotated[str | None, option("--output -o", "FILE", "Write the findings to a .json file.")] = None,
     table: Annotated[
         str | None, option("--table", "FILE", "Write one row per image: .parquet, or .csv for spreadsheets.")
@@ -58,7 +52,7 @@ def run(
     ] = None,
     strict: Annotated[bool, option("--strict", None, "Return exit code 1 for warnings too.")] = False,
     num_threads: option_types.ThreadsOption = None,
-    as_json: Annotated[bool, option("--json", None, "Print the findings as JSON, as --output writes them.")] = False,
+    as_json: option_types.JsonOption = False,
     overwrite: option_types.OverwriteOption = False,
 ) -> None:
     """Check a dataset of images before using it with a model. The exit code is 1 if images cannot be used."""

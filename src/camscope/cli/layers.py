@@ -33,7 +33,7 @@ def run(
         option("--size", "N|HxW", "Input size; default: the size of the model's preprocessing, or 224."),
     ] = None,
     list_all: Annotated[bool, option("--all", None, "List nested layers too.")] = False,
-    as_json: Annotated[bool, option("--json", None, "Print every layer as JSON.")] = False,
+    as_json: option_types.JsonOption = False,
 ) -> None:
     """List the layers of a model, and mark those with a spatial grid, which can be explained."""
     from camscope.hooks import inspect_layers

@@ -77,12 +77,16 @@ WeightsOption = Annotated[
 ]
 LayersOption = Annotated[
     str | None,
-    option("--layers -l", "NAME", "Layer; to list them: camscope layers MODEL. Default: the last layer with a grid."),
+    option("--layers -l", "A,B", "Layers; to list them: camscope layers MODEL. Default: the last layer with a grid."),
 ]
-MethodsOption = Annotated[
-    str,
-    option("--methods", "A,B", "One or several methods, or all for every fast one; to list them: camscope methods."),
-]
+_methods_option = option(
+    "--methods",
+    "A,B",
+    "Methods, or all for every fast one; to list them: camscope methods.",
+    autocompletion=complete_method,
+)
+MethodsOption = Annotated[str, _methods_option]
+OptionalMethodsOption = Annotated[str | None, _methods_option]
 ChoiceOption = Annotated[
     str | None, option("--choice", "FILE", "Method and layer from a file that camscope choose --save wrote.")
 ]
@@ -113,13 +117,17 @@ SharedScaleOption = Annotated[
     bool, option("--shared-scale", None, "Use one color scale for all classes of a method, to compare them.")
 ]
 RunArgument = Annotated[str, argument("RUN", "The folder that camscope batch wrote.")]
+SourceArgument = Annotated[
+    str,
+    argument(
+        "SOURCE",
+        "A folder, a pattern in quotes, a .csv or .parquet manifest, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
+    ),
+]
+JsonOption = Annotated[bool, option("--json", None, "Print the facts as JSON, and nothing else.")]
 WhereOption = Annotated[
     str | None,
-    option(
-        "--where",
-        "SQL",
-        "SQL condition that selects rows, such as \"label = 'nodule' and probability < 0.6\"; default: all rows.",
-    ),
+    option("--where", "SQL", "SQL condition that selects rows, such as \"label = 'nodule'\"; default: all rows."),
 ]
 SortOption = Annotated[
     str | None,
