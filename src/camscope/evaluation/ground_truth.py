@@ -218,7 +218,7 @@ class CocoAnnotations(GroundTruth):
     def read(
         cls, path: Path, categories: Iterable[str] = (), *, allow_outside_root: bool = False, fetch: bool = True
     ) -> "CocoAnnotations":
-        """Read a COCO file; `fetch`: masks may be fetched from other machines. For the rest see `load_ground_truth`."""
+        """Read a COCO file. Masks may be fetched from other machines if `fetch` is set."""
         message = f"{path}: this is not a COCO file of annotations"
         with read_errors_converted(message):
             coco = read_json(path, message)

@@ -222,9 +222,18 @@ def _summarize_metric(
     _assign_failed_images(values)
     lines = {
         key: MethodSummary(
-            metric, key[0], key[1], key[3], estimate_values(own), None, None, imputation, key[2], n_rows=len(own)
+            metric,
+            key[0],
+            key[1],
+            key[3],
+            estimate_values(numbers),
+            None,
+            None,
+            imputation,
+            key[2],
+            n_rows=len(numbers),
         )
-        for key, own in values.items()
+        for key, numbers in values.items()
     }
     sign = {True: 1, False: -1, None: -1}[METRICS[metric].higher_is_better]
     means = {key: line.estimate.mean for key, line in lines.items() if line.estimate is not None}
@@ -256,10 +265,10 @@ def _summarize_metric(
 def _assign_failed_images(values: dict[tuple[Any, ...], dict[tuple[int, Any], float]]) -> None:
     """Count an image that failed, which has no layer and settings, as an undefined row of each layer of its method."""
     for failed in [key for key in values if key[1] is key[2] is None and not key[3]]:
-        others = [key for key in values if key[0] == failed[0] and key != failed and not key[3]]
-        for key in others:
+        successful = [key for key in values if key[0] == failed[0] and key != failed and not key[3]]
+        for key in successful:
             values[key] |= {place: np.nan for place in values[failed] if place not in values[key]}
-        if others:
+        if successful:
             del values[failed]
 
 
