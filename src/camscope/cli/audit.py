@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,18 +106,11 @@ def compare(
     if output is not None:
         write_bytes(output, comparison.to_json().encode(), overwrite=overwrite)
     console, table = base.stdout_console(), base.new_table("quantity", "finding", "A>", "B>", "B - A [95 %]>", "p>")
-    for difference in comparison.differences:
-        style = "bold" if difference.is_significant else None
-        p = "" if difference.difference.p_value is None else f"{difference.difference.p_value:.2g}"
-        table.add_row(
-            base.display_text(difference.name),
-            base.display_text(difference.finding),
-            _format_value(difference.first),
-            _format_value(difference.second),
-            format_interval(difference.difference),
-            p,
-            style=style,
-        )
+    for row in comparison.differences:
+        names = base.display_text(row.name), base.display_text(row.finding)
+        p = "" if row.difference.p_value is None else f"{row.difference.p_value:.2g}"
+        values = _format_value(row.first), _format_value(row.second), format_interval(row.difference), p
+        table.add_row(*names, *values, style="bold" if row.is_significant else None)
     console.print(table)
     for agreement in comparison.cross_model_agreements:
         correlation = format_interval(agreement.correlation)
@@ -149,13 +143,8 @@ def verify(
     parsed_config = None if config is None else Config.from_source(config)
     try:
         with stage_progress() as on_progress:
-            result = verify_audit(
-                audit_folder,
-                parsed_config,
-                n_rows=n_rows,
-                seed=seed,
-                on_progress=lambda done, total: on_progress("images", done, total),
-            )
+            show = partial(on_progress, "images")
+            result = verify_audit(audit_folder, parsed_config, n_rows=n_rows, seed=seed, on_progress=show)
     except InputError as error:
         if not audit_folder.is_dir():
             raise

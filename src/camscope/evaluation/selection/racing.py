@@ -156,9 +156,8 @@ def is_race_decided(candidates: Sequence[CandidateState], reference: ReferenceVa
     if len(candidates) < 2:
         return True
     leader, *rivals = rank_candidates(candidates, reference)
-    if not is_late_enough_to_stop(leader, n_images) or not all(
-        map(len, reference.values())
-    ):  # a criterion without values
+    has_values = all(map(len, reference.values()))  # of every criterion
+    if not has_values or not is_late_enough_to_stop(leader, n_images):
         return False
     probabilities = estimate_losing_probabilities(leader, rivals, reference, n_images)
     return all(probability <= MAX_PROBABILITY_TO_KEEP for probability in probabilities)
