@@ -133,11 +133,8 @@ def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
     names = [base.display_text(name) for name in targets] + ([plural(n_others, "other")] if n_others else [])
     column = base.display_text(prevalence.column)
     table = base.new_table(column, "images>", *(f"{name}>" for name in names))
-    table.title, table.title_justify, table.title_style = (
-        f"{'images' if has_no_targets else 'targets'} by {column}",
-        "left",
-        "",
-    )
+    table.title = f"{'images' if has_no_targets else 'targets'} by {column}"
+    table.title_justify, table.title_style = "left", ""
     if prevalence.association is not None:
         table.title += f": Cramér's V {prevalence.association:.2f} (1: the group determines the target)"
     rows = zip(prevalence.groups, prevalence.counts.tolist(), prevalence.shares.tolist(), strict=True)

@@ -131,10 +131,8 @@ def _build_layer_table(
     from rich.text import Text
 
     table = base.new_table("", "layer", "type", "output>", "stride>", "parameters>", "calls>")
-    shape, parameters = (
-        "×".join(map(str, inspection.input_shape)),
-        plural(inspection.n_parameters, "parameter", spec=","),
-    )
+    shape = "×".join(map(str, inspection.input_shape))
+    parameters = plural(inspection.n_parameters, "parameter", spec=",")
     table.title = Text(f"{base.display_text(inspection.model)} · input {shape} · {parameters}")
     table.title_justify = "left"
     for row in inspection:

@@ -43,10 +43,8 @@ def evaluate_candidates(
     maps, placement = [], Placement.identity(tuple(x.shape[2:]))
     for candidate in candidates:
         start = time.perf_counter()
-        raw_maps = (
-            run_methods([candidate.explainer], x, [targets])[0].maps[0].attribution.detach().double().cpu().numpy()
-        )
-        maps.append(np.stack([placement.project(raw_map)[0] for raw_map in raw_maps]))
+        raw_maps = run_methods([candidate.explainer], x, [targets])[0].maps[0].attribution.detach().double().cpu()
+        maps.append(np.stack([placement.project(raw_map)[0] for raw_map in raw_maps.numpy()]))
         candidate.total_seconds += time.perf_counter() - start
         candidate.n_images += len(samples)
         candidate.first_maps = candidate.first_maps or list(maps[-1])

@@ -48,9 +48,8 @@ def build_candidates(
     candidates = []
     for name in DEFAULT_CANDIDATE_METHODS if methods is None else methods:
         explainer_cls = METHODS.find(name)
-        chosen = (
-            layer_names if accepts_layer_choice(explainer_cls) and not accepts_several_layers(explainer_cls) else None
-        )
+        takes_one_layer = accepts_layer_choice(explainer_cls) and not accepts_several_layers(explainer_cls)
+        chosen = layer_names if takes_one_layer else None
         for explainer in create_at_layers(explainer_cls, model, chosen, dict(settings or {})):
             try:
                 run_methods([explainer], x, [None])
@@ -77,17 +76,11 @@ def find_stage_layers(model: nn.Module, x: Tensor, n_stages: int = DEFAULT_N_STA
         ends[layer.layout.grid] = layer.name
     stage_layers = list(ends.values())[-n_stages:]
     if len(ends) > 1 and "." not in default:
-        names = [name.partition(".")[0] for name in stage_layers]  # the whole stage if it is a layer, not its last part
-        spatial_names = {layer.name for layer in spatial_layers}
-        stage_layers = [
-            short if short in spatial_names else name for short, name in zip(names, stage_layers, strict=True)
-        ]
-    before, *number = re.split(r"\d+", default, maxsplit=1)  # the names of a transformer's blocks differ in a number
-    blocks = [
-        layer.name
-        for layer in spatial_layers
-        if number and re.fullmatch(rf"{re.escape(before)}\d+{re.escape(number[0])}", layer.name)
-    ]
+        stages = {layer.name for layer in spatial_layers if "." not in layer.name}  # instead of their last parts
+        stage_layers = [name.partition(".")[0] if name.partition(".")[0] in stages else name for name in stage_layers]
+    before, *after = re.split(r"\d+", default, maxsplit=1)  # the names of a transformer's blocks differ in a number
+    pattern = rf"{re.escape(before)}\d+{re.escape(after[0])}" if after else "(?!)"  # (?!): no name
+    blocks = [layer.name for layer in spatial_layers if re.fullmatch(pattern, layer.name)]
     if len(ends) == 1 and len(blocks) > n_stages:
         stage_layers = [blocks[len(blocks) * (n + 1) // n_stages - 1] for n in range(n_stages)]
     return list(dict.fromkeys([*stage_layers[:-1], default]))

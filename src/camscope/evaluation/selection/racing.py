@@ -179,11 +179,9 @@ def estimate_losing_probabilities(
     for position, i in enumerate(np.argsort(-behind, kind="stable")):
         level = 1 - RACE_SIGNIFICANCE_LEVEL / 2 / comb(1 + len(rivals) - position, 2)
         if not n_remaining:  # Holm: after the first that stays, all stay
-            is_rejected = (
-                is_rejected
-                and bool(behind[i] > require("scipy.special", extra="metrics").stdtrit(n_seen - 1, level))
-                and compute_min_p_value(n_seen) < 2 * (1 - level)
-            )
+            critical_value = require("scipy.special", extra="metrics").stdtrit(n_seen - 1, level)
+            is_possible = compute_min_p_value(n_seen) < 2 * (1 - level)
+            is_rejected = is_rejected and is_possible and bool(behind[i] > critical_value)
             probabilities[i] = float(is_rejected)
         else:
             expected = behind[i] * (n_seen + n_remaining * shrinkage[i]) / n_images
