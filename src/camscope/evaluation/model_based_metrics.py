@@ -128,17 +128,9 @@ CONTROL_EXPLAINERS = ("center", "edges")  # the controls that are explainers
 
 @dataclass(frozen=True)
 class ModelMetricEvaluator:
-    """Evaluates metrics that need the model.
+    """Evaluates metrics that need the model, for batches of cases that share forward passes; for the fields see `evaluate`.
 
-    Attributes:
-        replay: The run with its model.
-        metrics: The metrics.
-        explainers: The explainers by method key, for metrics that need them.
-        imputations: See `evaluate`.
-        n_steps: See `evaluate`.
-        region_size: See `evaluate`.
-        batch_size: Cases that share forward passes.
-
+    `explainers` are by method key, for metrics that need them.
     """
 
     replay: RunReplay

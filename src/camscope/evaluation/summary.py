@@ -25,23 +25,12 @@ ValuesByTarget = Mapping[tuple[int, Any], float]  # by row and target; NaN if un
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """The values of one metric for one method.
+    """The mean of one metric for one method, a control or not, and its paired differences.
 
-    Attributes:
-        metric: The name of the metric.
-        method: The name of the method.
-        layer: Its layer, if it has one.
-        is_control: Whether the maps are control maps.
-        estimate: The mean; None if no value is defined.
-        difference_to_control: The paired difference to the best control; None for a method that is itself a control.
-        difference_to_best: The paired difference to the best method; None for methods with the same maps.
-        imputation: The imputation, if the metric depends on it.
-        parameters: The digest of the method's settings.
-        n_rows: The number of rows with and without a value.
-        n_comparisons: The number of comparisons that `difference_to_best` is corrected for.
-
-    Differences are signed so that higher is better.
-
+    `estimate` is None if no value is defined. `difference_to_control` is that to the best control, None for a method that is
+    itself a control. `difference_to_best` is that to the best method, None for methods with the same maps, and corrected for
+    `n_comparisons`. Differences are signed so that higher is better. `parameters` is the digest of the method's settings.
+    `n_rows` counts rows with and without a value.
     """
 
     metric: str
@@ -119,20 +108,9 @@ def summarize_values(
     Intervals and p-values of differences are corrected over all methods and metrics (Bonferroni): over all pairs of methods,
     since the same values select the best one, and over all comparisons with the best control.
 
-    Args:
-        table: Values in long form, as `EvaluationResult.table` returns them.
-        group_column: A column of patients or scenes. Default: each image is a group, with all its targets.
-        metrics: Only these metrics. Differences are corrected for the number of them.
-        equivalent_groups: Methods with the same maps. They count as one method and are not compared with each other.
-        seed: Seed of the bootstrap of means.
-        n_resamples: Bootstrap resamples of means.
-
-    Returns:
-        The summaries, the best first, including controls, by metric, or by `metric, imputation`.
-
-    Raises:
-        InputError: There is no such column.
-
+    Groups are those of `group_column`, by default the images with all their targets. Methods in `equivalent_groups` have the same
+    maps: they count as one method and are not compared with each other. `seed` and `n_resamples` are those of the bootstrap of
+    means. Returns the summaries, the best first, including controls, by metric, or by `metric, imputation`.
     """
     check_column(table, group_column)
     if "imputation" not in table.column_names:  # written before metrics that need the model existed

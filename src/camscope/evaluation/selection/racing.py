@@ -46,15 +46,8 @@ class SelectionSample:
 class CandidateState:
     """A candidate and its values so far.
 
-    Attributes:
-        explainer: The candidate.
-        metric_values: The values of each criterion for each image; NaN if undefined.
-        total_seconds: Seconds spent on its maps.
-        n_images: The number of images it explained.
-        drop_reason: Why it dropped out; "" if it is still in the race.
-        groups: The group of each image of the race; None: each image is its own group.
-        first_maps: Its maps (N,*S) of the first images, for finding candidates with the same maps.
-
+    `metric_values` holds the values of each criterion for each image, NaN if undefined. `groups` are those of the images of the
+    race, None if each image is its own group. `first_maps` are the maps (N,*S) of the first images, to find equal candidates.
     """
 
     explainer: Explainer

@@ -52,16 +52,10 @@ MIN_MEDIAN_STABILITY = 0.5
 
 @dataclass(frozen=True)
 class MethodSelection:
-    """The result of a race.
+    """The result of a race: one best candidate, two that do not differ, or none, and all candidates, the best first.
 
-    Attributes:
-        best: One candidate, or two that do not differ; empty without a clear winner.
-        candidates: All candidates, the best first.
-        n_images: The number of images that the leader explained.
-        n_maps: The number of maps computed.
-        n_maps_without_drops: The number of maps of a race without drops.
-        n_groups: The number of independent images or groups of images.
-
+    `n_images` is the number of images that the leader explained. `n_maps` is that of the maps computed, and
+    `n_maps_without_drops` that of a race without drops. `n_groups` counts independent images or groups of images.
     """
 
     best: list[CandidateState]
@@ -119,25 +113,12 @@ def select_method(
     on_progress: RaceProgressCallback | None = None,
     evaluate_block: BlockEvaluator | None = None,
 ) -> MethodSelection:
-    """Race explainers of one model over samples with one input size.
+    """Race explainers of one model over samples with one input size, `block_size` images in a round.
 
-    Args:
-        explainers: The candidates; at least two.
-        samples: The images; at least two.
-        block_size: Images in a round.
-        n_steps: Points of a removal curve.
-        region_size: Side in pixels of removed regions. Default: a fourteenth of the input's shortest side.
-        seed: Seed of the order of images and ties.
-        never_drop: Whether all candidates explain all images.
-        on_progress: Called with the numbers of images seen, of all images, and of remaining candidates.
-        evaluate_block: Appends the values of a block to the candidates, in place of the built-in evaluation.
-
-    Returns:
-        The selection.
-
-    Raises:
-        InputError: There are fewer than two candidates or images, or only some samples have a group.
-
+    `n_steps` is the number of points of a removal curve, and `region_size` the side in pixels of removed regions. None: a
+    fourteenth of the input's shortest side. `seed` is that of the order of images and ties. With `never_drop` all candidates
+    explain all images. `evaluate_block` replaces the evaluation of a block. InputError if there are fewer than two candidates or images, or
+    if only some samples have a group.
     """
     if len(explainers) < 2 or len(samples) < 2:
         raise InputError(f"candidates: {len(explainers)}, images: {len(samples)}; a race needs two of each at least")
