@@ -48,6 +48,7 @@ from camscope.safe_files import write_bytes
 
 MAX_UNTRAINED_CORRELATION = 0.7  # Spearman, with the untrained model's map; above it the map shows only the image
 MIN_MEDIAN_STABILITY = 0.5
+BLOCK_SIZE = 8  # images in a round
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,6 @@ def select_method(
     explainers: Sequence[Explainer],
     samples: Sequence[SelectionSample],
     *,
-    block_size: int = 8,
     n_steps: int = 6,
     region_size: int | None = None,
     seed: int = 0,
@@ -113,12 +113,12 @@ def select_method(
     on_progress: RaceProgressCallback | None = None,
     evaluate_block: BlockEvaluator | None = None,
 ) -> MethodSelection:
-    """Race explainers of one model over samples with one input size, `block_size` images in a round.
+    """Race explainers of one model over samples with one input size.
 
     `n_steps` is the number of points of a removal curve, and `region_size` the side in pixels of removed regions. None: a
     fourteenth of the input's shortest side. `seed` is that of the order of images and ties. With `never_drop` all candidates
-    explain all images. `evaluate_block` replaces the evaluation of a block. InputError if there are fewer than two candidates or images, or
-    if only some samples have a group.
+    explain all images. `evaluate_block` replaces the evaluation of a block. InputError if there are fewer than two candidates
+    or images, or if only some samples have a group.
     """
     if len(explainers) < 2 or len(samples) < 2:
         raise InputError(f"candidates: {len(explainers)}, images: {len(samples)}; a race needs two of each at least")
@@ -128,10 +128,10 @@ def select_method(
     names = (FAITHFULNESS_METRIC, *masked, ROBUSTNESS_METRIC)
     candidates = [CandidateState(explainer, {name: [] for name in names}, groups=groups) for explainer in explainers]
     for candidate in candidates:
-        candidate.drop_reason = find_model_independence_reason(candidate.explainer, shuffled[:block_size], seed)
+        candidate.drop_reason = find_model_independence_reason(candidate.explainer, shuffled[:BLOCK_SIZE], seed)
     reference: ReferenceValues = {}
-    for start in range(0, len(shuffled), block_size):
-        racing, block = survivors(candidates), shuffled[start : start + block_size]
+    for start in range(0, len(shuffled), BLOCK_SIZE):
+        racing, block = survivors(candidates), shuffled[start : start + BLOCK_SIZE]
         if not racing or (reference and not never_drop and is_race_decided(racing, reference, len(shuffled))):
             break
         if evaluate_block is None:
