@@ -129,9 +129,7 @@ def verify(
     audit_folder: Annotated[Path, argument("RUN", "The folder of an audit.")],
     config: Annotated[
         Path | None,
-        option(
-            "--config", "CONFIG", "Config of the audit; with it the data, the weights and some rows are checked too."
-        ),
+        option("--config", "CONFIG", "Config of the audit, to check the data, the weights and some rows too."),
     ] = None,
     n_rows: Annotated[int, option("--rows", None, "Number of random rows to recompute.", min=0)] = 8,
     seed: Annotated[int, option("--seed", None, "Seed of the random choice of rows.", min=0)] = 0,

@@ -31,9 +31,7 @@ def run(
     context: typer.Context,
     source: Annotated[
         str,
-        option_types.argument(
-            "IMAGE|SOURCE", "One image file, or a data set as for camscope batch: a folder, a manifest, or a run."
-        ),
+        option_types.argument("IMAGE|SOURCE", "One image file, or many as for camscope batch, or the folder of a run."),
     ],
     model: option_types.ModelOption = "phantom",
     weights: option_types.WeightsOption = None,

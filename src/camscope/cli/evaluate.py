@@ -30,9 +30,7 @@ def run(
     context: typer.Context,
     source: Annotated[
         str,
-        option_types.argument(
-            "RUN|SOURCE", "Folder of a run, or images as for camscope batch, which are explained first."
-        ),
+        option_types.argument("RUN|SOURCE", "Folder of a run, or images as for camscope batch, explained first."),
     ],
     masks: option_types.MasksOption = None,
     categories: option_types.CategoryOption = None,

@@ -79,12 +79,8 @@ LayersOption = Annotated[
     str | None,
     option("--layers -l", "A,B", "Layers; to list them: camscope layers MODEL. Default: the last layer with a grid."),
 ]
-_methods_option = option(
-    "--methods",
-    "A,B",
-    "Methods, or all for every fast one; to list them: camscope methods.",
-    autocompletion=complete_method,
-)
+METHODS_HELP = "Methods, or all for every fast one; to list them: camscope methods."
+_methods_option = option("--methods", "A,B", METHODS_HELP, autocompletion=complete_method)
 MethodsOption = Annotated[str, _methods_option]
 OptionalMethodsOption = Annotated[str | None, _methods_option]
 ChoiceOption = Annotated[
@@ -145,12 +141,7 @@ CategoryOption = Annotated[
 ]
 MetricsOption = Annotated[
     str | None,
-    option(
-        "--metrics",
-        "A,B",
-        "Metrics to compute, including those that run the model, such as deletion; default: all fast ones.",
-        autocompletion=complete_metric,
-    ),
+    option("--metrics", "A,B", "Metrics, such as deletion; default: all fast ones.", autocompletion=complete_metric),
 ]
 GroupOption = Annotated[
     str | None, option("--group", "COLUMN", "Column of patients or scenes, resampled as a whole for intervals.")
@@ -176,9 +167,7 @@ ImageSourceOption = Annotated[
 ]
 FetchOption = Annotated[
     bool,
-    option(
-        "--fetch", None, "Download images of the run that are not on this machine: URLs, hf:NAME, torchvision:NAME."
-    ),
+    option("--fetch", None, "Download images of the run that are not here: URLs, hf:NAME, torchvision:NAME."),
 ]
 AllowOutsideRootOption = Annotated[
     bool, option("--anywhere", None, "Allow paths of images and masks outside the root folder.")
