@@ -190,17 +190,15 @@ def test_a_part_of_the_run_is_read_once_however_small_the_batches_are(net, place
     assert evaluate(tmp_path / "run", tmp_path / "again", on_progress=gone, **settings).table().equals(whole)
 
 
-def test_what_was_begun_with_parts_of_the_run_is_not_gone_on_with(net, place, tmp_path):
+def test_what_an_older_version_began_is_not_gone_on_with(net, place, tmp_path):
     settings = {"metrics": ["deletion", "sparseness"], "model": net, "n_steps": 2, "region_size": 32}
     evaluate(place / "run", tmp_path / "out", **settings)
     file = tmp_path / "out" / "run.json"
     facts = json.loads(file.read_bytes())
-    del facts["run_config"]["parts"]
+    facts["run_config"]["fills"] = facts["run_config"].pop("imputations")
     file.write_text(json.dumps(facts))
-    with pytest.raises(OutputError, match=r"another run \(parts: None there, by batch here\); pass overwrite"):
+    with pytest.raises(OutputError, match=r"another run \(fills: .* there, None here; imputations: None there"):
         evaluate(place / "run", tmp_path / "out", **settings)
-    plain = evaluate(place / "run", tmp_path / "plain", metrics=["sparseness"])
-    assert "parts" not in plain.facts["run_config"]  # without a model they are what they were
 
 
 def test_where_memory_ends_batches_are_halved(net, place, tmp_path, monkeypatch):

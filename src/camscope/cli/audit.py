@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,11 +51,7 @@ def init(
     ] = None,
     modality: Annotated[
         str | None,
-        option(
-            "--modality",
-            "NAME",
-            "Modality, which sets the regions to test: xray, ct, mri, dermoscopy, retina, pathology or any.",
-        ),
+        option("--modality", "NAME", "xray, ct, mri, dermoscopy, retina, pathology or any: sets the regions."),
     ] = None,
     output: Annotated[Path, option("--output -o", "FILE", "Config file to write.")] = Path("audit.toml"),
     overwrite: option_types.OverwriteOption = False,
@@ -110,18 +107,11 @@ def compare(
     if output is not None:
         write_bytes(output, comparison.to_json().encode(), overwrite=overwrite)
     console, table = base.stdout_console(), base.new_table("quantity", "finding", "A>", "B>", "B - A [95 %]>", "p>")
-    for difference in comparison.differences:
-        style = "bold" if difference.is_significant else None
-        p = "" if difference.difference.p_value is None else f"{difference.difference.p_value:.2g}"
-        table.add_row(
-            base.display_text(difference.name),
-            base.display_text(difference.finding),
-            _format_value(difference.first),
-            _format_value(difference.second),
-            format_interval(difference.difference),
-            p,
-            style=style,
-        )
+    for row in comparison.differences:
+        names = base.display_text(row.name), base.display_text(row.finding)
+        p = "" if row.difference.p_value is None else f"{row.difference.p_value:.2g}"
+        values = _format_value(row.first), _format_value(row.second), format_interval(row.difference), p
+        table.add_row(*names, *values, style="bold" if row.is_significant else None)
     console.print(table)
     for agreement in comparison.cross_model_agreements:
         correlation = format_interval(agreement.correlation)
@@ -141,9 +131,7 @@ def verify(
     audit_folder: Annotated[Path, argument("RUN", "The folder of an audit.")],
     config: Annotated[
         Path | None,
-        option(
-            "--config", "CONFIG", "Config of the audit; with it the data, the weights and some rows are checked too."
-        ),
+        option("--config", "CONFIG", "Config of the audit, to check the data, the weights and some rows too."),
     ] = None,
     n_rows: Annotated[int, option("--rows", None, "Number of random rows to recompute.", min=0)] = 8,
     seed: Annotated[int, option("--seed", None, "Seed of the random choice of rows.", min=0)] = 0,
@@ -155,13 +143,8 @@ def verify(
     parsed_config = None if config is None else Config.from_source(config)
     try:
         with stage_progress() as on_progress:
-            result = verify_audit(
-                audit_folder,
-                parsed_config,
-                n_rows=n_rows,
-                seed=seed,
-                on_progress=lambda done, total: on_progress("images", done, total),
-            )
+            show = partial(on_progress, "images")
+            result = verify_audit(audit_folder, parsed_config, n_rows=n_rows, seed=seed, on_progress=show)
     except InputError as error:
         if not audit_folder.is_dir():
             raise

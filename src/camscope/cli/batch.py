@@ -16,13 +16,7 @@ EXAMPLE = "camscope batch camscope-demo/images --methods gradcam,layercam -o hea
 
 def run(
     context: typer.Context,
-    source: Annotated[
-        str,
-        option_types.argument(
-            "SOURCE",
-            "A folder, a pattern in quotes, a .csv or .parquet manifest, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
-        ),
-    ],
+    source: option_types.SourceArgument,
     output: Annotated[str, option("--output -o", "FOLDER", "Folder of the run.")] = "camscope-batch",
     model: option_types.ModelOption = "phantom",
     weights: option_types.WeightsOption = None,
@@ -49,13 +43,7 @@ def run(
         option("--batch-size", None, "Images per forward pass; default: 16, up to 64 for small images.", min=1),
     ] = None,
     num_threads: Annotated[
-        int | None,
-        option(
-            "--threads",
-            None,
-            "Threads that read images, per process; default: one per core, or one for small files.",
-            min=1,
-        ),
+        int | None, option("--threads", None, "Threads that read images, per process; default: by file size.", min=1)
     ] = None,
     chunk_size: Annotated[
         int,

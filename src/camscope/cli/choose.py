@@ -20,7 +20,7 @@ EXAMPLE = "camscope choose camscope-demo/images --methods gradcam,layercam,eigen
 
 def run(
     context: typer.Context,
-    source: Annotated[str, option_types.argument("SOURCE", "Images, as for camscope batch: a folder, a manifest ...")],
+    source: option_types.SourceArgument,
     model: option_types.ModelOption = "phantom",
     weights: option_types.WeightsOption = None,
     layer_names: Annotated[
@@ -49,7 +49,6 @@ def run(
 ) -> None:
     """Compare methods and layers on your images, and recommend one. Clearly worse candidates are dropped early."""
     from camscope.batch import build_manifest
-    from camscope.evaluation.ground_truth import load_ground_truth
     from camscope.evaluation.map_generation import check_ground_truth
     from camscope.evaluation.selection.candidates import build_candidates
     from camscope.evaluation.selection.samples import format_exclusions, load_samples
@@ -64,11 +63,8 @@ def run(
     manifest = build_manifest(source, "" if allow_outside_root else root)
     ground_truth = None
     if masks is not None:
-        names, path_resolver = manifest.table.column_names, manifest.path_resolver
-        ground_truth = load_ground_truth(
-            masks, names, path_resolver, base.split_list(categories or ""), allow_outside_root=allow_outside_root
-        )
-        check_ground_truth(ground_truth, manifest)
+        category_names = base.split_list(categories or "")
+        ground_truth = check_ground_truth(masks, manifest, category_names, allow_outside_root=allow_outside_root)
     base.print_default_model_note(context)
     net = base.load_model_on_device(model, weights, device)
     with base.collect_warnings():
@@ -83,15 +79,11 @@ def run(
         with base.spinner("searching for layers"):
             candidates = build_candidates(net, samples[0].item.x[None].to(device), names, layers)
         with progress.progress_bar(plural(len(candidates), "candidate"), len(samples), base.stdout_console()) as bar:
-            choice = select_method(
-                candidates,
-                samples,
-                seed=seed,
-                never_drop=exhaustive,
-                on_progress=lambda n_done, count, n_remaining: bar.set_status(
-                    n_done, f"{plural(n_remaining, 'candidate')} left"
-                ),
-            )
+
+            def on_progress(n_done: int, n_samples: int, n_remaining: int) -> None:
+                bar.set_status(n_done, f"{plural(n_remaining, 'candidate')} left")
+
+            choice = select_method(candidates, samples, seed=seed, never_drop=exhaustive, on_progress=on_progress)
     base.stdout_console().print(_build_candidate_table(choice))
     if ground_truth is not None:
         base.print_field("evidence", ground_truth)

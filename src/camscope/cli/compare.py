@@ -32,24 +32,12 @@ def run(
     context: typer.Context,
     source: Annotated[
         str,
-        option_types.argument(
-            "IMAGE|SOURCE", "One image file, or a data set as for camscope batch: a folder, a manifest, or a run."
-        ),
+        option_types.argument("IMAGE|SOURCE", "One image file, or many as for camscope batch, or the folder of a run."),
     ],
     model: option_types.ModelOption = "phantom",
     weights: option_types.WeightsOption = None,
-    layer_names: Annotated[
-        str | None, option("--layers -l", "A,B", "Layers; to list them: camscope layers MODEL.")
-    ] = None,
-    method_names: Annotated[
-        str | None,
-        option(
-            "--methods",
-            "A,B",
-            "Methods, or all; default: five that need one forward and one backward pass.",
-            autocompletion=option_types.complete_method,
-        ),
-    ] = None,
+    layer_names: option_types.LayersOption = None,
+    method_names: option_types.OptionalMethodsOption = None,
     targets: Annotated[
         str | None, option("--targets -t", "A,B", "Classes, by index or name; default: the top class.")
     ] = None,
@@ -80,6 +68,7 @@ def run(
 ) -> None:
     """Compare methods on one image (a figure, numbers, identical maps) or on many (metrics).
 
+    Without --methods, five methods that need one forward and one backward pass are compared.
     For many images, the output is a table per metric with intervals and differences, the agreement of the maps, the
     methods without a significant difference, and one figure. The same command resumes an interrupted comparison. An
     existing --figure file is not replaced: name another. Only for many images: --masks, --category, --metrics, --group,

@@ -59,9 +59,7 @@ def run(
     method_names: option_types.MethodsOption = DEMO_METHODS,
     audit: Annotated[
         bool,
-        option(
-            "--audit", None, "Train two models instead, one of which relies on a marker, and audit both (two minutes)."
-        ),
+        option("--audit", None, "Train and audit two models instead, one of which relies on a marker (two minutes)."),
     ] = False,
     overwrite: option_types.OverwriteOption = False,
 ) -> None:

@@ -30,9 +30,7 @@ def run(
     context: typer.Context,
     source: Annotated[
         str,
-        option_types.argument(
-            "RUN|SOURCE", "Folder of a run, or images as for camscope batch, which are explained first."
-        ),
+        option_types.argument("RUN|SOURCE", "Folder of a run, or images as for camscope batch, explained first."),
     ],
     masks: option_types.MasksOption = None,
     categories: option_types.CategoryOption = None,
@@ -48,16 +46,8 @@ def run(
     ] = None,
     weights: option_types.WeightsOption = None,
     preprocess: option_types.PreprocessOption = None,
-    method_names: Annotated[
-        str | None,
-        option(
-            "--methods",
-            "A,B",
-            "Images only: methods, default gradcam; or all.",
-            autocompletion=option_types.complete_method,
-        ),
-    ] = None,
-    layer_names: Annotated[str | None, option("--layers -l", "A,B", "Images only: layers.")] = None,
+    method_names: option_types.OptionalMethodsOption = None,
+    layer_names: option_types.LayersOption = None,
     target: option_types.TargetOption = None,
     root: option_types.RootOption = None,
     imputation: Annotated[
@@ -80,8 +70,8 @@ def run(
 ) -> None:
     """Evaluate maps by localization and by their own properties; with --model also by faithfulness.
 
-    The maps are those of a run, or are computed first. The same command resumes an interrupted evaluation. An existing
-    figure is not replaced: name another.
+    The maps are those of a run, or are computed first by --methods (default: gradcam), --layers, --target and --root. The
+    same command resumes an interrupted evaluation. An existing figure is not replaced: name another.
     """
     from camscope.evaluation import evaluate
 

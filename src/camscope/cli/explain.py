@@ -8,23 +8,18 @@ from typing import Annotated
 
 import typer
 
+from camscope import errors
 from camscope.cli import base, option_types, options, progress, scan_options
 from camscope.cli.explain_output import ImageExplanationWriter
 from camscope.cli.option_types import option
 from camscope.cli.output_paths import MAP_FILE_FORMATS, Destination, OutputExistsError, check_image_exists, list_images
-from camscope.errors import (
-    ImageError,
-    LayerError,
-    MissingExtraError,
-    ModelError,
-    PreprocessError,
-    TargetError,
-    WeightsError,
-)
 from camscope.plurals import plural
 
 EXAMPLE = "camscope explain camscope-demo/images --methods gradcam,layercam"
-TARGET_AND_MODEL_ERRORS = (TargetError, LayerError, ModelError, PreprocessError, WeightsError, MissingExtraError)
+TARGET_AND_MODEL_ERRORS = (
+    errors.TargetError, errors.LayerError, errors.ModelError, errors.PreprocessError, errors.WeightsError,
+    errors.MissingExtraError,
+)  # fmt: skip
 
 
 def run(
@@ -163,7 +158,7 @@ def _list_existing(paths: Sequence[Path], outcome: _ExplainOutcome) -> list[tupl
     for row, path in enumerate(paths, start=1):
         try:
             check_image_exists(path, outcome.scan_settings.display_name(path))
-        except ImageError as error:
+        except errors.ImageError as error:
             outcome.record_error(path, error)
             continue
         present.append((row, path))

@@ -22,9 +22,7 @@ def run(
     formats: Annotated[
         str,
         option(
-            "--format",
-            "A,B",
-            "Formats: png, jpg, webp (overlays), npz, json (raw maps), csv (a table), coco (boxes and outlines).",
+            "--format", "A,B", "png, jpg, webp (overlays), npz, json (raw maps), csv (a table), coco (boxes, outlines)."
         ),
     ] = "png",
     where: option_types.WhereOption = None,

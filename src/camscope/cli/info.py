@@ -4,7 +4,7 @@ import json
 import platform
 import re
 from importlib.metadata import PackageNotFoundError, metadata, version
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -16,7 +16,7 @@ DEVELOPMENT_EXTRAS = ("dev", "test", "docs", "bench", "gallery")
 
 
 def run(
-    as_json: Annotated[bool, option_types.option("--json", None, "Print the facts as JSON.")] = False,
+    as_json: option_types.JsonOption = False,
 ) -> None:
     """Show versions, installed extras and devices for a bug report."""
     facts = collect_facts()

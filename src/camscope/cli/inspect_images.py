@@ -26,13 +26,7 @@ GROUP_SEPARATORS = {"duplicates": " = ", "duplicates-with-different-targets": " 
 
 
 def run(
-    source: Annotated[
-        str,
-        option_types.argument(
-            "MANIFEST",
-            "A .csv or .parquet manifest, a folder, a pattern in quotes, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
-        ),
-    ],
+    source: option_types.SourceArgument,
     output: Annotated[str | None, option("--output -o", "FILE", "Write the findings to a .json file.")] = None,
     table: Annotated[
         str | None, option("--table", "FILE", "Write one row per image: .parquet, or .csv for spreadsheets.")
@@ -58,7 +52,7 @@ def run(
     ] = None,
     strict: Annotated[bool, option("--strict", None, "Return exit code 1 for warnings too.")] = False,
     num_threads: option_types.ThreadsOption = None,
-    as_json: Annotated[bool, option("--json", None, "Print the findings as JSON, as --output writes them.")] = False,
+    as_json: option_types.JsonOption = False,
     overwrite: option_types.OverwriteOption = False,
 ) -> None:
     """Check a dataset of images before using it with a model. The exit code is 1 if images cannot be used."""
@@ -139,11 +133,8 @@ def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
     names = [base.display_text(name) for name in targets] + ([plural(n_others, "other")] if n_others else [])
     column = base.display_text(prevalence.column)
     table = base.new_table(column, "images>", *(f"{name}>" for name in names))
-    table.title, table.title_justify, table.title_style = (
-        f"{'images' if has_no_targets else 'targets'} by {column}",
-        "left",
-        "",
-    )
+    table.title = f"{'images' if has_no_targets else 'targets'} by {column}"
+    table.title_justify, table.title_style = "left", ""
     if prevalence.association is not None:
         table.title += f": Cramér's V {prevalence.association:.2f} (1: the group determines the target)"
     rows = zip(prevalence.groups, prevalence.counts.tolist(), prevalence.shares.tolist(), strict=True)

@@ -33,7 +33,7 @@ def run(
         option("--size", "N|HxW", "Input size; default: the size of the model's preprocessing, or 224."),
     ] = None,
     list_all: Annotated[bool, option("--all", None, "List nested layers too.")] = False,
-    as_json: Annotated[bool, option("--json", None, "Print every layer as JSON.")] = False,
+    as_json: option_types.JsonOption = False,
 ) -> None:
     """List the layers of a model, and mark those with a spatial grid, which can be explained."""
     from camscope.hooks import inspect_layers
@@ -131,10 +131,8 @@ def _build_layer_table(
     from rich.text import Text
 
     table = base.new_table("", "layer", "type", "output>", "stride>", "parameters>", "calls>")
-    shape, parameters = (
-        "×".join(map(str, inspection.input_shape)),
-        plural(inspection.n_parameters, "parameter", spec=","),
-    )
+    shape = "×".join(map(str, inspection.input_shape))
+    parameters = plural(inspection.n_parameters, "parameter", spec=",")
     table.title = Text(f"{base.display_text(inspection.model)} · input {shape} · {parameters}")
     table.title_justify = "left"
     for row in inspection:

@@ -37,7 +37,7 @@ def run(
             autocompletion=option_types.complete_method,
         ),
     ] = None,
-    as_json: Annotated[bool, option_types.option("--json", None, "Print the facts as JSON.")] = False,
+    as_json: option_types.JsonOption = False,
 ) -> None:
     """List the methods, or show the page of one: what it computes, its paper, settings and cost."""
     from camscope.explainers import METHODS

@@ -77,12 +77,12 @@ WeightsOption = Annotated[
 ]
 LayersOption = Annotated[
     str | None,
-    option("--layers -l", "NAME", "Layer; to list them: camscope layers MODEL. Default: the last layer with a grid."),
+    option("--layers -l", "A,B", "Layers; to list them: camscope layers MODEL. Default: the last layer with a grid."),
 ]
-MethodsOption = Annotated[
-    str,
-    option("--methods", "A,B", "One or several methods, or all for every fast one; to list them: camscope methods."),
-]
+METHODS_HELP = "Methods, or all for every fast one; to list them: camscope methods."
+_methods_option = option("--methods", "A,B", METHODS_HELP, autocompletion=complete_method)
+MethodsOption = Annotated[str, _methods_option]
+OptionalMethodsOption = Annotated[str | None, _methods_option]
 ChoiceOption = Annotated[
     str | None, option("--choice", "FILE", "Method and layer from a file that camscope choose --save wrote.")
 ]
@@ -113,13 +113,17 @@ SharedScaleOption = Annotated[
     bool, option("--shared-scale", None, "Use one color scale for all classes of a method, to compare them.")
 ]
 RunArgument = Annotated[str, argument("RUN", "The folder that camscope batch wrote.")]
+SourceArgument = Annotated[
+    str,
+    argument(
+        "SOURCE",
+        "A folder, a pattern in quotes, a .csv or .parquet manifest, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
+    ),
+]
+JsonOption = Annotated[bool, option("--json", None, "Print the facts as JSON, and nothing else.")]
 WhereOption = Annotated[
     str | None,
-    option(
-        "--where",
-        "SQL",
-        "SQL condition that selects rows, such as \"label = 'nodule' and probability < 0.6\"; default: all rows.",
-    ),
+    option("--where", "SQL", "SQL condition that selects rows, such as \"label = 'nodule'\"; default: all rows."),
 ]
 SortOption = Annotated[
     str | None,
@@ -137,12 +141,7 @@ CategoryOption = Annotated[
 ]
 MetricsOption = Annotated[
     str | None,
-    option(
-        "--metrics",
-        "A,B",
-        "Metrics to compute, including those that run the model, such as deletion; default: all fast ones.",
-        autocompletion=complete_metric,
-    ),
+    option("--metrics", "A,B", "Metrics, such as deletion; default: all fast ones.", autocompletion=complete_metric),
 ]
 GroupOption = Annotated[
     str | None, option("--group", "COLUMN", "Column of patients or scenes, resampled as a whole for intervals.")
@@ -168,9 +167,7 @@ ImageSourceOption = Annotated[
 ]
 FetchOption = Annotated[
     bool,
-    option(
-        "--fetch", None, "Download images of the run that are not on this machine: URLs, hf:NAME, torchvision:NAME."
-    ),
+    option("--fetch", None, "Download images of the run that are not here: URLs, hf:NAME, torchvision:NAME."),
 ]
 AllowOutsideRootOption = Annotated[
     bool, option("--anywhere", None, "Allow paths of images and masks outside the root folder.")

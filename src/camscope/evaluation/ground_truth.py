@@ -47,7 +47,10 @@ class FilenameIndex(Generic[IndexedValue]):
         """
         parts = self._split_path(path)
         candidates = self._values_by_name.get(parts[-1], {})
-        common = {other: _count_common_folders(parts, other) for other in candidates}
+        common = dict.fromkeys(candidates, 0)  # the number of equal parts at the end
+        for other in candidates:
+            pairs = zip(reversed(parts), reversed(other), strict=False)
+            common[other] = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
         best = [other for other, length in common.items() if length == max(common.values())]
         if len(best) > 1:
             raise UndefinedError(
@@ -60,15 +63,8 @@ class FilenameIndex(Generic[IndexedValue]):
         return (*posix_path.parent.parts, posix_path.stem if self._ignore_suffix else posix_path.name)
 
 
-def _count_common_folders(first: PathParts, second: PathParts) -> int:
-    """Return the number of equal parts at the end of two paths."""
-    pairs = zip(reversed(first), reversed(second), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
 MAX_OUTLINE_PX = 2**20  # largest coordinate of an outline
-# without the name of the file, which may contain a patient's name
-UNFIT_MASK_REASON = "its mask cannot be read, or differs from its image in size"
+UNFIT_MASK_REASON = "its mask cannot be read, or differs from its image in size"  # no name: it may be a patient's
 Mask = npt.NDArray[np.bool_]
 Row = Mapping[str, Any]
 ImageSize = tuple[int, ...]
@@ -95,9 +91,8 @@ class GroundTruth(ABC):
 
     def __str__(self) -> str:
         counted = f"{', '.join(self.categories)} of {self.source}" if self.categories else self.source
-        return (
-            f"{counted} (not counted: {', '.join(self.excluded_categories)})" if self.excluded_categories else counted
-        )
+        excluded = f" (not counted: {', '.join(self.excluded_categories)})" if self.excluded_categories else ""
+        return counted + excluded
 
     @abstractmethod
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
@@ -177,21 +172,15 @@ class AnnotationColumn(GroundTruth):
             raise UndefinedError("there is no annotation in its row")
         if is_mask_path(value):
             return read_mask(open_mask_source(self.locations, value), size, self.label_choice, name=value)
-        if self.label_choice.categories not in ((), (ALL_LABELS,)):
-            raise CategoryError(
-                f"the category {self.label_choice.categories[0]!r} of {self.source}, which holds boxes or points: these have none"
-            )
-        message = (
-            f"row {row['row']}: {str(value)[:MAX_ERROR_CHARACTERS]!r} in {self.name} is not a list of boxes or points"
-        )
-        with read_errors_converted(message):
+        if self.categories not in ((), (ALL_LABELS,)):
+            problem = f"the category {self.categories[0]!r} of {self.source}"
+            raise CategoryError(f"{problem}, which holds boxes or points: these have none")
+        place, text = f"row {row['row']}", f"{str(value)[:MAX_ERROR_CHARACTERS]!r} in {self.name}"
+        with read_errors_converted(f"{place}: {text} is not a list of boxes or points"):
             coordinates = np.asarray(json.loads(value) if isinstance(value, str) else value, np.float64)
-        if coordinates.ndim == 1:
-            coordinates = coordinates[None]
+        coordinates = coordinates[None] if coordinates.ndim == 1 else coordinates
         if coordinates.ndim != 2 or coordinates.shape[1] not in (2, 4):
-            raise InputError(
-                f"row {row['row']}: {value!r} in {self.name}; expected boxes [x, y, width, height] or points [x, y]"
-            )
+            raise InputError(f"{place}: {text}; expected boxes [x, y, width, height] or points [x, y]")
         return mask_from_boxes(coordinates, size) if coordinates.shape[1] == 4 else mask_from_points(coordinates, size)
 
 
@@ -218,29 +207,24 @@ class CocoAnnotations(GroundTruth):
     def read(
         cls, path: Path, categories: Iterable[str] = (), *, allow_outside_root: bool = False, fetch: bool = True
     ) -> "CocoAnnotations":
-        """Read a COCO file; `fetch`: masks may be fetched from other machines. For the rest see `load_ground_truth`."""
+        """Read a COCO file. Masks may be fetched from other machines if `fetch` is set."""
         message = f"{path}: this is not a COCO file of annotations"
         with read_errors_converted(message):
             coco = read_json(path, message)
             labels = {category["id"]: str(category["name"]) for category in coco.get("categories", ())}
             by_image: dict[Any, list[Mapping[str, Any]]] = {image["id"]: [] for image in coco["images"]}
-            for annotation in coco["annotations"]:
-                by_image[annotation["image_id"]].append(annotation)
             names = {}
             for annotation in coco["annotations"]:
+                by_image[annotation["image_id"]].append(annotation)
                 number = annotation.get("category_id")
                 names[id(annotation)] = labels.get(number, "without a category" if number is None else str(number))
             used = set(names.values())
             ordered = [*(name for name in labels.values() if name in used), *sorted(used - set(labels.values()))]
             counted = choose_categories(ordered, parse_categories(categories), str(path), tuple(labels.values()))
-            annotated_images = [
-                (
-                    str(image["file_name"]),
-                    (image["height"], image["width"]),
-                    [annotation for annotation in by_image[image["id"]] if names[id(annotation)] in counted],
-                )
-                for image in coco["images"]
-            ]
+            annotated_images = []
+            for image in coco["images"]:
+                annotations = [each for each in by_image[image["id"]] if names[id(each)] in counted]
+                annotated_images.append((str(image["file_name"]), (image["height"], image["width"]), annotations))
         excluded = tuple(name for name in dict.fromkeys(ordered) if name not in counted)
         locations = PathResolver(path.parent, confined=not allow_outside_root, fetch=fetch)
         return cls(annotated_images, locations, counted, excluded)
@@ -255,9 +239,8 @@ class CocoAnnotations(GroundTruth):
         if not annotations:
             raise UndefinedError("there is no annotation of its name")
         if annotated_size != tuple(size):
-            raise InputError(
-                f"{row['path']} is {tuple(size)} and annotated at {annotated_size}; expected the same size"
-            )
+            sizes = f"{tuple(size)} and annotated at {annotated_size}"
+            raise InputError(f"{row['path']} is {sizes}; expected the same size")
         mask = np.zeros(size, np.bool_)
         with read_errors_converted(f"{row['path']}: its annotation cannot be read"):
             for annotation in annotations:
@@ -268,10 +251,11 @@ class CocoAnnotations(GroundTruth):
         if "mask_file" in annotation:
             file = str(annotation["mask_file"])
             return read_mask(open_mask_source(self.locations, file), size, name=file)
-        if isinstance(annotation.get("segmentation"), list) and annotation["segmentation"]:
-            return mask_from_polygons(annotation["segmentation"], size)
-        if isinstance(annotation.get("segmentation"), Mapping):
-            return mask_from_run_lengths(annotation["segmentation"], size)
+        outline = annotation.get("segmentation")
+        if isinstance(outline, list) and outline:
+            return mask_from_polygons(outline, size)
+        if isinstance(outline, Mapping):
+            return mask_from_run_lengths(outline, size)
         return mask_from_boxes(np.asarray([annotation["bbox"]], np.float64), size)
 
 
@@ -374,9 +358,7 @@ def mask_from_run_lengths(run_lengths: Mapping[str, Any], size: ImageSize) -> Ma
     if isinstance(counts, str):
         counts = _decompress_run_lengths(counts)
     if not isinstance(counts, list) or list(run_lengths["size"]) != list(size) or sum(counts) != size[0] * size[1]:
-        raise InputError(
-            "the run lengths are compressed or do not fill the image; expected counts as a list of numbers"
-        )
+        raise InputError("the run lengths are no list of numbers, or do not fill the image; expected a list of counts")
     inside = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
     return np.asarray(inside.reshape(size[1], size[0]).T)
 

@@ -101,18 +101,13 @@ def check_ground_truth(
     categories: Sequence[str] = (),
     *,
     allow_outside_root: bool = False,
-) -> None:
-    """Raise InputError unless at least one image has an annotation. At most one image is read."""
-    if isinstance(masks, GroundTruth):
-        ground_truth = masks
-    else:
-        source = masks if isinstance(masks, str) else Path(masks)
+) -> GroundTruth:
+    """Return the ground truth; InputError unless at least one image has an annotation. At most one image is read."""
+    ground_truth = masks if isinstance(masks, GroundTruth) else None
+    if ground_truth is None:
+        source, columns = masks if isinstance(masks, str) else Path(str(masks)), manifest.table.column_names
         ground_truth = load_ground_truth(
-            source,
-            manifest.table.column_names,
-            manifest.path_resolver,
-            categories,
-            allow_outside_root=allow_outside_root,
+            source, columns, manifest.path_resolver, categories, allow_outside_root=allow_outside_root
         )
     if isinstance(ground_truth, AnnotationColumn):
         ground_truth.check_inside_root(manifest.table[ground_truth.name].to_pylist())
@@ -121,14 +116,14 @@ def check_ground_truth(
         for row in manifest.rows(start, start + ROWS_PER_READ):
             try:
                 ground_truth.load_mask(row, (1, 1))
-                return
+                return ground_truth
             except UndefinedError as error:
                 reasons[str(error)] += 1
             except InputError as error:  # there is an annotation for another size: compare it with the image
                 if isinstance(error, CategoryError):
                     raise
                 if _matches_image(ground_truth, row, manifest):
-                    return
+                    return ground_truth
                 reasons["the image cannot be read"] += 1
     raise InputError(format_no_ground_truth(reasons))
 

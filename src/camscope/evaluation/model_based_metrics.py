@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,9 @@ from camscope.targets import TargetLike
 
 MapSlot = tuple[str, int]  # method key, and a counter for several maps of one method
 MapFunction = Callable[[Tensor], Tensor]  # other images of a batch (N,C,*S) -> their maps (N,*S)
+# One map of each case of a batch: the maps (N,*S) in score units on the model's input, NaN where there is none; the row of each
+# map; and a function that computes maps of other images by the same method, if there is one.
+MapBatch = tuple[Tensor, Sequence[Row | None], MapFunction | None]
 
 
 @dataclass
@@ -62,26 +65,6 @@ class EvaluationCase:
     def first_row(self) -> Row:
         """One row of the case."""
         return next(iter(self.rows.values()))
-
-
-@dataclass(frozen=True)
-class MapBatch:
-    """One map of each case of a batch.
-
-    Attributes:
-        attributions: (N,*S) in score units on the model's input; NaN where there is no map.
-        rows: The row of each map; None where there is no map.
-        tie_seeds: A seed for each case, the number of its image.
-        compute_maps: A function that computes maps of other images by the same method; None if there is none.
-        is_control: Whether the maps are control maps.
-
-    """
-
-    attributions: Tensor
-    rows: Sequence[Row | None]
-    tie_seeds: Sequence[int]
-    compute_maps: MapFunction | None
-    is_control: bool = False
 
 
 def build_cases(replay: RunReplay, rows: Sequence[Row]) -> list[EvaluationCase]:
@@ -115,9 +98,8 @@ def iter_run_maps(
         rows = [case.rows.get(slot) for case in cases]
         maps = [no_map if row is None else replay.run.explanation(row).heatmap("input", scale=None) for row in rows]
         explainer = explainers.get(slot[0])
-        compute_maps = None if explainer is None else _build_map_function(explainer, x, targets)
-        image_numbers = [case.first_row["row"] for case in cases]
-        yield MapBatch(torch.from_numpy(np.stack(maps)), rows, image_numbers, compute_maps)
+        compute_maps = None if explainer is None else partial(_compute_maps, explainer, x, targets)
+        yield torch.from_numpy(np.stack(maps)), rows, compute_maps
 
 
 def iter_control_maps(replay: RunReplay, cases: Sequence[EvaluationCase], x: Tensor) -> Iterator[MapBatch]:
@@ -131,18 +113,14 @@ def iter_control_maps(replay: RunReplay, cases: Sequence[EvaluationCase], x: Ten
     for name in CONTROL_NAMES:
         rows = [build_control_row(case.first_row, name) for case in cases]
         compute_maps = partial(compute_control_maps, name)
-        yield MapBatch(compute_maps(x), rows, [row["row"] for row in rows], compute_maps, is_control=True)
+        yield compute_maps(x), rows, compute_maps
 
 
-def _build_map_function(explainer: Explainer, x: Tensor, targets: Any) -> MapFunction:
-    """Return a function that computes maps of other images for the classes of x, on the model's input."""
-
-    def compute_maps(images: Tensor) -> Tensor:
-        maps = ExplainerProbe.from_explainer(explainer, x, targets).compute_maps(images, range(len(images)))
-        placement = Placement.identity(tuple(images.shape[2:]))
-        return torch.from_numpy(np.stack([placement.project(attribution)[0] for attribution in maps]))
-
-    return compute_maps
+def _compute_maps(explainer: Explainer, x: Tensor, targets: Any, images: Tensor) -> Tensor:
+    """Return the maps of other images for the classes of x, on the model's input."""
+    maps = ExplainerProbe.from_explainer(explainer, x, targets).compute_maps(images, range(len(images)))
+    placement = Placement.identity(tuple(images.shape[2:]))
+    return torch.from_numpy(np.stack([placement.project(attribution)[0] for attribution in maps]))
 
 
 CONTROL_EXPLAINERS = ("center", "edges")  # the controls that are explainers
@@ -150,17 +128,9 @@ CONTROL_EXPLAINERS = ("center", "edges")  # the controls that are explainers
 
 @dataclass(frozen=True)
 class ModelMetricEvaluator:
-    """Evaluates metrics that need the model.
+    """Evaluates metrics that need the model, for batches of cases that share forward passes; for the fields see `evaluate`.
 
-    Attributes:
-        replay: The run with its model.
-        metrics: The metrics.
-        explainers: The explainers by method key, for metrics that need them.
-        imputations: See `evaluate`.
-        n_steps: See `evaluate`.
-        region_size: See `evaluate`.
-        batch_size: Cases that share forward passes.
-
+    `explainers` are by method key, for metrics that need them.
     """
 
     replay: RunReplay
@@ -205,29 +175,39 @@ class ModelMetricEvaluator:
             with scoring_scope(
                 model, x, targets, class_names=class_names, mode=cases[0].mode, forward_options=cases[0].forward_options
             ) as scorer:
-                run_maps = iter_run_maps(self.replay, cases, x, targets, self.explainers)
-                for map_batch in chain(run_maps, iter_control_maps(self.replay, cases, x)):
-                    yield from self._evaluate_maps(map_metrics, scorer, map_batch)
+                tie_seeds = [case.first_row["row"] for case in cases]  # the number of each image
+                for batch in iter_run_maps(self.replay, cases, x, targets, self.explainers):
+                    yield from self._evaluate_maps(map_metrics, scorer, tie_seeds, batch)
+                for batch in iter_control_maps(self.replay, cases, x):
+                    yield from self._evaluate_maps(map_metrics, scorer, tie_seeds, batch, is_control=True)
         for case, sample in zip(cases, x, strict=True):
             yield from self._evaluate_explainers(case, sample[None])
 
-    def _evaluate_maps(self, metrics: Sequence[Metric], scorer: ModelScorer, map_batch: MapBatch) -> Iterator[Row]:
+    def _evaluate_maps(
+        self,
+        metrics: Sequence[Metric],
+        scorer: ModelScorer,
+        tie_seeds: Sequence[int],
+        batch: MapBatch,
+        *,
+        is_control: bool = False,
+    ) -> Iterator[Row]:
         """Yield the values of one map of each case."""
+        attributions, rows, compute_maps = batch
         region_size = self.region_size or get_default_region_size(scorer.x[0])
         imputations = self.imputations if any(m.uses_imputation for m in metrics) else self.imputations[:1]
         tests = {
             imputation: PerturbationTest(
-                map_batch.attributions, scorer, imputation, self.n_steps, region_size, tie_seeds=map_batch.tie_seeds
+                attributions, scorer, imputation, self.n_steps, region_size, tie_seeds=tie_seeds
             )
             for imputation in imputations
         }
         for metric in metrics:
             for imputation in self._select_imputations(metric):
                 test = tests[imputation or self.imputations[0]]
-                arguments = () if metric.input_kind == "perturbation_test" else (map_batch.compute_maps,)
-                values = metric(test, *arguments)
-                kind: dict[str, Any] = {"is_control": map_batch.is_control, "imputation": imputation}
-                for row, number, reason in zip(map_batch.rows, values.numbers, values.reasons, strict=True):
+                values = metric(test) if metric.input_kind == "perturbation_test" else metric(test, compute_maps)
+                kind: dict[str, Any] = {"is_control": is_control, "imputation": imputation}
+                for row, number, reason in zip(rows, values.numbers, values.reasons, strict=True):
                     if row is not None:
                         yield build_value_row(row, metric.name, number, reason or None, **kind)
 

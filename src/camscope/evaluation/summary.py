@@ -26,23 +26,12 @@ ValuesByTarget = Mapping[tuple[int, Any], float]  # by row and target; NaN if un
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """The values of one metric for one method.
+    """The mean of one metric for one method, a control or not, and its paired differences.
 
-    Attributes:
-        metric: The name of the metric.
-        method: The name of the method.
-        layer: Its layer, if it has one.
-        is_control: Whether the maps are control maps.
-        estimate: The mean; None if no value is defined.
-        difference_to_control: The paired difference to the best control; None for a method that is itself a control.
-        difference_to_best: The paired difference to the best method; None for methods with the same maps.
-        imputation: The imputation, if the metric depends on it.
-        parameters: The digest of the method's settings.
-        n_rows: The number of rows with and without a value.
-        n_comparisons: The number of comparisons that `difference_to_best` is corrected for.
-
-    Differences are signed so that higher is better.
-
+    `estimate` is None if no value is defined. `difference_to_control` is that to the best control, None for a method that is
+    itself a control. `difference_to_best` is that to the best method, None for methods with the same maps, and corrected for
+    `n_comparisons`. Differences are signed so that higher is better. `parameters` is the digest of the method's settings.
+    `n_rows` counts rows with and without a value.
     """
 
     metric: str
@@ -120,20 +109,9 @@ def summarize_values(
     Intervals and p-values of differences are corrected over all methods and metrics (Bonferroni): over all pairs of methods,
     since the same values select the best one, and over all comparisons with the best control.
 
-    Args:
-        table: Values in long form, as `EvaluationResult.table` returns them.
-        group_column: A column of patients or scenes. Default: each image is a group, with all its targets.
-        metrics: Only these metrics. Differences are corrected for the number of them.
-        equivalent_groups: Methods with the same maps. They count as one method and are not compared with each other.
-        seed: Seed of the bootstrap of means.
-        n_resamples: Bootstrap resamples of means.
-
-    Returns:
-        The summaries, the best first, including controls, by metric, or by `metric, imputation`.
-
-    Raises:
-        InputError: There is no such column.
-
+    Groups are those of `group_column`, by default the images with all their targets. Methods in `equivalent_groups` have the same
+    maps: they count as one method and are not compared with each other. `seed` and `n_resamples` are those of the bootstrap of
+    means. Returns the summaries, the best first, including controls, by metric, or by `metric, imputation`.
     """
     check_column(table, group_column)
     if "imputation" not in table.column_names:  # written before metrics that need the model existed
@@ -223,9 +201,18 @@ def _summarize_metric(
     _assign_failed_images(values)
     lines = {
         key: MethodSummary(
-            metric, key[0], key[1], key[3], estimate_values(own), None, None, imputation, key[2], n_rows=len(own)
+            metric,
+            key[0],
+            key[1],
+            key[3],
+            estimate_values(numbers),
+            None,
+            None,
+            imputation,
+            key[2],
+            n_rows=len(numbers),
         )
-        for key, own in values.items()
+        for key, numbers in values.items()
     }
     sign = {True: 1, False: -1, None: -1}[METRICS[metric].higher_is_better]
     means = {key: line.estimate.mean for key, line in lines.items() if line.estimate is not None}
@@ -257,10 +244,10 @@ def _summarize_metric(
 def _assign_failed_images(values: dict[tuple[Any, ...], dict[tuple[int, Any], float]]) -> None:
     """Count an image that failed, which has no layer and settings, as an undefined row of each layer of its method."""
     for failed in [key for key in values if key[1] is key[2] is None and not key[3]]:
-        others = [key for key in values if key[0] == failed[0] and key != failed and not key[3]]
-        for key in others:
+        successful = [key for key in values if key[0] == failed[0] and key != failed and not key[3]]
+        for key in successful:
             values[key] |= {place: np.nan for place in values[failed] if place not in values[key]}
-        if others:
+        if successful:
             del values[failed]
 
 

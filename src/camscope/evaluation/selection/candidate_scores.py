@@ -1,5 +1,6 @@
 """Scores of the candidates' maps on a block of images."""
 
+import contextlib
 import time
 import zlib
 from collections.abc import Sequence
@@ -15,8 +16,6 @@ from camscope.evaluation.selection.racing import (
     LOCALIZATION_METRIC,
     ROBUSTNESS_METRIC,
     CandidateState,
-    FloatArray,
-    Mask,
     SelectionSample,
 )
 from camscope.explainers import Explainer
@@ -26,7 +25,7 @@ from camscope.geometry import Placement
 from camscope.hooks.base import unwrap
 from camscope.metrics import METRICS
 from camscope.metrics.explainer_probe import ExplainerProbe
-from camscope.metrics.input_transforms import GaussianNoise, InputTransform, Shift
+from camscope.metrics.input_transforms import GaussianNoise, Shift
 from camscope.metrics.model_scorer import scoring_scope
 from camscope.metrics.perturbation_test import PerturbationTest
 from camscope.metrics.robustness import compare_batch_under_transforms
@@ -38,24 +37,21 @@ def evaluate_candidates(
     candidates: Sequence[CandidateState], samples: Sequence[SelectionSample], n_steps: int, region_size: int, seed: int
 ) -> None:
     """Explain a block of images with all candidates and append the values of each criterion."""
-    model = candidates[0].explainer.model
-    x = torch.stack([sample.item.x for sample in samples]).to(get_model_device(candidates[0].explainer))
+    first = candidates[0].explainer
+    x = torch.stack([sample.item.x for sample in samples]).to(get_model_device(first))
     targets: Any = [sample.target for sample in samples]
-    maps = []
+    maps, placement = [], Placement.identity(tuple(x.shape[2:]))
     for candidate in candidates:
         start = time.perf_counter()
-        maps.append(project_maps_to_input(run_methods([candidate.explainer], x, [targets])[0].maps[0].attribution, x))
+        raw_maps = run_methods([candidate.explainer], x, [targets])[0].maps[0].attribution.detach().double().cpu()
+        maps.append(np.stack([placement.project(raw_map)[0] for raw_map in raw_maps.numpy()]))
         candidate.total_seconds += time.perf_counter() - start
         candidate.n_images += len(samples)
         candidate.first_maps = candidate.first_maps or list(maps[-1])
     # one order of ties for each image
     tie_seeds = [zlib.crc32(sample.item.x.detach().cpu().numpy().tobytes(), seed) for sample in samples]
     with scoring_scope(
-        model,
-        x,
-        targets,
-        class_names=candidates[0].explainer.class_names,
-        forward_options=candidates[0].explainer.forward_options,
+        first.model, x, targets, class_names=first.class_names, forward_options=first.call_settings
     ) as scorer:
         for candidate, attributions in zip(candidates, maps, strict=True):
             tests = [
@@ -66,16 +62,14 @@ def evaluate_candidates(
             candidate.metric_values[FAITHFULNESS_METRIC] += np.mean(gaps, 0).tolist()
     for candidate, attributions in zip(candidates, maps, strict=True):
         if LOCALIZATION_METRIC in candidate.metric_values:
-            pairs = zip(attributions, (sample.mask for sample in samples), strict=True)
-            candidate.metric_values[LOCALIZATION_METRIC] += [_compute_enrichment(*pair) for pair in pairs]
+            for attribution, sample in zip(attributions, samples, strict=True):
+                value = float("nan")
+                if sample.mask is not None:
+                    with contextlib.suppress(UndefinedError):
+                        value = float(METRICS[LOCALIZATION_METRIC](attribution, sample.mask))
+                candidate.metric_values[LOCALIZATION_METRIC].append(value)
         if ROBUSTNESS_METRIC in candidate.metric_values:
             candidate.metric_values[ROBUSTNESS_METRIC] += _compute_stabilities(candidate.explainer, x, targets)
-
-
-def project_maps_to_input(maps: Tensor, x: Tensor) -> FloatArray:
-    """Return maps (N,*s) at the resolution of the input (N,*S)."""
-    placement = Placement.identity(tuple(x.shape[2:]))
-    return np.stack([placement.project(attribution)[0] for attribution in maps.detach().double().cpu().numpy()])
 
 
 def get_model_device(explainer: Explainer) -> torch.device:
@@ -83,17 +77,12 @@ def get_model_device(explainer: Explainer) -> torch.device:
     return device_and_dtype(unwrap(explainer.model))[0]
 
 
-def make_transforms(x: Tensor) -> tuple[InputTransform, ...]:
-    """Return changes that leave an image essentially unchanged: a shift of 4 pixels in 224, and weak noise."""
-    return Shift(max(1, min(x.shape[2:]) // 56)), GaussianNoise(0.01)
-
-
 def _compute_stabilities(explainer: Explainer, x: Tensor, targets: Any) -> list[float]:
     """Return for each sample the mean similarity of its maps under changes with a stable prediction."""
     try:
-        agreements = compare_batch_under_transforms(
-            ExplainerProbe.from_explainer(explainer, x, targets), make_transforms(x)
-        )
+        # a shift of 4 pixels in 224, and weak noise
+        transforms = Shift(max(1, min(x.shape[2:]) // 56)), GaussianNoise(0.01)
+        agreements = compare_batch_under_transforms(ExplainerProbe.from_explainer(explainer, x, targets), transforms)
     except UndefinedError:  # one of the maps contains NaN
         if len(x) == 1:
             return [float("nan")]
@@ -103,10 +92,3 @@ def _compute_stabilities(explainer: Explainer, x: Tensor, targets: Any) -> list[
     stable = [[agreement.similarity for agreement in row if agreement.is_prediction_stable] for row in agreements]
     similarities = [[value for value in values if value is not None] for values in stable]
     return [float(np.mean(values)) if values else float("nan") for values in similarities]
-
-
-def _compute_enrichment(attribution: FloatArray, mask: Mask | None) -> float:
-    try:
-        return float("nan") if mask is None else float(METRICS[LOCALIZATION_METRIC](attribution, mask))
-    except UndefinedError:
-        return float("nan")

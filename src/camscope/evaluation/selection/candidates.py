@@ -1,8 +1,7 @@
 """Candidates of a selection: methods at layers."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
@@ -18,7 +17,7 @@ DEFAULT_CANDIDATE_METHODS = (
     "gradcam", "gradcam++", "hirescam", "xgradcam", "layercam",
     "eigencam", "eigengradcam", "fullgrad", "saliency", "inputxgradient",
 )  # fmt: skip
-DEFAULT_N_STAGES = 3  # layers at which a method is tried
+N_STAGES = 3  # layers at which a method is tried
 
 
 def build_candidates(
@@ -26,32 +25,19 @@ def build_candidates(
     x: Tensor,
     methods: Sequence[str] | None = None,
     layers: Sequence[str] | None = None,
-    settings: Mapping[str, Any] | None = None,
 ) -> list[Explainer]:
-    """Return every method at every layer, or once for a method without a choice of layer.
+    """Return the explainers that work: every method at every layer, or once for a method without a choice of layer.
 
-    Args:
-        model: The model.
-        x: (1,C,*S) an input, by which layers are found.
-        methods: Names of methods. Default: ten methods with one forward pass.
-        layers: Names of layers. Default: the last layer at each of the last three resolutions.
-        settings: Settings of the explainers.
-
-    Returns:
-        The explainers that work for this model.
-
-    Raises:
-        InputError: No method works, or a name is unknown.
-
+    `x` (1,C,*S) is an input, by which layers are found. By default these are ten methods with one forward pass at the last
+    layer of each of the last three resolutions. InputError if no method works, or if a name is unknown.
     """
     layer_names = list(layers) if layers is not None else find_stage_layers(model, x)
     candidates = []
     for name in DEFAULT_CANDIDATE_METHODS if methods is None else methods:
         explainer_cls = METHODS.find(name)
-        chosen = (
-            layer_names if accepts_layer_choice(explainer_cls) and not accepts_several_layers(explainer_cls) else None
-        )
-        for explainer in create_at_layers(explainer_cls, model, chosen, dict(settings or {})):
+        takes_one_layer = accepts_layer_choice(explainer_cls) and not accepts_several_layers(explainer_cls)
+        chosen = layer_names if takes_one_layer else None
+        for explainer in create_at_layers(explainer_cls, model, chosen, {}):
             try:
                 run_methods([explainer], x, [None])
             except CamscopeError:
@@ -64,7 +50,7 @@ def build_candidates(
     return candidates
 
 
-def find_stage_layers(model: nn.Module, x: Tensor, n_stages: int = DEFAULT_N_STAGES) -> list[str]:
+def find_stage_layers(model: nn.Module, x: Tensor) -> list[str]:
     """Return the last layer at each of the last resolutions; for a transformer, blocks a third of its depth apart."""
     model_info = inspect_model(model)
     with inference_scope(model_info, "eval"):
@@ -75,19 +61,13 @@ def find_stage_layers(model: nn.Module, x: Tensor, n_stages: int = DEFAULT_N_STA
     for layer in spatial_layers[: 1 + max(i for i, layer in enumerate(spatial_layers) if layer.name == default)]:
         ends.pop(layer.layout.grid, None)
         ends[layer.layout.grid] = layer.name
-    stage_layers = list(ends.values())[-n_stages:]
+    stage_layers = list(ends.values())[-N_STAGES:]
     if len(ends) > 1 and "." not in default:
-        names = [name.partition(".")[0] for name in stage_layers]  # the whole stage if it is a layer, not its last part
-        spatial_names = {layer.name for layer in spatial_layers}
-        stage_layers = [
-            short if short in spatial_names else name for short, name in zip(names, stage_layers, strict=True)
-        ]
-    before, *number = re.split(r"\d+", default, maxsplit=1)  # the names of a transformer's blocks differ in a number
-    blocks = [
-        layer.name
-        for layer in spatial_layers
-        if number and re.fullmatch(rf"{re.escape(before)}\d+{re.escape(number[0])}", layer.name)
-    ]
-    if len(ends) == 1 and len(blocks) > n_stages:
-        stage_layers = [blocks[len(blocks) * (n + 1) // n_stages - 1] for n in range(n_stages)]
+        stages = {layer.name for layer in spatial_layers if "." not in layer.name}  # instead of their last parts
+        stage_layers = [name.partition(".")[0] if name.partition(".")[0] in stages else name for name in stage_layers]
+    before, *after = re.split(r"\d+", default, maxsplit=1)  # the names of a transformer's blocks differ in a number
+    pattern = rf"{re.escape(before)}\d+{re.escape(after[0])}" if after else "(?!)"  # (?!): no name
+    blocks = [layer.name for layer in spatial_layers if re.fullmatch(pattern, layer.name)]
+    if len(ends) == 1 and len(blocks) > N_STAGES:
+        stage_layers = [blocks[len(blocks) * (n + 1) // N_STAGES - 1] for n in range(N_STAGES)]
     return list(dict.fromkeys([*stage_layers[:-1], default]))

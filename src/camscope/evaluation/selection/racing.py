@@ -47,15 +47,8 @@ class SelectionSample:
 class CandidateState:
     """A candidate and its values so far.
 
-    Attributes:
-        explainer: The candidate.
-        metric_values: The values of each criterion for each image; NaN if undefined.
-        total_seconds: Seconds spent on its maps.
-        n_images: The number of images it explained.
-        drop_reason: Why it dropped out; "" if it is still in the race.
-        groups: The group of each image of the race; None: each image is its own group.
-        first_maps: Its maps (N,*S) of the first images, for finding candidates with the same maps.
-
+    `metric_values` holds the values of each criterion for each image, NaN if undefined. `groups` are those of the images of the
+    race, None if each image is its own group. `first_maps` are the maps (N,*S) of the first images, to find equal candidates.
     """
 
     explainer: Explainer
@@ -158,9 +151,8 @@ def is_race_decided(candidates: Sequence[CandidateState], reference: ReferenceVa
     if len(candidates) < 2:
         return True
     leader, *rivals = rank_candidates(candidates, reference)
-    if not is_late_enough_to_stop(leader, n_images) or not all(
-        map(len, reference.values())
-    ):  # a criterion without values
+    has_values = all(map(len, reference.values()))  # of every criterion
+    if not has_values or not is_late_enough_to_stop(leader, n_images):
         return False
     probabilities = estimate_losing_probabilities(leader, rivals, reference, n_images)
     return all(probability <= MAX_PROBABILITY_TO_KEEP for probability in probabilities)
@@ -182,11 +174,9 @@ def estimate_losing_probabilities(
     for position, i in enumerate(np.argsort(-behind, kind="stable")):
         level = 1 - RACE_SIGNIFICANCE_LEVEL / 2 / comb(1 + len(rivals) - position, 2)
         if not n_remaining:  # Holm: after the first that stays, all stay
-            is_rejected = (
-                is_rejected
-                and bool(behind[i] > require("scipy.special", extra="metrics").stdtrit(n_seen - 1, level))
-                and compute_min_p_value(n_seen) < 2 * (1 - level)
-            )
+            critical_value = require("scipy.special", extra="metrics").stdtrit(n_seen - 1, level)
+            is_possible = compute_min_p_value(n_seen) < 2 * (1 - level)
+            is_rejected = is_rejected and is_possible and bool(behind[i] > critical_value)
             probabilities[i] = float(is_rejected)
         else:
             expected = behind[i] * (n_seen + n_remaining * shrinkage[i]) / n_images

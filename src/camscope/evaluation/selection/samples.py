@@ -20,6 +20,8 @@ from camscope.plurals import plural
 from camscope.targets import TargetLike
 from camscope.targets.classes import resolve_class_index
 
+NUM_THREADS = 4  # that read images
+
 
 def load_samples(
     manifest: Manifest,
@@ -30,26 +32,12 @@ def load_samples(
     *,
     max_images: int = 64,
     seed: int = 0,
-    num_threads: int = 4,
 ) -> tuple[list[SelectionSample], Counter[str]]:
-    """Load a random sample of images that have the most frequent input size.
+    """Load at most `max_images` random images that have the most frequent input size, prepared by `explainer`.
 
-    Args:
-        manifest: The images.
-        explainer: An explainer that prepares them.
-        target: The target of images without their own. None: the class that the model predicts.
-        ground_truth: Annotated regions.
-        group_column: A column of the manifest, such as the patient; rows without a value are left out.
-        max_images: The size of the sample.
-        seed: Seed of the sample.
-        num_threads: Threads that read images.
-
-    Returns:
-        The samples, and the number of images left out by reason.
-
-    Raises:
-        InputError: No image can be used, or there is no such column.
-
+    `target` is that of images without their own (None: the class that the model predicts). Rows without a value in the
+    `group_column` are left out. Returns the samples, and the number of images left out by reason. InputError if no image can
+    be used, or if there is no such column.
     """
     if group_column is not None and group_column not in manifest.table.column_names:
         raise InputError(f"no column {group_column!r} to group by; there are {', '.join(manifest.table.column_names)}")
@@ -59,7 +47,7 @@ def load_samples(
     worker = BatchWorker([explainer], [target], private_manifest)
     rows = (private_manifest.rows(int(n), int(n) + 1)[0] for n in sampled)
     usable, left_out = [], Counter[str]()
-    for loaded in load_images(private_manifest, rows, worker.read_item, num_threads):
+    for loaded in load_images(private_manifest, rows, worker.read_item, NUM_THREADS):
         image_target, item = worker.targets_for(loaded)[0], loaded.item
         index = int(np.searchsorted(manifest.table["row"].to_numpy(), loaded.row["row"]))
         row = manifest.rows(index, index + 1)[0]  # of the manifest, whose names identify masks

@@ -48,20 +48,15 @@ from camscope.untrusted_files import read_toml
 
 MAX_UNTRAINED_CORRELATION = 0.7  # Spearman, with the untrained model's map; above it the map shows only the image
 MIN_MEDIAN_STABILITY = 0.5
+BLOCK_SIZE = 8  # images in a round
 
 
 @dataclass(frozen=True)
 class MethodSelection:
-    """The result of a race.
+    """The result of a race: one best candidate, two that do not differ, or none, and all candidates, the best first.
 
-    Attributes:
-        best: One candidate, or two that do not differ; empty without a clear winner.
-        candidates: All candidates, the best first.
-        n_images: The number of images that the leader explained.
-        n_maps: The number of maps computed.
-        n_maps_without_drops: The number of maps of a race without drops.
-        n_groups: The number of independent images or groups of images.
-
+    `n_images` is the number of images that the leader explained. `n_maps` is that of the maps computed, and
+    `n_maps_without_drops` that of a race without drops. `n_groups` counts independent images or groups of images.
     """
 
     best: list[CandidateState]
@@ -111,7 +106,6 @@ def select_method(
     explainers: Sequence[Explainer],
     samples: Sequence[SelectionSample],
     *,
-    block_size: int = 8,
     n_steps: int = 6,
     region_size: int | None = None,
     seed: int = 0,
@@ -121,23 +115,10 @@ def select_method(
 ) -> MethodSelection:
     """Race explainers of one model over samples with one input size.
 
-    Args:
-        explainers: The candidates; at least two.
-        samples: The images; at least two.
-        block_size: Images in a round.
-        n_steps: Points of a removal curve.
-        region_size: Side in pixels of removed regions. Default: a fourteenth of the input's shortest side.
-        seed: Seed of the order of images and ties.
-        never_drop: Whether all candidates explain all images.
-        on_progress: Called with the numbers of images seen, of all images, and of remaining candidates.
-        evaluate_block: Appends the values of a block to the candidates, in place of the built-in evaluation.
-
-    Returns:
-        The selection.
-
-    Raises:
-        InputError: There are fewer than two candidates or images, or only some samples have a group.
-
+    `n_steps` is the number of points of a removal curve, and `region_size` the side in pixels of removed regions. None: a
+    fourteenth of the input's shortest side. `seed` is that of the order of images and ties. With `never_drop` all candidates
+    explain all images. `evaluate_block` replaces the evaluation of a block. InputError if there are fewer than two candidates
+    or images, or if only some samples have a group.
     """
     if len(explainers) < 2 or len(samples) < 2:
         raise InputError(f"candidates: {len(explainers)}, images: {len(samples)}; a race needs two of each at least")
@@ -147,10 +128,10 @@ def select_method(
     names = (FAITHFULNESS_METRIC, *masked, ROBUSTNESS_METRIC)
     candidates = [CandidateState(explainer, {name: [] for name in names}, groups=groups) for explainer in explainers]
     for candidate in candidates:
-        candidate.drop_reason = find_model_independence_reason(candidate.explainer, shuffled[:block_size], seed)
+        candidate.drop_reason = find_model_independence_reason(candidate.explainer, shuffled[:BLOCK_SIZE], seed)
     reference: ReferenceValues = {}
-    for start in range(0, len(shuffled), block_size):
-        racing, block = survivors(candidates), shuffled[start : start + block_size]
+    for start in range(0, len(shuffled), BLOCK_SIZE):
+        racing, block = survivors(candidates), shuffled[start : start + BLOCK_SIZE]
         if not racing or (reference and not never_drop and is_race_decided(racing, reference, len(shuffled))):
             break
         if evaluate_block is None:

@@ -1,20 +1,32 @@
-"""The figure of a comparison: intervals of every metric, the agreement of the maps, and example images with their maps."""
+"""The result of a comparison of methods: numbers, sentences, and a figure.
+
+The figure shows the intervals of every metric, the agreement of the maps, and example images with their maps.
+"""
 
 import contextlib
+import html
+import io
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import PurePath
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from camscope import render
+from camscope.batch import BatchRun
 from camscope.batch.manifest import import_arrow
 from camscope.batch.map_collection import read_original, render_thumbnail
 from camscope.batch.query import table_to_dicts
-from camscope.errors import UndefinedError
-from camscope.evaluation.ground_truth import Mask
-from camscope.evaluation.map_agreement import METHOD_KEY_COLUMNS
+from camscope.errors import OutputError, UndefinedError
+from camscope.evaluation.comparison_statements import iter_statements
+from camscope.evaluation.ground_truth import GroundTruth, Mask
+from camscope.evaluation.map_agreement import METHOD_KEY_COLUMNS, MapAgreement, MethodKey
+from camscope.evaluation.metric_evaluation import EvaluationResult
 from camscope.evaluation.metric_plots import (
+    FIGURE_FORMATS,
     METHOD_ROW_INCHES,
     TEXT_COLOR,
     compute_panel_grid,
@@ -24,10 +36,14 @@ from camscope.evaluation.metric_plots import (
     literal_text_scope,
     sort_methods,
 )
+from camscope.evaluation.summary import MethodSummary
 from camscope.explanation import PixelArray
+from camscope.metrics.base import FloatArray
+from camscope.plurals import plural
+from camscope.safe_files import write_bytes
 
 if TYPE_CHECKING:
-    from camscope.evaluation.method_comparison import ComparisonResult
+    from matplotlib.figure import Figure
 
 IMAGE_HEIGHT_PX, MAX_CAPTION_LENGTH = 240, 22  # pixels of an example image, characters of its caption
 FIGURE_WIDTH_INCHES = 13.0
@@ -38,6 +54,115 @@ MAX_METHODS_IN_EXAMPLES, MIN_EXAMPLES, MAX_EXAMPLES = 6, 3, 6  # methods and ima
 LARGE_MATRIX_INCHES = 4.8  # a larger matrix leaves room for fewer methods
 COLOR_SCALE_MARGIN = 0.12  # below the smallest correlation, so that no cell is white
 MAX_COLOR_SCALE = 1.25  # above 1, so that a correlation of 1 is not black
+ESTIMATE_COLUMNS = ("mean", "low", "high", "n_values", "n_groups", "n_undefined")
+DIFFERENCE_COLUMNS = {"": "mean", "_low": "low", "_high": "high", "_p_value": "p_value"}
+
+
+@dataclass(frozen=True, eq=False)
+class ComparisonResult:
+    """The comparison of the methods of a run over its images, as numbers, sentences and a figure.
+
+    Attributes:
+        run: The run.
+        evaluation: The values.
+        summaries: The summaries of each metric, the best first, including controls.
+        agreement: The agreement of the maps.
+        names: The display name of each method key and whether it is a control.
+        seconds_per_image: The seconds per image of each method.
+        n_images: The number of images.
+        ground_truth: The annotations, for the figure.
+
+    """
+
+    run: BatchRun = field(repr=False)
+    evaluation: EvaluationResult = field(repr=False)
+    summaries: Mapping[str, Sequence[MethodSummary]] = field(repr=False)
+    agreement: MapAgreement = field(repr=False)
+    names: Mapping[tuple[MethodKey, bool], str]
+    seconds_per_image: Mapping[MethodKey, float]
+    n_images: int
+    ground_truth: GroundTruth | None = field(default=None, repr=False)
+
+    def get_name(self, summary: MethodSummary) -> str:
+        """Return the display name of a summary's method."""
+        return self.names[summary.key, summary.is_control]
+
+    @property
+    def method_names(self) -> list[str]:
+        """The display names in the run's order."""
+        return [self.names[key, False] for key in self.agreement.keys]
+
+    @property
+    def title(self) -> str:
+        """The model, the layer if there is only one, and the number of images."""
+        layers = {key[1] for key in self.agreement.keys} - {None}
+        model, layer = self.run.run_info["run_config"]["model"]["source"], layers.pop() if len(layers) == 1 else None
+        return " · ".join(filter(None, (Path(model).name, layer, plural(self.n_images, "image"))))
+
+    def compute_correlation_matrix(self) -> FloatArray:
+        """Return the mean Spearman correlations (M,M) of the methods' maps, in the order of `method_names`; NaN if undefined."""
+        matrix = np.full((len(self.agreement.keys),) * 2, np.nan)
+        np.fill_diagonal(matrix, 1)
+        for (i, j), estimate in self.agreement.estimates.items():
+            matrix[i, j] = matrix[j, i] = estimate.mean
+        return matrix
+
+    @cached_property
+    def statements(self) -> tuple[str, ...]:
+        """Which methods differ and which do not, as sentences."""
+        return tuple(iter_statements(self.summaries, self.agreement, self.names))
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Return one dict for each metric and method: mean, interval, and the paired differences.
+
+        `difference_to_best` is corrected for all pairs of methods and all metrics. `difference_to_control`, the difference to
+        the best control, is corrected for all methods and metrics. Both are signed so that higher is better.
+        """
+        return [self._build_record(metric, summary) for metric, group in self.summaries.items() for summary in group]
+
+    def _build_record(self, metric: str, summary: MethodSummary) -> dict[str, Any]:
+        record: dict[str, Any] = {"metric": metric, "name": self.get_name(summary)}
+        record |= dict(zip(METHOD_KEY_COLUMNS, summary.key, strict=True)) | {"is_control": summary.is_control}
+        record |= {column: getattr(summary.estimate, column, None) for column in ESTIMATE_COLUMNS}
+        for name in ("difference_to_best", "difference_to_control"):
+            difference = getattr(summary, name)
+            record |= {f"{name}{suffix}": getattr(difference, f, None) for suffix, f in DIFFERENCE_COLUMNS.items()}
+        return record | {"seconds_per_image": self.seconds_per_image.get(summary.key)}
+
+    def figure(self, *, n_examples: int | None = None, seed: int = 0) -> "Figure":
+        """Draw intervals of every metric, the agreement of the maps and example images, as a matplotlib figure.
+
+        Args:
+            n_examples: Number of images. Default: as many as fit.
+            seed: Seed by which the images are chosen.
+
+        Returns:
+            The figure.
+
+        """
+        figure: Figure = draw_comparison_figure(self, n_examples, seed)
+        return figure
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
+        """Write the figure as `.png`, `.svg` or `.pdf`."""
+        suffix = Path(path).suffix.lower()
+        if suffix not in FIGURE_FORMATS:
+            raise OutputError(
+                f"{path}: cannot write {suffix or 'a file without a suffix'}; use {', '.join(FIGURE_FORMATS)}"
+            )
+        return write_bytes(path, self._encode_figure(suffix), overwrite=overwrite)
+
+    def _encode_figure(self, suffix: str) -> bytes:
+        stream = io.BytesIO()
+        self.figure().savefig(stream, format=suffix[1:], dpi=120)
+        return stream.getvalue()
+
+    def _repr_html_(self) -> str:
+        from PIL import Image
+
+        image, title = Image.open(io.BytesIO(self._encode_figure(".png"))).convert("RGB"), html.escape(self.title)
+        items = "".join(f"<li>{html.escape(statement)}</li>" for statement in self.statements)
+        return render.build_figure_html(np.asarray(image), title, f"{title}<ul>{items}</ul>")
 
 
 @dataclass(frozen=True)
@@ -51,7 +176,7 @@ class ExampleImage:
     mask: Mask | None
 
 
-def draw_comparison_figure(comparison: "ComparisonResult", n_examples: int | None, seed: int) -> Any:
+def draw_comparison_figure(comparison: ComparisonResult, n_examples: int | None, seed: int) -> Any:
     """Draw the figure of a comparison with matplotlib."""
     figures = import_matplotlib_figure()
     groups = [[comparison.names[key, False] for key in group] for group in comparison.agreement.equivalent_groups]
@@ -81,7 +206,7 @@ def draw_comparison_figure(comparison: "ComparisonResult", n_examples: int | Non
 
 
 def select_examples(
-    comparison: "ComparisonResult", methods: Sequence[str], max_images: int, seed: int
+    comparison: ComparisonResult, methods: Sequence[str], max_images: int, seed: int
 ) -> list[ExampleImage]:
     """Return at most `max_images` random images for which every method has a map, with the first target of each."""
     keys = {key: name for (key, is_control), name in comparison.names.items() if not is_control and name in methods}
@@ -103,9 +228,7 @@ def select_examples(
     return examples
 
 
-def _build_example(comparison: "ComparisonResult", rows: Mapping[str, Mapping[str, Any]]) -> ExampleImage:
-    from camscope import render
-
+def _build_example(comparison: ComparisonResult, rows: Mapping[str, Mapping[str, Any]]) -> ExampleImage:
     first = next(iter(rows.values()))
     photo, _ = read_original(comparison.run, first)
     size = (first["image_size"][0], first["image_size"][1])
@@ -140,7 +263,7 @@ def _compute_examples_height(examples: Sequence[ExampleImage], width: float) -> 
 
 def _draw_lower_half(
     figure: Any,
-    comparison: "ComparisonResult",
+    comparison: ComparisonResult,
     method_names: Sequence[str],
     examples: Sequence[ExampleImage],
     matrix_size: float,
@@ -158,7 +281,7 @@ def _draw_lower_half(
         _draw_examples(right.subfigures(2, 1, height_ratios=ratios)[0], examples)
 
 
-def _draw_agreement_matrix(figure: Any, comparison: "ComparisonResult", method_names: Sequence[str]) -> None:
+def _draw_agreement_matrix(figure: Any, comparison: ComparisonResult, method_names: Sequence[str]) -> None:
     """Draw the mean correlation of each pair of methods, in the order of the forest plot."""
     panel, places = figure.subplots(), [comparison.method_names.index(name) for name in method_names]
     n_methods, values = len(method_names), comparison.compute_correlation_matrix()[np.ix_(places, places)]
