@@ -51,7 +51,7 @@ class ImageBatch:
 class BatchWorker:
     """Compute rows with explainers of one model: `targets` are those of images whose row has none.
 
-    `batch_size` is None for 16 images, or for smaller images as many as fit into the same number of pixels, up to 64.
+    Without `batch_size`, a batch holds 16 images, or of smaller images as many as fit into the same number of pixels, up to 64.
     `reduced_decoding` and `window` are those of `BatchOptions`. `allow_burned_in_text` draws on scans even if text may be
     burned into them.
     """

@@ -107,7 +107,17 @@ def _load_image(
         reason = describe_out_of_memory(error) if is_out_of_memory(error) else reason
         may_succeed = "://" in row["path"] or is_transient(error)
         return LoadedImage(row, None, error=f"it cannot be read: {reason}", is_transient=may_succeed)
-    digest = hash_source(source)
+    return _decode_image(manifest, row, source, read_item, memory)
+
+
+def _decode_image(
+    manifest: Manifest,
+    row: ManifestRow,
+    source: Any,
+    read_item: Callable[[Any], ModelInput],
+    memory: MemoryBudget | None,
+) -> LoadedImage:
+    hides_names, digest = manifest.is_pseudonymized, hash_source(source)
     try:
         n_bytes = DECODING_BYTES_PER_PIXEL * read_pixel_count(source) if memory and isinstance(source, bytes) else 0
         with memory.reserve(n_bytes) if memory else nullcontext():

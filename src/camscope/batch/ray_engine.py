@@ -58,9 +58,9 @@ def compute_chunks_on_ray(
         actor_cls = ray.remote(
             num_cpus=num_cpus, num_gpus=int(on_cuda), max_restarts=-1, max_task_retries=MAX_ATTEMPTS_PER_CHUNK - 1
         )(Actor)
-        actors = [actor_cls.remote(payload_refs, num_cpus) for _ in range(min(n_actors, len(tasks)))]
+        actors = [actor_cls.remote(num_cpus) for _ in range(min(n_actors, len(tasks)))]
         try:
-            yield from _iter_steps(ray, actors, tasks, plan, worker.manifest.table)
+            yield from _iter_steps(ray, actors, payload_refs, tasks, plan, worker.manifest.table)
         finally:
             for actor in actors:
                 ray.kill(actor)
@@ -72,7 +72,12 @@ def compute_chunks_on_ray(
 
 
 def _iter_steps(
-    ray: Any, actors: Sequence[Any], tasks: Sequence[ChunkTask], plan: ChunkPlan, table: "pa.Table"
+    ray: Any,
+    actors: Sequence[Any],
+    payload_refs: Sequence[Any],
+    tasks: Sequence[ChunkTask],
+    plan: ChunkPlan,
+    table: "pa.Table",
 ) -> Steps:
     """Yield what became of each chunk as soon as it is known."""
     open_tasks, n_open = iter(tasks), len(tasks)
@@ -105,7 +110,7 @@ def _iter_steps(
         if (task := next(open_tasks, None)) is not None:
             rows = task.select_rows(plan, table)
             rows = rows.take(np.arange(len(rows)))  # a slice would be sent with the whole table
-            running[actor.compute.remote(task, rows)] = actor, rows
+            running[actor.compute.remote(payload_refs, task, rows)] = actor, rows
 
 
 def _pickle_payload(worker: BatchWorker, store: RunStore, num_threads: int) -> bytes:
@@ -126,29 +131,29 @@ def _pickle_payload(worker: BatchWorker, store: RunStore, num_threads: int) -> b
 class Actor:
     """An object in a worker process of Ray, which computes chunks and returns pickled steps."""
 
-    def __init__(self, payload_refs: Sequence[Any], num_cpus: int) -> None:
-        self._payload_refs, self._num_cpus = payload_refs, num_cpus
+    def __init__(self, num_cpus: int) -> None:
+        self._num_cpus = num_cpus
         self._payload: tuple[BatchWorker, RunStore, int] | None = None
 
     def wait_until_ready(self) -> bytes:
         """Return an empty step when the process has started."""
         return cloudpickle_dumps(None)
 
-    def compute(self, task: ChunkTask, table: "pa.Table") -> bytes:
+    def compute(self, payload_refs: Sequence[Any], task: ChunkTask, table: "pa.Table") -> bytes:
         """Compute a chunk. An error is returned as a step, because Ray would wrap a raised one in its own traceback."""
         try:
             if self._payload is None:  # an error of the constructor would not be reported
-                self._payload = self._load_payload()
+                self._payload = self._load_payload(payload_refs)
             return cloudpickle_dumps(_complete_chunk(*self._payload, task, table))
         except Exception as error:
             return pickle_error(error)
 
-    def _load_payload(self) -> tuple[BatchWorker, RunStore, int]:
+    def _load_payload(self, payload_refs: Sequence[Any]) -> tuple[BatchWorker, RunStore, int]:
         import ray
 
         n_omp_threads = os.environ.get("OMP_NUM_THREADS", "")
         torch.set_num_threads(int(n_omp_threads) if n_omp_threads.isdecimal() else self._num_cpus)
-        pickled = ray.get(self._payload_refs[0])
+        pickled = ray.get(payload_refs[0])
         try:
             worker, card, store, num_threads, working_folder = pickle.loads(pickled)  # noqa: S301 - the driver's bytes
         except Exception as error:

@@ -116,12 +116,12 @@ def run_batch(
         names = OutputNames.from_run(run_info["run_config"])
         writer = OverlayWriter(store.folder, overlay_options.format, names, overlay_options.height)
         worker = replace(worker, overlay_writer=writer)
-    is_new = store.begin(run_info, overwrite=overwrite)
     if options.engine == "ray":
         arguments = (worker, store, plan, num_threads, options.address, options.num_workers)
         compute = partial(ray_engine.compute_chunks_on_ray, *arguments)
     else:
         compute = partial(compute_chunks, worker, store, plan, num_threads or choose_num_threads(manifest))
+    is_new = store.begin(run_info, overwrite=overwrite)
     try:
         return run_chunks(compute, store, plan, options.max_failures, on_progress, retry_failed=retry_failed)
     except (*RUN_LEVEL_ERRORS, TargetError):
