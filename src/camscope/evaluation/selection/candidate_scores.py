@@ -51,7 +51,7 @@ def evaluate_candidates(
     # one order of ties for each image
     tie_seeds = [zlib.crc32(sample.item.x.detach().cpu().numpy().tobytes(), seed) for sample in samples]
     with scoring_scope(
-        first.model, x, targets, class_names=first.class_names, forward_options=first.call_settings
+        first.model, x, targets, class_names=first.class_names, forward_options=first.forward_options
     ) as scorer:
         for candidate, attributions in zip(candidates, maps, strict=True):
             tests = [
