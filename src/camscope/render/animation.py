@@ -75,9 +75,7 @@ def animate_volume(
     font_size = choose_font_size(round(pixels_per_mm * max(volume.get_slice_size_mm(view))))
     height = round(pixels_per_mm * volume.get_slice_size_mm(view)[0])
     side_panel = draw_side_panel(volume, font_size, pixels_per_mm, height, [caption, *describe_peak(volume)])
-    frames = (
-        _draw_animation_frame(volume, view, index, pixels_per_mm, font_size, side_panel) for index in slice_indices
-    )
+    frames = (_draw_animation_frame(volume, view, i, pixels_per_mm, font_size, side_panel) for i in slice_indices)
     ramp = colorize(np.linspace(get_colormap_minimum(volume.colormap), 1, N_RAMP_COLORS)[None], volume.colormap)
     outline_colors = [color for _, color, _ in volume.outlines]
     annotation_colors = [DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, ACCENT_COLOR, *outline_colors]
