@@ -121,26 +121,20 @@ def encode_animation(
         raise InputError(f"{received}; expected images of one size")
     format_name, options = ANIMATION_FORMATS[suffix.lower()]
     if format_name == "GIF":
-        fixed_colors = np.zeros((0, 3), np.uint8) if palette_colors is None else palette_colors
-        images = _quantize_frames(checked_frames, fixed_colors)
+        images = _quantize_frames(
+            checked_frames, np.zeros((0, 3), np.uint8) if palette_colors is None else palette_colors
+        )
     else:
         images = [Image.fromarray(frame) for frame in checked_frames]
+    durations = _compute_durations(len(images), seconds)
     stream = io.BytesIO()
     try:
-        first, *other_images = images
-        first.save(
-            stream,
-            format_name,
-            save_all=True,
-            append_images=other_images,
-            duration=_compute_durations(len(checked_frames), seconds),
-            loop=0,
-            **options,
+        images[0].save(
+            stream, format_name, save_all=True, append_images=images[1:], duration=durations, loop=0, **options
         )
     except (OSError, ValueError) as error:
-        raise ImageError(
-            f"{plural(len(checked_frames), 'image')} {checked_frames[0].shape} cannot be written as {format_name}: {error}"
-        ) from error
+        received = f"{plural(len(images), 'image')} {checked_frames[0].shape}"
+        raise ImageError(f"{received} cannot be written as {format_name}: {error}") from error
     return stream.getvalue()
 
 
