@@ -18,13 +18,13 @@ from camscope.images.scans import (
     dicom_series,
     dicom_tags,
     nifti,
-    scan,
 )
 from camscope.images.scans.dicom import read_dicom
 from camscope.images.scans.dicom_geometry import SlicePlane
 from camscope.images.scans.dicom_modality_lut import ModalityLUT
 from camscope.images.scans.dicom_series import read_series
 from camscope.images.scans.nifti import read_nifti
+from camscope.images.scans.scan import Window
 from tests.mutants import Mutant
 from tests.scan_files import AXIAL, PACKAGED, dicom, enhanced, folder, slices, written
 
@@ -114,8 +114,8 @@ def a_nifti_has_the_axes_and_the_volume_of_its_file() -> None:
 
 
 def a_window_of_one_half_below_its_center() -> None:
-    assert scan.apply_linear_window(np.array([-0.5, 49.5]), 0, 101).tolist() == [0.5, 1]
-    assert abs(scan.apply_sigmoid_window(np.array([1.0]), 0, 4)[0] - 1 / (1 + np.exp(-1))) < 1e-9
+    assert Window(0, 101)(np.array([-0.5, 49.5])).tolist() == [0.5, 1]
+    assert abs(Window(0, 4, "SIGMOID")(np.array([1.0]))[0] - 1 / (1 + np.exp(-1))) < 1e-9
 
 
 def an_error_says_nothing_of_its_cause() -> None:
@@ -235,18 +235,18 @@ OF_SCANS = [
     ),
     Mutant(
         "half a unit",
-        scan,
-        "apply_linear_window",
+        Window,
+        "__call__",
         "center - 0.5, width - 1",
         "center, width - 1",
         a_window_of_one_half_below_its_center,
     ),
     Mutant(
         "four times steep",
-        scan,
-        "apply_sigmoid_window",
-        "steep = 2",
-        "steep = 4",
+        Window,
+        "__call__",
+        "np.tanh(2 *",
+        "np.tanh(4 *",
         a_window_of_one_half_below_its_center,
     ),
     Mutant(

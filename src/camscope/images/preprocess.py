@@ -104,8 +104,8 @@ class Preprocess:
             if resized is not None:
                 image = image.resize(resized[::-1], Image.Resampling[self.interpolation.upper()])
         if start is not None:
-            height, width = placement.input_size
-            canvas = Image.new(image.mode, (width, height), self.fill if self.channels == 3 else self.fill[0])
+            rows, columns = placement.input_size
+            canvas = Image.new(image.mode, (columns, rows), self.fill if self.channels == 3 else self.fill[0])
             canvas.paste(image, (-start[1], -start[0]))
             image = canvas
         return self._normalize(image), placement

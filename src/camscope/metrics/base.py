@@ -64,7 +64,7 @@ class Metric:
         return None if self.lower_bound is None or self.upper_bound is None else (self.lower_bound, self.upper_bound)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the value; UndefinedError if it is not defined for this input."""
+        """Compute the value. Raises UndefinedError if it is not defined for this input."""
         return self.function(*args, **kwargs)
 
 
@@ -83,7 +83,7 @@ def register_metric(name: str, **facts: Any) -> Callable[[MetricFunction], Metri
 
 
 def to_finite_array(attribution: npt.ArrayLike) -> FloatArray:
-    """Return a map (*S) in float64; UndefinedError for NaN or infinity, InputError for a map without cells."""
+    """Return a map (*S) in float64. Raises UndefinedError for NaN or infinity, InputError for a map without cells."""
     values = np.asarray(attribution, np.float64)
     if not values.size:
         raise InputError(f"the map is {values.shape}: it has no cells")
@@ -98,7 +98,7 @@ def positive_part(attribution: npt.ArrayLike) -> FloatArray:
 
 
 def check_mask(attribution: FloatArray, mask: npt.ArrayLike) -> Mask:
-    """Return a mask of the map's size; UndefinedError if it is empty or covers the whole image."""
+    """Return a mask of the map's size. Raises UndefinedError if it is empty or covers the whole image."""
     checked = np.asarray(mask)
     if checked.dtype != np.bool_:
         raise InputError(f"the mask is {checked.dtype}; expected bool, True inside the annotated region")

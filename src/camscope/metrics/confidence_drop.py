@@ -68,7 +68,7 @@ def average_increase(test: PerturbationTest, output_kind: OutputKind = "probabil
     chance_level="0 for a constant map",
 )
 def average_gain(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the relative gain of the probability (N,), 0..1; undefined where the clean probability is already 1."""
+    """Return the relative gain of the probability (N,), 0..1, undefined where the clean probability is already 1."""
     clean, masked, undefined = _select_masking_scores(test, output_kind)
     room = 1 - clean
     gain = (masked - clean).clamp(min=0) / torch.where(room > 0, room, 1)

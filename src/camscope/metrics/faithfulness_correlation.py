@@ -20,7 +20,6 @@ from camscope.metrics.perturbation_test import (
     DEFAULT_N_SETS,
     AttributionUnit,
     PerturbationTest,
-    ScoreDrops,
     get_score_row,
     sample_squares,
 )
@@ -64,7 +63,17 @@ def infidelity(
         One value for each image.
 
     """
-    drops = _measure_square_drops(test, n_squares, unit) if masks is None else _measure_mask_drops(test, masks, unit)
+    size, device = test.scorer.x.shape[2:], test.scorer.x.device
+    if masks is None:
+        check_positive_integer(n_squares=n_squares)
+        squares = sample_squares(size, max(1, min(size) // 2), n_squares, test.seed, device)
+        drops = test.measure_drops(squares, n_squares, unit, ("squares", n_squares))
+    else:
+        if masks.dtype != torch.bool or masks.ndim != len(size) + 1 or masks.shape[1:] != size or not len(masks):
+            expected = ",".join(map(str, size))
+            raise GeometryError(f"masks are {masks.dtype} {tuple(masks.shape)}; expected bool (M,{expected})")
+        device_masks = masks.to(device)
+        drops = test.measure_drops(lambda part: device_masks[part], len(masks), unit)
     lost, claimed = drops.score_drops[get_score_row(output_kind)], drops.attribution_sums
     if fit_scale:
         square = claimed.square().sum(1, keepdim=True)
@@ -146,22 +155,6 @@ def _correlate_drops(
     r, is_constant = correlate_batch(drops.attribution_sums, lost, 4 * test.scorer.score_epsilon * size)
     flat = test.maps.flatten(1)
     return lost, r, is_constant | (flat == flat[:, :1]).all(1)
-
-
-def _measure_square_drops(test: PerturbationTest, n_squares: int, unit: AttributionUnit) -> ScoreDrops:
-    check_positive_integer(n_squares=n_squares)
-    size = test.scorer.x.shape[2:]
-    masks = sample_squares(size, max(1, min(size) // 2), n_squares, test.seed, test.scorer.x.device)
-    return test.measure_drops(masks, n_squares, unit, ("squares", n_squares))
-
-
-def _measure_mask_drops(test: PerturbationTest, masks: Tensor, unit: AttributionUnit) -> ScoreDrops:
-    size = test.scorer.x.shape[2:]
-    if masks.dtype != torch.bool or masks.ndim != len(size) + 1 or masks.shape[1:] != size or not len(masks):
-        expected = ",".join(map(str, size))
-        raise GeometryError(f"masks are {masks.dtype} {tuple(masks.shape)}; expected bool (M,{expected})")
-    device_masks = masks.to(test.scorer.x.device)
-    return test.measure_drops(lambda part: device_masks[part], len(masks), unit)
 
 
 CORRELATION_TOLERANCE = 16 * torch.finfo(torch.float64).eps

@@ -25,7 +25,7 @@ LinearOperator = Callable[[Tensor], Tensor]
 
 
 def impute_linearly(x: Tensor, removed_mask: Tensor, tolerance: float = 1e-4) -> Tensor:
-    """Impute the removed pixels (R,*S) bool of x (R,C,*S); a row without remaining pixels becomes its channels' means.
+    """Impute the removed pixels (R,*S) bool of x (R,C,*S). A row without remaining pixels becomes its channels' means.
 
     `tolerance` is the accepted residual in shares of the right-hand side.
     """

@@ -34,7 +34,7 @@ class InputTransform(ABC):
 
     @abstractmethod
     def apply(self, x: Tensor) -> Tensor:
-        """Return the changed input in the same shape (N,C,*S); new pixels at the border repeat the border."""
+        """Return the changed input in the same shape (N,C,*S). New pixels at the border repeat the border."""
 
     @abstractmethod
     def compute_placement(self, size: Sequence[int]) -> Placement:
@@ -127,7 +127,7 @@ class GaussianNoise(StationaryTransform):
     seed: int = 0
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the noisy input (N,C,*S); the noise is the same for every sample and on every device."""
+        """Return the noisy input (N,C,*S). The noise is the same for every sample and on every device."""
         check_number(relative_std=self.relative_std, low=0)
         generator = torch.Generator(device="cpu").manual_seed(self.seed)
         noise = torch.randn(x.shape[1:], generator=generator, dtype=torch.float32, device="cpu")

@@ -61,7 +61,7 @@ def pointing_game(
     chance_level=MASK_AREA_LEVEL,
 )
 def energy_inside(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the share of the attribution inside the mask, 0..1; undefined for a map without positive values."""
+    """Return the share of the attribution inside the mask, 0..1, undefined for a map without positive values."""
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     return float(_divide_by_sum(values)[ground_truth].sum())
 
@@ -108,7 +108,7 @@ def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     chance_level=MASK_AREA_LEVEL,
 )
 def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the average precision of the map as a score of the mask's pixels, 0..1; tied cells share a threshold."""
+    """Return the average precision of the map as a score of the mask's pixels, 0..1. Tied cells share a threshold."""
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     order = np.argsort(-values, axis=None, kind="stable")
     scores, hits = values.ravel()[order], ground_truth.ravel()[order].cumsum()
@@ -124,7 +124,7 @@ def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     paper="Otsu 1979; as used by Saporta et al. 2022",
 )
 def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the IoU of the mask and the map above Otsu's threshold, 0..1; undefined for a constant map."""
+    """Return the IoU of the mask and the map above Otsu's threshold, 0..1, undefined for a constant map."""
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     scaled = values / (values.max() or 1.0)
     return _compute_iou(scaled > compute_otsu_threshold(scaled), ground_truth)
@@ -153,7 +153,7 @@ def iou(attribution: npt.ArrayLike, mask: npt.ArrayLike, threshold: float = 0.5)
 def iou_over_thresholds(
     attribution: npt.ArrayLike, mask: npt.ArrayLike, thresholds: Sequence[float] = IOU_THRESHOLDS
 ) -> float:
-    """Return the mean IoU over several thresholds, 0..1; undefined for a map without positive values."""
+    """Return the mean IoU over several thresholds, 0..1, undefined for a map without positive values."""
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     if not len(thresholds) or not all(0 < level <= 1 for level in thresholds):
         raise InputError(f"thresholds {list(thresholds)}: expected at least one, each above 0 and at most 1")

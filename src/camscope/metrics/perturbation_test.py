@@ -26,7 +26,7 @@ MaskBuilder = Callable[[slice], Tensor]  # slice of the sets -> removed pixels (
 
 
 def rank_regions(maps: Tensor, region_labels: Tensor, n_regions: int, tie_seeds: Sequence[int]) -> Tensor:
-    """Return the rank (N,*S) int32 of each pixel's region; the region with the largest mean of the map has rank 0.
+    """Return the rank (N,*S) int32 of each pixel's region. The region with the largest mean of the map has rank 0.
 
     Ties are broken by a random order from each image's seed in `tie_seeds`.
     """
@@ -215,7 +215,7 @@ class PerturbationTest:
     def measure_drops(
         self, masks: MaskBuilder, n_sets: int, unit: AttributionUnit = "contributions", cache_key: Hashable = None
     ) -> ScoreDrops:
-        """Return the losses and attributions of `n_sets` sets; results with a `cache_key` are cached."""
+        """Return the losses and attributions of `n_sets` sets. Results with a `cache_key` are cached."""
         check_one_of("unit", unit, "contributions", "gradients")
         drops = self._drops_by_key.get((cache_key, unit)) or self._compute_drops(masks, n_sets, unit)
         if cache_key is not None:
@@ -246,7 +246,7 @@ class PerturbationTest:
         return MetricValues.from_tensor(numbers, {**reasons, **(undefined_by_reason or {})})
 
     def _score_points(self, points: Sequence[RemovalPoint]) -> list[Tensor]:
-        """Return score and probability (2,N) at each point; all points share their forward passes."""
+        """Return score and probability (2,N) at each point. All points share their forward passes."""
         n_images, device = len(self.maps), self.scorer.x.device
         new = [point for point in points if point[1] > 0]
         counts = torch.tensor([count for _, count in new], device=device).view(-1, *[1] * (self.maps.ndim - 1))

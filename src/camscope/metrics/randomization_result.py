@@ -54,7 +54,7 @@ class RandomizationVerdict(NamedTuple):
 def judge_final_similarity(
     final_similarities: FloatArray, null_interval: tuple[float, float, float]
 ) -> RandomizationVerdict:
-    """Return the verdict for the similarities (N,) after the last step; at least half of them must be defined."""
+    """Return the verdict for the similarities (N,) after the last step. At least half of them must be defined."""
     low, _, high = null_interval
     last = compute_nan_mean(final_similarities)
     if np.isnan(final_similarities).mean() > 0.5 or np.isnan(high):

@@ -31,7 +31,7 @@ _register = partial(register_metric, input_kind="map_pair", higher_is_better=Non
     chance_level="0",
 )
 def pearson(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
-    """Return Pearson's correlation of two maps, -1..1; undefined for a constant map."""
+    """Return Pearson's correlation of two maps, -1..1, undefined for a constant map."""
     return _correlate_vectors(*(values.ravel() for values in _check_same_shape(first, second)))
 
 
@@ -44,7 +44,7 @@ def pearson(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
     chance_level="0",
 )
 def spearman(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
-    """Return Spearman's rank correlation of two maps, -1..1; undefined for a constant map.
+    """Return Spearman's rank correlation of two maps, -1..1, undefined for a constant map.
 
     >>> spearman([0.0, 1.0, 2.0], [0.0, 1.0, 9.0])
     1.0
@@ -66,7 +66,7 @@ def ssim(
     window_size: int = SSIM_WINDOW_SIZE,
     is_signed: bool | None = None,
 ) -> float:
-    """Return the structural similarity of two maps, -1..1; undefined for a map of zeros.
+    """Return the structural similarity of two maps, -1..1, undefined for a map of zeros.
 
     Each map is divided by its largest absolute value. For signed maps zero then becomes 1/2: SSIM is defined for images, and two
     means of opposite sign would give a negative factor, which an inverted pattern would turn into a high score.
@@ -75,7 +75,7 @@ def ssim(
         first: (*S) a map.
         second: (*S) another map.
         data_range: R in the formula. Values for different ranges are not comparable.
-        window_size: Side of the window in pixels; undefined for maps with a shorter axis.
+        window_size: Side of the window in pixels, undefined for maps with a shorter axis.
         is_signed: Whether the maps are signed. None: whether one of them is negative anywhere.
 
     Returns:
@@ -112,7 +112,7 @@ def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int 
     chance_level="about 0.05: 0.1 / (2 - 0.1)",
 )
 def jaccard(first: npt.ArrayLike, second: npt.ArrayLike, top_share: float = 0.1) -> float:
-    """Return the Jaccard index of the strongest cells of two maps, 0..1; undefined for a constant map.
+    """Return the Jaccard index of the strongest cells of two maps, 0..1, undefined for a constant map.
 
     `top_share` is the share of the cells that count. Cells that tie for the last places are partial members.
     """

@@ -75,9 +75,7 @@ def animate_volume(
     font_size = choose_font_size(round(pixels_per_mm * max(volume.get_slice_size_mm(view))))
     height = round(pixels_per_mm * volume.get_slice_size_mm(view)[0])
     side_panel = draw_side_panel(volume, font_size, pixels_per_mm, height, [caption, *describe_peak(volume)])
-    frames = (
-        _draw_animation_frame(volume, view, index, pixels_per_mm, font_size, side_panel) for index in slice_indices
-    )
+    frames = (_draw_animation_frame(volume, view, i, pixels_per_mm, font_size, side_panel) for i in slice_indices)
     ramp = colorize(np.linspace(get_colormap_minimum(volume.colormap), 1, N_RAMP_COLORS)[None], volume.colormap)
     outline_colors = [color for _, color, _ in volume.outlines]
     annotation_colors = [DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, ACCENT_COLOR, *outline_colors]
@@ -123,26 +121,20 @@ def encode_animation(
         raise InputError(f"{received}; expected images of one size")
     format_name, options = ANIMATION_FORMATS[suffix.lower()]
     if format_name == "GIF":
-        fixed_colors = np.zeros((0, 3), np.uint8) if palette_colors is None else palette_colors
-        images = _quantize_frames(checked_frames, fixed_colors)
+        images = _quantize_frames(
+            checked_frames, np.zeros((0, 3), np.uint8) if palette_colors is None else palette_colors
+        )
     else:
         images = [Image.fromarray(frame) for frame in checked_frames]
+    durations = _compute_durations(len(images), seconds)
     stream = io.BytesIO()
     try:
-        first, *other_images = images
-        first.save(
-            stream,
-            format_name,
-            save_all=True,
-            append_images=other_images,
-            duration=_compute_durations(len(checked_frames), seconds),
-            loop=0,
-            **options,
+        images[0].save(
+            stream, format_name, save_all=True, append_images=images[1:], duration=durations, loop=0, **options
         )
     except (OSError, ValueError) as error:
-        raise ImageError(
-            f"{plural(len(checked_frames), 'image')} {checked_frames[0].shape} cannot be written as {format_name}: {error}"
-        ) from error
+        received = f"{plural(len(images), 'image')} {checked_frames[0].shape}"
+        raise ImageError(f"{received} cannot be written as {format_name}: {error}") from error
     return stream.getvalue()
 
 

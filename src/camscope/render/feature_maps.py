@@ -33,7 +33,9 @@ def draw_channel_grid(
     """
     maps = _check_features(features, max_channels, scale)
     colormap = colormap or (DIVERGING if (maps < 0).any() else "viridis")
-    values = _scale_channels(maps, scale, colormap)
+    sizes = np.abs(maps) if get_colormap_minimum(colormap) < 0 else np.maximum(maps, 0)
+    strongest = sizes.max(axis=(1, 2) if scale == "each" else None, keepdims=True)
+    values = np.divide(maps, strongest, out=np.zeros_like(maps), where=strongest > 0)  # a zero map stays 0
     K, h, w = maps.shape
     columns = min(K, columns or math.ceil(math.sqrt(K * h / w)))
     cells = [_resize_channel(colorize(value, colormap)) for value in values]
@@ -61,14 +63,6 @@ def _check_features(features: NDArray[np.floating[Any]], max_channels: int, scal
         values = plural((~finite).sum(), "value of the features is", "values of the features are")
         raise NonFiniteError(f"{values} not finite, the first in channel {channel}")
     return array
-
-
-def _scale_channels(maps: NDArray[np.float64], scale: str, colormap: str) -> NDArray[np.float64]:
-    """Divide each map by its strongest value, or by the strongest of all. A zero map stays 0."""
-    sizes = np.abs(maps) if get_colormap_minimum(colormap) < 0 else np.maximum(maps, 0)
-    strongest = sizes.max(axis=(1, 2) if scale == "each" else None, keepdims=True)
-    values: NDArray[np.float64] = np.divide(maps, strongest, out=np.zeros_like(maps), where=strongest > 0)
-    return values
 
 
 def _resize_channel(image: RGBImage) -> RGBImage:

@@ -48,7 +48,7 @@ def draw_color_bar(
         raise InputError(f"{received}; expected at least 8 rows, and lo <= hi")
     values = _compute_bar_values(height - 2, lo, hi, colormap)
     width = max(6, height // 16) if width is None else width
-    bar = add_border(colorize(np.repeat(values[:, None], width, axis=1), colormap), 1, FRAME_COLOR)
+    bar = pad_image(colorize(np.repeat(values[:, None], width, axis=1), colormap), 1, 1, 1, 1, background=FRAME_COLOR)
     font_size = min(22, max(9, height // 16)) if font_size is None else font_size
     numbers = {hi: 0, lo: height} | ({0.0: height * hi / (hi - lo)} if colormap == DIVERGING and lo < 0 < hi else {})
     tiles = {
@@ -114,15 +114,14 @@ def draw_image_grid(
     font_size, gap = min(36, max(11, height // 16)), max(4, height // 20)
     widths = [max(image.shape[1] for image in scaled[column::columns]) for column in range(columns)]
     cells = [
-        add_caption(center_image(image, height, widths[i % columns]), captions[i], flag=flags[i], font_size=font_size)
+        add_caption(_center_image(image, height, widths[i % columns]), captions[i], flag=flags[i], font_size=font_size)
         for i, image in enumerate(scaled)
     ]
     rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
     return pad_image(arrange_tiles(rows, gap), top=gap, left=gap)
 
 
-def center_image(image: RGBImage, height: int, width: int) -> RGBImage:
-    """Pad an image on all sides to a size."""
+def _center_image(image: RGBImage, height: int, width: int) -> RGBImage:
     rows, columns = height - image.shape[0], width - image.shape[1]
     return pad_image(image, rows // 2, rows - rows // 2, columns // 2, columns - columns // 2)
 
@@ -167,11 +166,6 @@ def pad_image(
     out = np.full((image.shape[0] + top + bottom, image.shape[1] + left + right, 3), background, np.uint8)
     out[top : top + image.shape[0], left : left + image.shape[1]] = image
     return out
-
-
-def add_border(image: RGBImage, width: int, color: Color) -> RGBImage:
-    """Add a border of `width` pixels around an image (H,W,3)."""
-    return pad_image(image, width, width, width, width, background=color)
 
 
 def _compute_bar_values(rows: int, lo: float, hi: float, colormap: str) -> NDArray[np.float64]:
@@ -232,7 +226,8 @@ def draw_color_strip(low_label: str, high_label: str, colormap: str = "inferno",
     """Draw a horizontal colormap between the labels of its ends. `font_size` is in pixels."""
     left, right = draw_text(low_label, font_size), draw_text(high_label, font_size)
     ramp = np.linspace(get_colormap_minimum(colormap), 1, 9 * font_size)
-    bar = add_border(colorize(np.repeat(ramp[None], max(6, 3 * font_size // 4), axis=0), colormap), 1, FRAME_COLOR)
+    colors = colorize(np.repeat(ramp[None], max(6, 3 * font_size // 4), axis=0), colormap)
+    bar = pad_image(colors, 1, 1, 1, 1, background=FRAME_COLOR)
     spare = left.shape[0] - bar.shape[0]
     bar = pad_image(bar, top=spare // 2, bottom=spare - spare // 2)
     return np.concatenate([left, bar, right], axis=1)

@@ -97,20 +97,17 @@ def draw_region_legend(entries: Sequence[LegendEntry], font_size: int = 16, *, h
     """Draw legend entries below each other with swatches at the left. `font_size` is in pixels, long lines are truncated."""
     if not entries:
         raise InputError("the legend has no entries; expected at least one")
-    blocks = [draw_text(truncate_legend_line(heading), round(0.85 * font_size))] if heading else []
-    blocks += [_draw_legend_entry(entry, font_size) for entry in entries]
+    small = round(0.85 * font_size)
+    blocks = [draw_text(truncate_legend_line(heading), small)] if heading else []
+    for entry in entries:
+        tiles = [draw_text(truncate_legend_line(entry.title), font_size)]
+        tiles += [draw_text(truncate_legend_line(line), small) for line in entry.lines]
+        left, gap, height = 2 * font_size, font_size // 2, len(tiles[0])
+        block = pad_image(stack_tiles(tiles), bottom=gap, left=left)
+        block[2 : height - 2, gap : left - 2] = (120, 120, 120)  # a frame makes a white swatch visible
+        block[3 : height - 3, gap + 1 : left - 3] = entry.color
+        blocks.append(block)
     return pad_image(stack_tiles(blocks), top=font_size // 2, right=font_size // 2)
-
-
-def _draw_legend_entry(entry: LegendEntry, font_size: int) -> RGBImage:
-    tiles = [draw_text(truncate_legend_line(entry.title), font_size)] + [
-        draw_text(truncate_legend_line(line), round(0.85 * font_size)) for line in entry.lines
-    ]
-    left, gap = 2 * font_size, font_size // 2
-    out = pad_image(stack_tiles(tiles), bottom=gap, left=left)
-    out[2 : len(tiles[0]) - 2, gap : left - 2] = (120, 120, 120)  # a frame makes a white swatch visible
-    out[3 : len(tiles[0]) - 3, gap + 1 : left - 3] = entry.color
-    return out
 
 
 def truncate_legend_line(text: str) -> str:
@@ -155,7 +152,15 @@ def draw_outlines(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
 
 def draw_outline_keys(outlines: MaskOutlines, font_size: int, *, width: int | None = None) -> list[RGBImage]:
     """Return legend pieces on a dark background: a line in the mask's color and its name. Unnamed masks are left out."""
-    return [_draw_outline_key(name, color, font_size, width) for name, color, _ in outlines if name]
+    keys = []
+    for name, color, _ in outlines:
+        if name:
+            text = draw_text(name, font_size, text_color=LIGHT_TEXT_COLOR, background=DARK_BACKGROUND_COLOR)
+            line_length, line_width = round(1.5 * font_size), max(2, font_size // 5)
+            key = pad_image(text, left=line_length, background=DARK_BACKGROUND_COLOR)
+            key[text.shape[0] // 2 - line_width // 2 :][:line_width, :line_length] = color
+            keys.append(key[:, :width])
+    return keys
 
 
 def add_outline_legend(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
@@ -186,12 +191,3 @@ def _check_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> NDArray[n
         advice = f"pass each by its name, as {{'{names[0]}': mask == {names[0]}}}, or mask != 0 for all"
         raise InputError(f"{description} holds {format_name_list(names)}; expected one region: {advice}")
     return np.asarray(array != 0)
-
-
-def _draw_outline_key(name: str, color: Color, font_size: int, width: int | None) -> RGBImage:
-    text = draw_text(name, font_size, text_color=LIGHT_TEXT_COLOR, background=DARK_BACKGROUND_COLOR)
-    line_length = round(1.5 * font_size)
-    out = pad_image(text, left=line_length, background=DARK_BACKGROUND_COLOR)
-    middle, line_width = text.shape[0] // 2, max(2, font_size // 5)
-    out[middle - line_width // 2 :][:line_width, :line_length] = color
-    return out[:, :width]

@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 
 from camscope.render.anatomical_axes import AnatomicalView, format_location, match_world_axes
-from camscope.render.colormap import DIVERGING
 from camscope.render.image_grid import (
     WARNING_COLOR,
     arrange_tiles,
@@ -92,11 +91,6 @@ def draw_crosshair(plane: RGBImage, row: float, column: float, color: Color) -> 
     ):
         out[arm] = np.rint(0.35 * out[arm] + 0.65 * np.asarray(color)).astype(np.uint8)
     return out
-
-
-def choose_accent_color(volume: Volume) -> Color:
-    """Return the color of crosshairs and of the peak's slice that is visible on the volume's background."""
-    return DARK_ACCENT_COLOR if volume.colormap == DIVERGING and volume.alpha > 0 else ACCENT_COLOR
 
 
 def format_plane_title(volume: Volume, view: AnatomicalView, voxel: VoxelIndex) -> str:

@@ -13,7 +13,7 @@ from camscope.errors import InputError
 from camscope.render.anatomical_axes import AnatomicalView
 from camscope.render.animation import MAX_FRAMES, choose_even_indices
 from camscope.render.colormap import DIVERGING
-from camscope.render.image_grid import add_border
+from camscope.render.image_grid import pad_image
 from camscope.render.rgb_image import (
     DARK_BACKGROUND_COLOR,
     LIGHT_TEXT_COLOR,
@@ -25,9 +25,9 @@ from camscope.render.rgb_image import (
 from camscope.render.volume import Volume, VoxelIndex, draw_slice, draw_slice_overlay
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,
+    DARK_ACCENT_COLOR,
     add_plane_frame,
     arrange_on_dark,
-    choose_accent_color,
     choose_font_size,
     compute_letter_margin,
     compute_plane_corner,
@@ -118,7 +118,8 @@ def _draw_plane_with_crosshair(
     plane = draw_slice(volume, view, voxel[view.normal_axis], pixels_per_mm)
     ratio = np.divide(plane.shape[:2], (volume.shape[view.row_axis], volume.shape[view.column_axis]))
     row, column = np.multiply(view.project_voxel(voxel, volume.shape), ratio)
-    return draw_crosshair(plane, row, column, choose_accent_color(volume))
+    is_pale = volume.colormap == DIVERGING and volume.alpha > 0
+    return draw_crosshair(plane, row, column, DARK_ACCENT_COLOR if is_pale else ACCENT_COLOR)
 
 
 MAX_GRID_WIDTH = 1200  # default
@@ -146,11 +147,9 @@ def draw_slices(
     columns = min(columns or _choose_slice_columns(len(slice_indices), height / width), len(slice_indices))
     if size is not None:
         check_image_height("size", size)
-    pixels_per_mm = (
-        min(volume.choose_pixels_per_mm(None), MAX_GRID_WIDTH / columns / width)
-        if size is None
-        else size / max(height, width)
-    )
+        pixels_per_mm = size / max(height, width)
+    else:
+        pixels_per_mm = min(volume.choose_pixels_per_mm(None), MAX_GRID_WIDTH / columns / width)
     font_size = choose_font_size(round(0.4 * columns * pixels_per_mm * width))
     cells = [_draw_slice_cell(volume, view, slice_index, pixels_per_mm, font_size) for slice_index in slice_indices]
     grid = arrange_on_dark([cells[start : start + columns] for start in range(0, len(cells), columns)], font_size // 2)
@@ -167,7 +166,7 @@ def _draw_slice_cell(
 ) -> RGBImage:
     plane = draw_slice(volume, view, slice_index, pixels_per_mm)
     is_peak = slice_index == volume.peak[view.normal_axis] and not volume.warning
-    plane = add_border(plane, 2, ACCENT_COLOR if is_peak else DARK_BACKGROUND_COLOR)
+    plane = pad_image(plane, 2, 2, 2, 2, background=ACCENT_COLOR if is_peak else DARK_BACKGROUND_COLOR)
     position = format_slice_position(volume, get_middle_voxel(volume, view, slice_index), view.normal_axis)
     text_color = ACCENT_COLOR if is_peak else LIGHT_TEXT_COLOR
     return stack_on_dark([draw_text_on_dark(f"{slice_index}{position}", font_size, text_color=text_color), plane])

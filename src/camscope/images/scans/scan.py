@@ -194,42 +194,24 @@ class Window:
             raise PreprocessError(f"the window is {value!r:.80}; expected {EXPECTED_WINDOW}")
         return cls(center, width, *(str(word).strip().upper() for word in kind))
 
-    def __call__(self, values: Values, low: float = 0.0, high: float = 1.0) -> Values:
-        """Map values of any shape to `low`..`high`, in their own precision, at least float32."""
-        return WINDOW_FUNCTIONS[self.kind](values, self.center, self.width, low, high)
+    def __call__(self, values: Values) -> Values:
+        """Map values of any shape to 0..1, in their own precision, at least float32.
+
+        LINEAR is (v - (c - 1/2)) / (w - 1) + 1/2, clipped, and for w = 1 a step above c - 1/2. LINEAR_EXACT is
+        (v - c) / w + 1/2, clipped. SIGMOID is 1 / (1 + exp(-4 (v - c) / w)).
+        """
+        numbers = values.astype(np.promote_types(values.dtype, np.float32))
+        center, width = self.center, self.width
+        if self.kind == "SIGMOID":  # equal to the formula, without overflow
+            return np.asarray((np.tanh(2 * (numbers - center) / width) + 1) / 2)
+        if self.kind == "LINEAR":
+            center, width = center - 0.5, width - 1
+        if width == 0:
+            return (values > center).astype(numbers.dtype)
+        return np.asarray(np.clip((numbers - center) / width + 0.5, 0, 1))
 
     def __str__(self) -> str:
         return f"{self.kind}, center {self.center:g}, width {self.width:g}"
-
-
-def apply_linear_window(values: Values, center: float, width: float, low: float = 0.0, high: float = 1.0) -> Values:
-    """Return ((v - (c - 1/2)) / (w - 1) + 1/2) (high - low) + low, clipped. w = 1 is a step above c - 1/2."""
-    if width == 1:
-        return np.where(values > center - 0.5, high, low).astype(_choose_float_dtype(values))
-    return apply_linear_exact_window(values, center - 0.5, width - 1, low, high)
-
-
-def apply_linear_exact_window(
-    values: Values, center: float, width: float, low: float = 0.0, high: float = 1.0
-) -> Values:
-    """Return ((v - c) / w + 1/2) (high - low) + low, clipped."""
-    share = (values.astype(_choose_float_dtype(values)) - center) / width + 0.5
-    return np.asarray(np.clip(share, 0, 1) * (high - low) + low)
-
-
-def apply_sigmoid_window(values: Values, center: float, width: float, low: float = 0.0, high: float = 1.0) -> Values:
-    """Return (high - low) / (1 + exp(-4 (v - c) / w)) + low."""
-    steep = 2 * (values.astype(_choose_float_dtype(values)) - center) / width
-    return np.asarray((np.tanh(steep) + 1) / 2 * (high - low) + low)  # equal to the formula, without overflow
-
-
-WINDOW_FUNCTIONS = dict(
-    zip(WINDOW_KINDS, (apply_linear_window, apply_linear_exact_window, apply_sigmoid_window), strict=True)
-)
-
-
-def _choose_float_dtype(values: Values) -> Any:
-    return np.promote_types(values.dtype, np.float32)
 
 
 Pixels = NDArray[np.uint8]
