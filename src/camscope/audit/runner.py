@@ -48,7 +48,7 @@ from camscope.audit.stages.map_quality import (
     evaluate_robustness,
     evaluate_sanity,
 )
-from camscope.audit.stages.predict import explain_images, predict_images
+from camscope.audit.stages.predictions_and_maps import explain_images, predict_images
 from camscope.audit.stages.shortcut import analyze_shortcuts
 from camscope.audit.time_estimate import estimate_stage_seconds
 from camscope.batch.run_store import TEMPORARY_FILE_PATTERN

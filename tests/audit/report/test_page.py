@@ -36,8 +36,6 @@ from camscope.audit.core.schema import (
 from camscope.audit.report import (
     PredictedImage,
     build_gallery,
-    extract_numbers,
-    find_unsupported_claims,
     read_norms_csv,
     render_page,
 )
@@ -76,6 +74,7 @@ from camscope.explanation import Explanation
 from camscope.geometry import Placement
 from camscope.phantom import draw_radiograph
 from tests.audit_summary import FINDINGS, IDS, MARGINS, PROVENANCE, SKIPPED, full, nothing, num, verdict
+from tests.report_consistency import extract_numbers, find_unsupported_claims
 
 EVIL = "<script>alert(1)</script>"
 VOID = {"meta", "img", "input", "br", "link", "hr"}

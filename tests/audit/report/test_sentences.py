@@ -26,7 +26,7 @@ from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.performance.auc import auroc, average_precision
 from camscope.audit.performance.leakage import probe_leakage
 from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
-from camscope.audit.report import find_unsupported_claims, render_page
+from camscope.audit.report import render_page
 from camscope.audit.report.number_format import number_to_text
 from camscope.audit.report.sentences import (
     ExternalText,
@@ -48,6 +48,7 @@ from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations import list_warnings
 from camscope.metrics.statistics import estimate_difference, estimate_mean
 from tests.audit_summary import FINDINGS, full, nothing, num, verdict
+from tests.report_consistency import find_unsupported_claims
 
 ROUNDS = 80
 WORDS = ("supported", "not supported", "not testable")
