@@ -116,8 +116,8 @@ OF_AUDITS = [
         "what is open counts as an accusation",
         maps,
         "_decide_above_control",
-        "metric_summary.difference_to_control.high <= 0",
-        "metric_summary.difference_to_control.low <= 0",
+        "difference.high <= 0",
+        "difference.low <= 0",
         open_against_a_control,
     ),
     Mutant(

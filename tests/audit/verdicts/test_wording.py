@@ -101,28 +101,10 @@ def test_of_eight_patients_nothing_is_said_but_why():
 
 
 def test_no_word_stands_beside_no_value():
-    found = build_verdict(
-        "leakage",
-        "It can.",
-        "nodule",
-        ("not supported", ""),
-        EstimateSummary(reason="no map"),
-        "shortcut",
-        "a rule",
-        supported_is_good=True,
-    )
+    missing = EstimateSummary(reason="no map")
+    found = build_verdict("leakage", "nodule", ("not supported", ""), missing, column="site")
     assert (found.conclusion, found.direction, found.reason) == ("not testable", "neither", "no map")
-    found = build_verdict(
-        "leakage",
-        "It can.",
-        "nodule",
-        ("not testable", ""),
-        EstimateSummary(),
-        "shortcut",
-        "a rule",
-        supported_is_good=True,
-    )
-    assert found.reason
+    assert build_verdict("leakage", "nodule", ("not testable", ""), EstimateSummary(), column="site").reason
 
 
 def test_every_open_verdict_says_why():
