@@ -43,7 +43,7 @@ from camscope.audit.report.charts import (
     CHART_WIDTH,
     ForestRow,
     draw_cluster_stability,
-    draw_forest_svg,
+    draw_forest,
     format_estimate_text,
 )
 from camscope.audit.report.figures import draw_figures
@@ -57,7 +57,7 @@ from camscope.audit.report.number_format import (
     number_to_text,
 )
 from camscope.audit.report.page import PAGE_SECTIONS
-from camscope.audit.report.svg import default_style_scope
+from camscope.audit.report.svg import default_style_scope, to_inline_svg
 from camscope.audit.report.thumbnails import (
     MAX_IMAGE_BYTES,
     MAX_MAP_OPACITY,
@@ -421,28 +421,28 @@ def test_a_figure_is_the_same_every_time_and_has_texts_of_the_pages_colors():
     ]
     with default_style_scope():
         one, other = (
-            draw_forest_svg(
-                "f", "AUROC & more", rows, axis_label="AUROC", shaded_range=(0.4, 0.6), margin=0.7, show_baselines=True
+            to_inline_svg(
+                draw_forest(rows, "AUROC", shaded_range=(0.4, 0.6), margin=0.7, show_baselines=True),
+                "f",
+                "AUROC & more",
             )
             for _ in range(2)
         )
     assert one == other
     assert 'aria-label="AUROC &amp; more"' in one
-    assert '<tspan data-value="0.8312">0.831</tspan> [<tspan data-value="0.8112">0.811</tspan>' in one
+    assert re.search(r'<g data-values="0\.8312 0\.8112 0\.8512\d*">\s*<text[^>]*>0\.831 \[0\.811, 0\.851\]</text>', one)
     assert not re.search(r"style=|#0000|<metadata|font-family|xmlns|\$", one)
     assert {"f-supports", "s-text", "f-band", "s-contradicts", "f-background"} <= set(re.findall(r"[fs]-\w+", one))
 
 
 def test_the_longest_value_stays_in_its_figure():
     longest = EstimateSummary(value=-0.9935, low=-0.9947, high=-0.9923)
+    rows = [ForestRow("gradcam", longest), ForestRow("other", num(0.8, 0.1))]
     with default_style_scope():
-        svg = draw_forest_svg(
-            "f", "x", [ForestRow("gradcam", longest), ForestRow("other", num(0.8, 0.1))], axis_label="rank correlation"
-        )
+        svg = to_inline_svg(draw_forest(rows, "rank correlation"), "f", "x")
     assert len(format_estimate_text(longest)[0]) == 26
-    starts = [float(one) for one in re.findall(r"translate\((\d+(?:\.\d+)?) [^>]*><tspan", svg)] or [
-        float(one) for one in re.findall(r'<text[^>]* x="(\d+(?:\.\d+)?)"[^>]*><tspan', svg)
-    ]
+    texts = re.findall(r"<g data-values[^>]*>\s*(<text[^>]*>)", svg)
+    starts = [float(re.search(r'(?: x="|translate\()(\d+(?:\.\d+)?)', text).group(1)) for text in texts]
     assert len(starts) == 2
     assert max(starts) + 26 * 6 <= CHART_WIDTH
 
@@ -461,7 +461,9 @@ def drawn_of(one, level, *groups):
     answers = one.model_copy(update={"subgroup_differences": (level,), "subgroups": groups})
     drawn = draw_figures(nothing().model_copy(update={"predict": PredictResult(performance=(answers,))}))
     svg = next(each.svg for each in drawn["performance"] if each.title_parts[0] == "AUROC by subgroup")
-    return re.findall(r">(site: [^<]*)<", svg), [float(value) for value in re.findall(r'data-value="([^"]*)"', svg)][3:]
+    return re.findall(r">(site: [^<]*)<", svg), [
+        float(value) for value in " ".join(re.findall(r'data-values="([^"]*)"', svg)).split()
+    ][3:]
 
 
 def test_subgroups_of_each_finding_have_a_table_of_their_own(whole):
@@ -495,7 +497,7 @@ def test_figures_are_of_what_was_tested():
             .shortcut.cluster_analyses[0]
             .model_copy(update={"trials": full().shortcut.cluster_analyses[0].stability_by_n_clusters[:1]})
         )
-        assert "<svg" in draw_cluster_stability("s", "one", trials)
+        assert "<svg" in to_inline_svg(draw_cluster_stability(trials), "s", "one")
 
 
 def test_the_gallery_begins_with_what_the_seed_draws(run, pictures):

@@ -32,15 +32,22 @@ def format_estimate(estimate: EstimateSummary) -> "Markup":
     """Format an estimate as `0.83 [0.79, 0.87]` or `1.0 [no width]`, or as a dash without a value."""
     from markupsafe import Markup
 
-    if estimate.value is None:
+    numbers, width_note = list_number_texts(estimate)
+    if not numbers:
         return format_number(None)
-    value = format_number(estimate.value, choose_decimals(estimate))
-    if estimate.low is None or estimate.high is None:
-        return value
-    if width_note := ci_width_note(estimate):
-        return Markup('{} <span class="interval">[{}]</span>').format(value, width_note)
-    low, high = (format_number(end, choose_decimals(estimate)) for end in (estimate.low, estimate.high))
-    return Markup('{} <span class="interval">[{}, {}]</span>').format(value, low, high)
+    value, *ends = (Markup('<data value="{}">{}</data>').format(repr(number), text) for number, text in numbers)
+    interval = width_note or Markup(", ").join(ends)
+    return Markup('{} <span class="interval">[{}]</span>').format(value, interval) if interval else value
+
+
+def list_number_texts(estimate: EstimateSummary) -> tuple[list[tuple[float, str]], str]:
+    """Return the value and the ends of its interval with their texts; a note in place of the ends of a narrow interval."""
+    if estimate.value is None:
+        return [], ""
+    numbers, width_note, decimals = [estimate.value], _describe_narrow_interval(estimate), choose_decimals(estimate)
+    if estimate.low is not None and estimate.high is not None and not width_note:
+        numbers += [estimate.low, estimate.high]
+    return [(number, number_to_text(number, decimals)) for number in numbers], width_note
 
 
 def format_interval(value: float | None, low: float | None = None, high: float | None = None) -> "Markup":
@@ -53,15 +60,12 @@ def format_number_like(value: float | None, estimate: EstimateSummary) -> "Marku
     return format_number(value, None if value is None else choose_decimals(estimate))
 
 
-def ci_width_note(estimate: EstimateSummary) -> str:
+def _describe_narrow_interval(estimate: EstimateSummary) -> str:
     """Return a note for an interval whose ends round to the same number, else ""."""
-    if (
-        estimate.low is None
-        or estimate.high is None
-        or f"{estimate.low:.{MAX_DECIMALS}f}" != f"{estimate.high:.{MAX_DECIMALS}f}"
-    ):
+    low, high = estimate.low, estimate.high
+    if low is None or high is None or f"{low:.{MAX_DECIMALS}f}" != f"{high:.{MAX_DECIMALS}f}":
         return ""
-    return "no width" if estimate.low == estimate.high else "hardly any width"
+    return "no width" if low == high else "hardly any width"
 
 
 def format_p_value(p_value: float | None) -> "Markup":
@@ -81,12 +85,9 @@ def choose_decimals(estimate: EstimateSummary) -> int | None:
     """
     value = estimate.value or 0.0
     decimals_for_two_digits = 1 if value == 0 else max(0, 1 - math.floor(math.log10(abs(value))))
-    if estimate.low is None or estimate.high is None or ci_width_note(estimate):
-        return (
-            None
-            if len(re.sub(r"^[−0.]+|\D", "", number_to_text(value))) > 1
-            else min(decimals_for_two_digits, MAX_DECIMALS)
-        )
+    if estimate.low is None or estimate.high is None or _describe_narrow_interval(estimate):
+        n_digits = len(re.sub(r"^[−0.]+|\D", "", number_to_text(value)))
+        return None if n_digits > 1 else min(decimals_for_two_digits, MAX_DECIMALS)
     decimals_for_width = 1 - math.floor(math.log10(estimate.high - estimate.low))
     return max(0, min(MAX_DECIMALS, max(decimals_for_width, min(decimals_for_two_digits, 2))))
 
