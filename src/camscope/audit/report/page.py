@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from camscope.audit.core.schema import EstimateSummary, StageResult, Summary, Verdict, to_json_dict
 from camscope.audit.report import sentences
 from camscope.audit.report.figures import draw_figures
-from camscope.audit.report.gallery_schema import GALLERY_KINDS, Gallery
+from camscope.audit.report.gallery import GALLERY_KINDS, Gallery
 from camscope.audit.report.number_format import (
     format_estimate,
     format_interval,
