@@ -20,7 +20,7 @@ from camscope.audit.core.schema import Summary, Verdict
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.file_ownership import PLAN_FILE, REPORT_STAGE, log_stage_files
 from camscope.audit.report import build_gallery, list_predicted_images, render_page
-from camscope.audit.report.verdict_labels import find_topic_id
+from camscope.audit.report.verdict_labels import find_topic
 from camscope.audit.runner import (
     EstimateCallback,
     StageProgressCallback,
@@ -187,7 +187,7 @@ class AuditRun:
             for conclusion in ("supported", "not supported", "not testable")
         )
         n_contradicting = Counter(
-            find_topic_id(verdict.question) for verdict in self.summary.verdicts if verdict.direction == "contradicts"
+            find_topic(verdict.question) for verdict in self.summary.verdicts if verdict.direction == "contradicts"
         )
         topics = ", ".join(f"{n_contradicting[name]} against the {name}" for name in ("model", "maps"))
         return f"<AuditRun {self.folder}: {counts}; {topics}>"

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 from camscope.audit.core.schema import (
     EstimateSummary,
     FindingPerformance,
@@ -24,7 +26,6 @@ from camscope.audit.report.svg import default_style_scope, to_inline_svg
 from camscope.audit.report.verdict_labels import sanitize_text
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
     from matplotlib.figure import Figure
 
 BETTER_DIRECTION_LABELS = {"more": "more is better →", "less": "← less is better", "neither": "neither way is better"}
@@ -44,7 +45,7 @@ class ReportFigure:
 
     title_parts: TitleParts
     caption: str
-    svg: "Markup"
+    svg: Markup
 
 
 def draw_figures(summary: Summary) -> dict[str, list[ReportFigure]]:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from camscope.optional import require
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
     from matplotlib.figure import Figure
 
 # Placeholder colors; the style sheet of the page sets them for light and dark mode.
@@ -36,14 +37,12 @@ def default_style_scope() -> Iterator[None]:
         yield
 
 
-def to_inline_svg(figure: "Figure", figure_id: str, aria_label: str) -> "Markup":
+def to_inline_svg(figure: "Figure", figure_id: str, aria_label: str) -> Markup:
     """Return a figure as SVG without inline styles, which the page forbids; `figure_id` must be unique on the page.
 
     A text whose id is `VALUES_PREFIX` and numbers gets these as its attribute `data-values`.
     """
     from xml.etree import ElementTree
-
-    from markupsafe import Markup
 
     stream = io.StringIO()
     figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
