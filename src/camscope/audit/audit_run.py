@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from camscope.audit.core import output_tables
 from camscope.audit.core.config import Config
 from camscope.audit.core.context import AuditContext
@@ -27,16 +25,14 @@ from camscope.audit.runner import (
     build_summary,
     check_images_unchanged,
     prepare_folder,
-    resolve_output_folder,
     run_stages,
     to_json_bytes,
 )
 from camscope.audit.shortcuts import interventions
 from camscope.batch import BatchRun
 from camscope.batch.manifest import import_arrow
-from camscope.data_readers import MAX_JSON_BYTES, read_parquet
-from camscope.errors import InputError
-from camscope.plurals import plural
+from camscope.data_readers import MAX_JSON_BYTES, read_errors_converted, read_parquet
+from camscope.errors import InputError, OutputError
 from camscope.safe_files import check_regular_files, folder_locked, read_bytes, write_bytes
 
 if TYPE_CHECKING:
@@ -70,7 +66,10 @@ def run_audit(
         OutputError: The folder holds another audit, or files of another program.
 
     """
-    context = AuditContext(Config.from_source(config), resolve_output_folder(output))
+    folder = Path(output)
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file; expected a folder for the audit")
+    context = AuditContext(Config.from_source(config), folder)
     report_progress = on_progress or (lambda stage, done, total: None)
     with folder_locked(context.folder):
         identity, image_digests = prepare_folder(context, report_progress, overwrite=overwrite)
@@ -106,17 +105,16 @@ class AuditRun:
             raise InputError(f"{folder} holds no audit")
         if not (self.folder / output_tables.SUMMARY_FILE).is_file():
             raise InputError(f"{folder}: the audit is not finished; start it again to continue it")
-        try:
+        message = f"{folder}: {output_tables.SUMMARY_FILE}"
+        with read_errors_converted(message, quote_original=False):
             document = read_bytes(self.folder / output_tables.SUMMARY_FILE, MAX_JSON_BYTES)
+            version, expected = json.loads(document)["schema_version"], Summary.model_fields["schema_version"].default
+            if version != expected:
+                raise InputError(
+                    f"{message} has the schema {str(version)[:40]!r}, expected {expected!r}: it was written by another version "
+                    "of camscope; run the audit again"
+                )
             self.summary = Summary.model_validate_json(document)
-        except (OSError, MemoryError) as error:
-            reason = getattr(error, "strerror", None) or "there is not enough memory for it"
-            raise InputError(f"{folder}: {output_tables.SUMMARY_FILE} cannot be read: {reason}") from error
-        except ValidationError as error:
-            _check_schema_version(self.folder, document)
-            raise InputError(
-                f"{folder}: {output_tables.SUMMARY_FILE} is not what an audit writes: {plural(error.error_count(), 'error')}"
-            ) from None
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -166,13 +164,12 @@ class AuditRun:
 
         Columns: question, claim, finding, qualifier, conclusion, direction, value, low, high, n_values, baseline, margin, reason.
         """
+        names = ("question", "claim", "finding", "qualifier", "conclusion", "direction")
+        effect_names = ("value", "low", "high", "n_values", "baseline")
         rows = [
             {
-                **{
-                    name: getattr(verdict, name)
-                    for name in ("question", "claim", "finding", "qualifier", "conclusion", "direction")
-                },
-                **{name: getattr(verdict.effect, name) for name in ("value", "low", "high", "n_values", "baseline")},
+                **{name: getattr(verdict, name) for name in names},
+                **{name: getattr(verdict.effect, name) for name in effect_names},
                 "margin": verdict.margin,
                 "reason": verdict.reason,
             }
@@ -181,14 +178,10 @@ class AuditRun:
         return import_arrow().Table.from_pylist(rows)
 
     def __repr__(self) -> str:
-        conclusions = [verdict.conclusion for verdict in self.summary.verdicts]
-        counts = ", ".join(
-            f"{conclusions.count(conclusion)} {conclusion}"
-            for conclusion in ("supported", "not supported", "not testable")
-        )
-        n_contradicting = Counter(
-            find_topic(verdict.question) for verdict in self.summary.verdicts if verdict.direction == "contradicts"
-        )
+        conclusions = Counter(verdict.conclusion for verdict in self.summary.verdicts)
+        counts = ", ".join(f"{conclusions[name]} {name}" for name in ("supported", "not supported", "not testable"))
+        contradicted = [verdict for verdict in self.summary.verdicts if verdict.direction == "contradicts"]
+        n_contradicting = Counter(find_topic(verdict.question) for verdict in contradicted)
         topics = ", ".join(f"{n_contradicting[name]} against the {name}" for name in ("model", "maps"))
         return f"<AuditRun {self.folder}: {counts}; {topics}>"
 
@@ -198,20 +191,6 @@ class AuditRun:
             for verdict in self.verdicts
         )
         return f"<table><thead><tr><th>claim</th><th></th><th>effect</th></tr></thead><tbody>{rows}</tbody></table>"
-
-
-def _check_schema_version(folder: Path, document: bytes) -> None:
-    """Raise an InputError for a summary of another schema version."""
-    try:
-        version = json.loads(document)["schema_version"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return
-    expected = Summary.model_fields["schema_version"].default
-    if version != expected:
-        raise InputError(
-            f"{folder}: {output_tables.SUMMARY_FILE} has the schema {str(version)[:40]!r}, expected {expected!r}: it was written "
-            "by another version of camscope; run the audit again"
-        )
 
 
 def check_readable(folder: Path) -> None:
@@ -233,15 +212,13 @@ def _format_effect_html(verdict: Verdict) -> str:
 def write_report(context: AuditContext, summary: Summary, provenance: Mapping[str, Any]) -> None:
     """Write `report.html` and `gallery.json`; the images of the gallery are read again."""
     truths = {finding.name: context.cohort.get_truth(finding) for finding in context.findings}
-    images = list_predicted_images(Predictions.read(context.folder), truths, context.cohort.ids)
     gallery = build_gallery(
         context.maps,
         summary,
-        images,
+        list_predicted_images(Predictions.read(context.folder), truths, context.cohort.ids),
         {finding.name: str(finding.class_index) for finding in context.findings},
         n_random_images=context.config.sample_sizes.gallery,
         allow_burned_in_text=context.config.report.allow_burned_in_text,
     )
-    document = json.dumps(gallery.as_dict, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
-    write_bytes(context.folder / GALLERY_FILE, document.encode())
+    write_bytes(context.folder / GALLERY_FILE, to_json_bytes(gallery.as_dict))
     write_bytes(context.folder / REPORT_FILE, render_page(summary, gallery, provenance).encode())

@@ -97,17 +97,16 @@ def generate_config(
         raise InputError(f"{manifest}: this manifest cannot be read: {describe_file_problem(manifest)}")
     table, folder = build_manifest(manifest, root, strict=False).table, relative_to or Path.cwd()
     card = get_card(load_model(model, weights=weights))
-    file, colon, function = model.rpartition(":")
-    source = f"{_make_path_relative(file, folder)}:{function}" if colon and file.endswith(".py") else model
+    class_names = (card.class_names if card else None) or ()
     text: str = (
         _create_environment()
         .get_template(TEMPLATE_FILE)
         .render(
-            **_guess_labels(table, (card.class_names if card else None) or (), findings),
+            **_guess_labels(table, class_names, findings),
             **_guess_columns(table),
             manifest=_make_path_relative(manifest, folder),
             root=None if root is None else _make_path_relative(root, folder),
-            model=source,
+            model=_make_source_relative(model, folder),
             weights=None if weights is None else _make_path_relative(weights, folder),
             modality=modality or "any",
         )
@@ -294,6 +293,11 @@ def _make_path_relative(path: str, folder: Path) -> str:
     if "://" in path or path == "random":
         return path
     return Path(os.path.relpath(Path(path).resolve(), folder.resolve())).as_posix()
+
+
+def _make_source_relative(source: str, folder: Path) -> str:
+    file, colon, function = source.rpartition(":")
+    return f"{_make_path_relative(file, folder)}:{function}" if colon and file.endswith(".py") else source
 
 
 def _quote(value: str) -> str:

@@ -22,7 +22,7 @@ from camscope.audit.stages.map_quality import LOCALIZATION_METRICS
 from camscope.audit.stages.shortcut import create_intervention_runner
 from camscope.batch.manifest import import_arrow
 from camscope.batch.query import table_to_dicts
-from camscope.data_readers import MAX_JSON_BYTES
+from camscope.data_readers import MAX_JSON_BYTES, read_errors_converted
 from camscope.errors import CamscopeError, InputError
 from camscope.evaluation.map_metrics import MapMetricEvaluator
 from camscope.metrics import METRICS
@@ -94,15 +94,12 @@ def verify_audit(
     """
     path = Path(folder)
     check_readable(path)
-    try:
+    if path.is_file():
+        raise InputError(f"{folder} is a file; expected the folder of an audit")
+    if not (path / provenance.PROVENANCE_FILE).exists():
+        raise InputError(f"{folder}: no {provenance.PROVENANCE_FILE}: this folder holds no finished audit")
+    with read_errors_converted(f"{folder}: {provenance.PROVENANCE_FILE}"):
         content = read_bytes(path / provenance.PROVENANCE_FILE, MAX_JSON_BYTES)
-    except FileNotFoundError as error:
-        raise InputError(f"{folder}: no {provenance.PROVENANCE_FILE}: this folder holds no finished audit") from error
-    except NotADirectoryError as error:
-        raise InputError(f"{folder} is a file; expected the folder of an audit") from error
-    except (OSError, MemoryError) as error:
-        reason = getattr(error, "strerror", None) or "out of memory"
-        raise InputError(f"{folder}: {provenance.PROVENANCE_FILE} cannot be read: {reason}") from error
     record, is_sealed = _parse_record(content)
     seal_message = "unchanged" if is_sealed else "it was changed"
     checks = [CheckResult(provenance.PROVENANCE_FILE, is_sealed, seal_message), *_check_outputs(path, record)]
