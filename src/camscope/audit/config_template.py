@@ -24,6 +24,7 @@ from camscope.audit.core.subgroup_levels import (
     MIN_PATIENTS_FOR_VERDICT,
     normalize_label,
 )
+from camscope.audit.report.verdict_labels import MARGIN_DESCRIPTIONS
 from camscope.audit.shortcuts.reliance import compute_min_patients_for_absence
 from camscope.batch import batch_worker, build_manifest
 from camscope.batch.manifest import import_arrow
@@ -53,15 +54,8 @@ MAX_LABELS_SHOWN = 6  # in an error message
 BOOLEAN_LABELS = {"0", "1", "0.0", "1.0", "true", "false", "yes", "no"}  # in lower case
 MAX_AGES = 150  # distinct ages in a column of years
 MARGIN_COMMENTS = {
-    "effect": "of an intervention, in standard deviations of the log odds",
-    "auroc_difference": "the smallest difference between subgroups that matters",
-    "useful_auroc": "the AUROC that a useful model exceeds",
-    "masked_auroc": "an AUROC above this without the organ means that the model does not need it",
-    "enrichment": "of a region in a map; 1 is the chance level",
-    "mass_difference": "the smallest difference of a map's share between subgroups that matters",
-    "robustness_correlation": "rank correlation of maps under changes that should not matter",
-    "leakage_auroc": "the AUROC of a linear probe below which the features do not encode a column, such as the site",
-    "reliance_prevalence": "a reliance in a smaller share of patients may be missed; "
+    **MARGIN_DESCRIPTIONS,
+    "reliance_prevalence": "A reliance in a smaller share of patients may be missed; "
     + ", ".join(f"{share} takes {plural(compute_min_patients_for_absence(share), 'patient')}" for share in (0.05, 0.1)),
 }
 

@@ -77,7 +77,7 @@ def draw_forest(
     edges = list(accumulate((TWO_LINE_ROW_HEIGHT if "\n" in row.label else ROW_HEIGHT for row in rows), initial=0.0))
     n_characters = max((len(format_estimate_text(row.estimate)[0]) for row in rows), default=0)
     value_column_width = max(MIN_VALUE_COLUMN_WIDTH, 14 + VALUE_CHARACTER_WIDTH * n_characters)
-    axes = _create_axes(edges[-1], edges[-1] + AXIS_HEIGHT, LABEL_COLUMN_WIDTH, value_column_width, top=4.0)
+    figure, axes = _create_axes(edges[-1], edges[-1] + AXIS_HEIGHT, LABEL_COLUMN_WIDTH, value_column_width, top=4.0)
     axes.grid(axis="x", color=LINE, linewidth=0.7)
     axes.locator_params(axis="x", nbins=4)
     axes.set_xlabel(axis_label, color=MUTED, fontsize=FONT_SIZE - 0.5, labelpad=8)
@@ -97,7 +97,7 @@ def draw_forest(
             axes.fill_betweenx(edges[n : n + 2], *row.shaded_range, color=BAND, linewidth=0, zorder=0)
         axes.get_yticklabels()[n].set_color(COLORS_BY_KIND[row.kind][3])
         _draw_forest_row(axes, row, centers[n], show_baseline=show_baselines)
-    return axes.figure
+    return figure
 
 
 def _draw_forest_row(axes: "Axes", row: ForestRow, y: float, *, show_baseline: bool) -> None:
@@ -146,13 +146,13 @@ def _compute_x_limits(
     return min(present) - pad, max(present) + pad
 
 
-def _create_axes(panel_height: float, height: float, left: float, right: float, *, top: float) -> "Axes":
+def _create_axes(panel_height: float, height: float, left: float, right: float, *, top: float) -> "tuple[Figure, Axes]":
     """Create a figure and its axes with a bottom spine, in pixels."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(CHART_WIDTH / 72, height / 72))
     figure.patch.set_visible(False)
-    axes: Axes = figure.add_axes(
+    axes = figure.add_axes(
         (left / CHART_WIDTH, 1 - (top + panel_height) / height, 1 - (left + right) / CHART_WIDTH, panel_height / height)
     )
     axes.patch.set_visible(False)
@@ -160,21 +160,22 @@ def _create_axes(panel_height: float, height: float, left: float, right: float, 
     axes.spines["bottom"].set_color(LINE)
     axes.tick_params(colors=MUTED, labelsize=SMALL_FONT_SIZE, length=3, color=LINE)
     axes.set_axisbelow(True)
-    return axes
+    return figure, axes
 
 
-def _create_curve_axes(x_label: str, y_label: str, height: float = CURVE_HEIGHT) -> "Axes":
-    axes = _create_axes(height - 58, height, LEFT_MARGIN, RIGHT_MARGIN, top=12.0)
+def _create_curve_axes(x_label: str, y_label: str, height: float = CURVE_HEIGHT) -> "tuple[Figure, Axes]":
+    figure, axes = _create_axes(height - 58, height, LEFT_MARGIN, RIGHT_MARGIN, top=12.0)
     axes.grid(axis="y", color=LINE, linewidth=0.7)
     axes.locator_params(axis="y", nbins=5)
     axes.set_xlabel(x_label, color=MUTED, fontsize=FONT_SIZE, labelpad=8)
     axes.set_ylabel(y_label, color=MUTED, fontsize=FONT_SIZE)
-    return axes
+    return figure, axes
 
 
 def draw_reliability_diagram(performance: FindingPerformance) -> "Figure":
     """Draw the observed share of the finding over the predicted probability; the diagonal is perfect calibration."""
-    axes, bins = _create_curve_axes("predicted probability", "share with the finding", 270.0), performance.bins
+    bins = performance.bins
+    figure, axes = _create_curve_axes("predicted probability", "share with the finding", 270.0)
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=DASHES)
     predicted, observed = [point.predicted for point in bins], [point.observed for point in bins]
@@ -186,21 +187,21 @@ def draw_reliability_diagram(performance: FindingPerformance) -> "Figure":
     max_images = max((point.n_images for point in bins), default=1)
     sizes = [(4 + 6 * (point.n_images / max_images) ** 0.5) ** 2 for point in bins]
     axes.scatter(predicted, observed, sizes, color=SUPPORTS, zorder=5)
-    return axes.figure
+    return figure
 
 
 def draw_randomization_curve(
     step_names: tuple[str, ...], similarity: RandomizationSimilarity, *, is_control: bool
 ) -> "Figure":
     """Draw the similarity to the trained map after each randomization step, with the band of maps of different images."""
-    axes = _create_curve_axes("weights randomized from the output layer", "similarity")
+    figure, axes = _create_curve_axes("weights randomized from the output layer", "similarity")
     last_step = max(1, len(similarity.curve) - 1)
     axes.set_xlim(-0.03 * last_step, 1.03 * last_step)
     names = [sanitize_text(name)[:30] for name in (step_names[0], step_names[-1])] if step_names else ["", ""]
     axes.set_xticks([0, last_step], names)
     axes.tick_params(axis="x", length=0)
     for label, alignment in zip(axes.get_xticklabels(), ("left", "right"), strict=True):
-        label.set_horizontalalignment(alignment)
+        label.set(horizontalalignment=alignment)
     if similarity.null_low is not None and similarity.null_high is not None:
         axes.axhspan(similarity.null_low, similarity.null_high, color=BAND, linewidth=0, zorder=0)
     if similarity.null_mean is not None:
@@ -212,23 +213,25 @@ def draw_randomization_curve(
     axes.plot(*_split_pairs(points), f"-{marker}", color=color, markersize=5, zorder=4)
     y_values = [*(value for _, value in points), similarity.null_low or 0.0, similarity.null_high or 0.0, 1.0, 0.0]
     axes.set_ylim(min(y_values) - 0.06, max(y_values) + 0.06)
-    return axes.figure
+    return figure
 
 
 def draw_eigenvalue_spectrum(analysis: ClusterAnalysis) -> "Figure":
     """Draw the smallest eigenvalues: a jump after the k-th suggests k clusters."""
-    axes, n_values = _create_curve_axes("number of clusters", "eigenvalue"), len(analysis.eigenvalues)
+    n_values = len(analysis.eigenvalues)
+    figure, axes = _create_curve_axes("number of clusters", "eigenvalue")
     axes.vlines(range(1, n_values + 1), 0, analysis.eigenvalues, color=LINE, linewidth=1.2)
     axes.plot(range(1, n_values + 1), analysis.eigenvalues, "o", color=SUPPORTS, markersize=5.5)
     largest = max(*analysis.eigenvalues, 1e-9)
     axes.set(xlim=(0.4, n_values + 0.6), ylim=(-0.05 * largest, 1.05 * largest))
     axes.locator_params(axis="x", integer=True, nbins=8)
-    return axes.figure
+    return figure
 
 
 def draw_cluster_stability(analysis: ClusterAnalysis) -> "Figure":
     """Draw the agreement of clusterings of subsamples, and the agreement expected for a single cluster."""
-    axes, rows = _create_curve_axes("number of clusters", "stability"), analysis.stability_by_n_clusters
+    rows = analysis.stability_by_n_clusters
+    figure, axes = _create_curve_axes("number of clusters", "stability")
     stabilities = [(row.n_clusters, row.stability) for row in rows]
     expected = [(row.n_clusters, row.null_stability) for row in rows if row.null_stability is not None]
     axes.plot(*_split_pairs(stabilities), "-o", color=SUPPORTS, markersize=5.5)
@@ -237,7 +240,7 @@ def draw_cluster_stability(analysis: ClusterAnalysis) -> "Figure":
     axes.set_xticks(numbers)
     lowest = min(0.0, *(value for _, value in (*stabilities, *expected)))
     axes.set(xlim=(min(numbers) - 0.6, max(numbers) + 0.6), ylim=(lowest - 0.05, 1.05))
-    return axes.figure
+    return figure
 
 
 def _split_pairs(points: Sequence[tuple[float, float]]) -> Any:

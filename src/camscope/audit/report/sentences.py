@@ -225,7 +225,7 @@ def list_interval_methods(summary: Summary) -> list[IntervalMethod]:
         IntervalMethod(
             fill_sentence(description, n_resamples=summary.n_resamples, name=name), paper, tuple(labels_by_method[name])
         )
-        for name, (description, paper) in (INTERVAL_METHODS | unknown).items()
+        for name, (description, paper) in {**INTERVAL_METHODS, **unknown}.items()
         if name in labels_by_method
     ]
 

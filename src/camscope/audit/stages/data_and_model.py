@@ -128,7 +128,7 @@ def _count_levels(context: AuditContext) -> Iterator[LevelCount]:
     truths = {finding.name: context.cohort.get_truth(finding) for finding in context.findings}
     for column in context.config.data.subgroups:
         level_by_row = context.cohort.get_subgroup_levels(column)
-        for level in sort_levels(set(level_by_row.values()) - {None}):
+        for level in sort_levels({level for level in level_by_row.values() if level is not None}):
             rows = [row for row, level_of_row in level_by_row.items() if level_of_row == level]
             yield LevelCount(
                 column=column,

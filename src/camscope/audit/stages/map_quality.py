@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -248,7 +249,7 @@ def _summarize_similarity(
 
 
 def _summarize_final_similarity(
-    similarities: npt.NDArray[np.float64], patients: list[int], bootstrap_options: Mapping[str, int]
+    similarities: npt.NDArray[np.floating[Any]], patients: list[int], bootstrap_options: Mapping[str, int]
 ) -> EstimateSummary:
     """Summarize the similarities (seeds, N) after full randomization; a patient's values of all seeds are one unit."""
     try:

@@ -38,7 +38,7 @@ def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutR
     )
     samples = load_region_samples(context, region_rows)
     edited = replace(samples, samples=[sample for sample in samples.samples if sample.row in edited_rows])
-    runners = [create_intervention_runner(context, edited, finding, predictions) for finding in findings]
+    runners = [_create_runner(context, edited, finding, predictions) for finding in findings]
     interventions = [effect for runner in runners for effect in runner.run_interventions()]
     masked_aurocs = [masked for runner in runners for masked in runner.compute_masked_aurocs()]
     records = [record for runner in runners for record in runner.records]
@@ -68,7 +68,7 @@ def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutR
     )
 
 
-def create_intervention_runner(
+def _create_runner(
     context: AuditContext, samples: RegionSamples, finding: Finding, predictions: Predictions
 ) -> InterventionRunner:
     """Create the runner of the interventions for a finding, on samples of all findings."""

@@ -2,48 +2,35 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from camscope.audit.audit_run import AuditRun, check_readable
+from camscope.audit.audit_run import check_readable
 from camscope.audit.core.config import Config
 from camscope.audit.core.context import AuditContext, ProgressCallback
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.performance.model_outputs import compute_log_odds, compute_logits_and_features
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_images, digest_optional_file, find_changed_images
-from camscope.audit.shortcuts.region_samples import load_region_samples
-from camscope.audit.stages.map_quality import LOCALIZATION_METRICS
-from camscope.audit.stages.shortcut import create_intervention_runner
 from camscope.batch.manifest import import_arrow
 from camscope.batch.query import table_to_dicts
 from camscope.data_readers import MAX_JSON_BYTES, read_errors_converted
 from camscope.errors import CamscopeError, InputError
-from camscope.evaluation.map_metrics import MapMetricEvaluator
-from camscope.metrics import METRICS
 from camscope.plurals import plural
 from camscope.safe_files import read_bytes
 
-MAX_NAMES_SHOWN = 5  # of changed images and values
+MAX_NAMES_SHOWN = 5  # of changed images
 MAX_FILES_SHOWN = 20
 RELATIVE_MAP_TOLERANCE = 1e-5  # relative to the maximum of a map; batches of other sizes differ by rounding
 LOG_ODDS_TOLERANCE = 1e-4
 NOT_RECOMPUTED = (
-    "insertions, which need all images",
-    "masked organs",
-    "feature leakage",
+    "localization", "faithfulness", "sanity", "robustness", "interventions", "masked organs", "feature leakage",
     "attribution clusters",
-    "faithfulness",
-    "sanity",
-    "robustness",
-)
-ValueKey = tuple[Any, ...]  # the row, the finding, and what the value is
-RowSampler = Callable[[Sequence[int]], list[int]]  # selects the rows to recompute
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -187,22 +174,12 @@ def _check_images(
 
 
 def _recompute_rows(context: AuditContext, n_rows: int, seed: int) -> Iterator[CheckResult]:
-    """Recompute `n_rows` rows of each kind, sampled by the seed, and compare them with the stored values."""
-
-    def sample_rows(rows: Sequence[int]) -> list[int]:
-        distinct = sorted(set(rows))
-        return sorted(distinct[n] for n in np.random.default_rng(seed).permutation(len(distinct))[:n_rows].tolist())
-
-    run, predictions = AuditRun(context.folder), Predictions.read(context.folder)
-    yield from _recompute_predictions_and_maps(context, predictions, sample_rows(predictions.rows))
-    yield _recompute_localization(context, run, sample_rows)
-    yield _recompute_removals(context, run, predictions, sample_rows)
-
-
-def _recompute_predictions_and_maps(
-    context: AuditContext, predictions: Predictions, rows: list[int]
-) -> Iterator[CheckResult]:
-    stored_maps = {(map_["row"], map_["method"], map_["target"]): map_ for map_ in _read_map_rows(context, rows)}
+    """Recompute the prediction and the maps of `n_rows` rows, sampled by the seed, and compare them with the stored ones."""
+    predictions = Predictions.read(context.folder)
+    order = np.random.default_rng(seed).permutation(len(predictions.rows))
+    rows = sorted(predictions.rows[n] for n in order[:n_rows])
+    table = context.maps.table(filter=import_arrow("dataset").field("row").isin(rows))
+    stored_maps = {(map_["row"], map_["method"], map_["target"]): map_ for map_ in table_to_dicts(table)}
     for image in context.load_images(rows):
         row = image.row["row"]
         name = f"row {context.cohort.ids[row]}"
@@ -227,11 +204,6 @@ def _recompute_predictions_and_maps(
         yield CheckResult(name, difference <= RELATIVE_MAP_TOLERANCE, message)
 
 
-def _read_map_rows(context: AuditContext, rows: Sequence[int]) -> list[dict[str, Any]]:
-    table = context.maps.table(filter=import_arrow("dataset").field("row").isin(list(rows)))
-    return sorted(table_to_dicts(table), key=lambda map_: map_["row"])
-
-
 def _compute_map_difference(attribution: Any, stored_row: Mapping[str, Any]) -> float:
     """Return the largest difference relative to the maximum; infinite if one map is missing or has another size."""
     stored = stored_row["attribution"]
@@ -241,59 +213,3 @@ def _compute_map_difference(attribution: Any, stored_row: Mapping[str, Any]) -> 
     if recomputed.shape != stored.shape:
         return float("inf")
     return float(np.abs(recomputed - stored).max()) / (float(np.abs(stored).max()) or 1.0)
-
-
-def _recompute_localization(context: AuditContext, run: AuditRun, sample_rows: RowSampler) -> CheckResult:
-    table = run.metrics().filter(import_arrow("dataset").field("stage") == "localization")
-    names = ("row", "finding", "method", "layer", "metric")
-    stored = {tuple(map(line.get, names)): line["value"] for line in table.to_pylist() if line["value"] is not None}
-    rows_by_finding, recomputed = {}, dict[ValueKey, float]()
-    for finding in context.findings:
-        if finding.name not in context.ground_truth or not run.summary.localization.tested:
-            continue
-        rows_by_finding[finding.name] = rows = sample_rows([key[0] for key in stored if key[1] == finding.name])
-        metrics = [METRICS[name] for name in LOCALIZATION_METRICS]
-        evaluator = MapMetricEvaluator(context.maps, metrics, context.ground_truth[finding.name], strict=False)
-        map_rows = [row for row in _read_map_rows(context, rows) if row["target"] == str(finding.class_index)]
-        for _, image_rows in groupby(map_rows, key=lambda row: row["row"]):
-            for line in evaluator.evaluate_image(list(image_rows)):
-                if line["value"] is not None:
-                    recomputed[line["row"], finding.name, line["method"], line["layer"], line["metric"]] = line["value"]
-    sampled = {key: value for key, value in stored.items() if key[0] in rows_by_finding.get(key[1], ())}
-    return _compare_values(context, "localization", sampled, recomputed, RELATIVE_MAP_TOLERANCE)
-
-
-def _recompute_removals(
-    context: AuditContext, run: AuditRun, predictions: Predictions, sample_rows: RowSampler
-) -> CheckResult:
-    """Recompute the log odds of images with a removed region, or with only the region."""
-    names = ("row", "finding", "region", "kind", "imputation")
-    records = [record for record in run.interventions().to_pylist() if record["kind"] != "insert"]
-    rows = sample_rows([record["row"] for record in records])
-    stored = {tuple(map(record.get, names)): record["log_odds_without"] for record in records if record["row"] in rows}
-    recomputed: dict[ValueKey, float] = {}
-    samples = load_region_samples(context, rows)
-    for finding in context.findings if rows else ():
-        runner = create_intervention_runner(context, samples, finding, predictions)
-        for region in runner.samples.region_names:
-            list(runner.run_removals(region))
-        for result in runner.records:
-            key = (result.row, finding.name, result.region, result.kind, result.imputation)
-            recomputed[key] = result.log_odds_without
-    return _compare_values(context, "removals", stored, recomputed, LOG_ODDS_TOLERANCE)
-
-
-def _compare_values(
-    context: AuditContext, name: str, stored: dict[ValueKey, float], recomputed: dict[ValueKey, float], tolerance: float
-) -> CheckResult:
-    nan = float("nan")
-    problems = [
-        f"{' '.join(str(part) for part in key[1:] if part is not None)}, image {context.cohort.ids[key[0]]}, is "
-        f"{recomputed.get(key)}; the table has {stored.get(key)}"
-        for key in {**stored, **recomputed}
-        if not np.isclose(recomputed.get(key, nan), stored.get(key, nan), tolerance, tolerance)
-    ]
-    if problems:
-        more = f", and {len(problems) - MAX_NAMES_SHOWN} more" if len(problems) > MAX_NAMES_SHOWN else ""
-        return CheckResult(name, False, "; ".join(problems[:MAX_NAMES_SHOWN]) + more)
-    return CheckResult(name, True, f"{plural(len(recomputed), 'value')} recomputed")
