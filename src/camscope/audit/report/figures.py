@@ -159,11 +159,11 @@ def _draw_attribution_mass(summary: Summary) -> Iterator[Drawing]:
         f"{INTERVAL_LEGEND}; diamond: maps of other patients; line: chance; dashed red line: margin; hollow: smaller than "
         "the cells of the map, which can show neither use nor its absence"
     )
-    masses = summary.shortcut.attribution_mass
-    for key in dict.fromkeys((mass.finding, mass.method) for mass in masses):
+    regions = summary.shortcut.attribution_mass
+    for key in dict.fromkeys((mass.finding, mass.method) for mass in regions):
         rows = [
             ForestRow(mass.region, mass.enrichment, "method" if mass.is_resolvable else "unresolved")
-            for mass in masses
+            for mass in regions
             if (mass.finding, mass.method) == key
         ]
         margin, axis_label = summary.margins.get("enrichment"), "share of the map over share of the image"
