@@ -54,7 +54,7 @@ class Region:
     detect: RegionDetector
 
     def __call__(self, image: NDArray[Any]) -> Mask:
-        """Return the mask (*S) of the region, neither empty nor full; UndefinedError where the image has no such part.
+        """Return the mask (*S) of the region, neither empty nor full. UndefinedError where the image has no such part.
 
         `image` is (H,W), (H,W,3) or a volume (D,H,W).
         """
@@ -119,7 +119,7 @@ def _list_side_widths(image: NDArray[Any], fraction: float) -> list[tuple[int, i
 
 
 def _shrink_box(values: FloatArray, box: list[list[int]], max_value_range: float) -> bool:
-    """Shrink the box by one constant row, column or slice; return whether there was one."""
+    """Shrink the box by one constant row, column or slice. Return whether there was one."""
     for axis, ends in enumerate(box):
         for end, step in ((0, 1), (1, -1)):
             if ends[1] - ends[0] < 2:
@@ -228,7 +228,7 @@ def _measure_aperture_distances(image: NDArray[Any]) -> tuple[FloatArray, float]
 
 
 def _measure_distances(circle: tuple[float, float, float], points: FloatArray) -> FloatArray:
-    """Return how far points (2,...) lie outside of a circle (row, column, radius); negative inside."""
+    """Return how far points (2,...) lie outside of a circle (row, column, radius). Negative inside."""
     row, column, radius = circle
     return np.asarray(np.hypot(points[0] - row, points[1] - column) - radius)
 
@@ -289,7 +289,7 @@ def _detect_outside_tissue(image: NDArray[Any]) -> Mask:
 
 
 def _convert_to_hsv(image: NDArray[Any], region_name: str) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return hue, saturation and value, 0..1; values above 1 mean that the image has the range 0..255."""
+    """Return hue, saturation and value, 0..1. Values above 1 mean that the image has the range 0..255."""
     if not _is_color_image(image):
         raise UndefinedError(f"no {region_name}: the image has no colors")
     values = np.asarray(image, np.float64)
@@ -312,7 +312,7 @@ def _is_color_image(image: NDArray[Any]) -> bool:
 
 
 def _to_gray_values(image: NDArray[Any]) -> FloatArray:
-    """Return values (*S), for color images the mean of the channels; UndefinedError for a constant image."""
+    """Return values (*S), for color images the mean of the channels. UndefinedError for a constant image."""
     values = np.asarray(image, np.float64)
     values = values.mean(-1) if _is_color_image(image) else values
     if values.min() == values.max():
@@ -321,13 +321,13 @@ def _to_gray_values(image: NDArray[Any]) -> FloatArray:
 
 
 def select_largest_component(mask: Mask) -> Mask:
-    """Return the largest connected part of a mask, with diagonal neighbors; an empty mask unchanged."""
+    """Return the largest connected part of a mask, with diagonal neighbors. An empty mask unchanged."""
     labels, count = require("scipy.ndimage", extra="audit").label(mask, np.ones((3,) * mask.ndim))
     return mask if count < 2 else np.asarray(labels == 1 + np.bincount(labels.ravel())[1:].argmax())
 
 
 def _fill_holes(mask: Mask) -> Mask:
-    """Fill the holes of a mask; those of a volume slice by slice, because in 3-D most cavities are open somewhere."""
+    """Fill the holes of a mask. Those of a volume slice by slice, because in 3-D most cavities are open somewhere."""
     fill = require("scipy.ndimage", extra="audit").binary_fill_holes
     return np.stack([fill(slice_mask) for slice_mask in mask]) if mask.ndim == 3 else np.asarray(fill(mask), np.bool_)
 

@@ -25,7 +25,7 @@ FINDING_REGION, ORGAN_REGION, OUTSIDE_ORGAN_REGION = "the finding", "the organ",
 class RegionSample:
     """An image as a model input (C,*S), with the masks (*S) of its regions, and of the findings in `ground_truth`.
 
-    `placement` is that of the input on the image; None where the model sees the whole image.
+    `placement` is that of the input on the image. None where the model sees the whole image.
     """
 
     row: int
@@ -97,7 +97,7 @@ def open_region_masks(context: AuditContext) -> dict[str, GroundTruth]:
 
 
 def load_region_samples(context: AuditContext, rows: Sequence[int]) -> RegionSamples:
-    """Load images with their regions; only those of the most common input size, and at most `MAX_SAMPLE_BYTES`."""
+    """Load images with their regions. Only those of the most common input size, and at most `MAX_SAMPLE_BYTES`."""
     samples, region_masks, n_bytes = RegionSamples([]), open_region_masks(context), 0
     order = np.random.default_rng((context.config.seed, 9)).permutation(list(rows)).tolist()
     for done, image in enumerate(context.load_images(order), start=1):
@@ -129,7 +129,7 @@ def _build_sample(
     region_masks: Mapping[str, GroundTruth],
     samples: RegionSamples,
 ) -> RegionSample:
-    """Return an image with the regions and findings that it has; the reasons for missing ones are counted in `samples`."""
+    """Return an image with the regions and findings that it has. The reasons for missing ones are counted in `samples`."""
     cohort = context.cohort
     position = cohort.manifest_positions[row]
     manifest_row = cohort.manifest.rows(position, position + 1)[0]
@@ -179,7 +179,7 @@ def _project_or_count(
     *,
     hides_file_names: bool,
 ) -> Mask | None:
-    """Return the mask of a region on the model's input; None, with the reason counted, where it is empty or cannot be found."""
+    """Return the mask of a region on the model's input. None, with the reason counted, where it is empty or cannot be found."""
     try:
         mask = project_region_to_input(load_mask(), placement, include_touched=True)  # keeps thin regions
         if mask.any():
