@@ -151,10 +151,8 @@ def _build_sample(
     def find_mask(name: str, load: Callable[[], Mask]) -> Mask | None:
         return _project_or_count(name, load, placement, samples, hides_file_names=cohort.hides_file_names)
 
-    findings = {
-        name: find_mask(FINDING_REGION, partial(load_mask, ground_truth))
-        for name, ground_truth in context.ground_truth.items()
-    }
+    sources = context.ground_truth.items()
+    findings = {name: find_mask(FINDING_REGION, partial(load_mask, source)) for name, source in sources}
     regions = {name: find_mask(name, partial(load_mask, source)) for name, source in region_masks.items()}
     organ = regions.get(ORGAN_REGION)
     if organ is not None and not organ.all():
@@ -181,7 +179,7 @@ def _project_or_count(
 ) -> Mask | None:
     """Return the mask of a region on the model's input. None, with the reason counted, where it is empty or cannot be found."""
     try:
-        mask = project_region_to_input(load_mask(), placement, include_touched=True)  # keeps thin regions
+        mask = project_region_to_input(load_mask(), placement)
         if mask.any():
             return mask
         reason = "it lies outside the model's input"
@@ -195,19 +193,18 @@ def _project_or_count(
     return None
 
 
-def project_region_to_input(mask: Mask, placement: Placement | None, *, include_touched: bool = False) -> Mask:
+def project_region_to_input(mask: Mask, placement: Placement | None) -> Mask:
     """Return the mask (*S) on the model's input: True where the center of a pixel lies on the mask.
 
-    Without a `placement` the model sees the whole image. `include_touched` also includes every pixel that holds the center of a
-    pixel of the mask, so that thin regions remain.
+    So that thin regions remain, it includes every pixel that holds the center of a pixel of the mask. Without a `placement` the
+    model sees the whole image.
     """
     if placement is None:
         return mask.copy()
     if mask.shape != placement.image_size:
         raise GeometryError(f"a mask {mask.shape} of an image {placement.image_size}: expected one size")
     projected = project_mask_to_input(mask, placement.input_size, placement.to_image)
-    if include_touched:
-        touched = np.floor(placement.to_input(np.argwhere(mask) + 0.5)).astype(np.int64)
-        touched = touched[((touched >= 0) & (touched < projected.shape)).all(1)]
-        projected[tuple(touched.T)] = True
+    touched = np.floor(placement.to_input(np.argwhere(mask) + 0.5)).astype(np.int64)
+    touched = touched[((touched >= 0) & (touched < projected.shape)).all(1)]
+    projected[tuple(touched.T)] = True
     return projected
