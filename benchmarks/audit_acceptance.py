@@ -33,7 +33,7 @@ from PIL import Image
 
 from camscope import GradCAM, IntegratedGradients, audit, load_model, run_batch
 from camscope.audit import AuditRun
-from camscope.audit.clustering.clusters import cluster_maps
+from camscope.audit.clustering.map_clustering import cluster_maps
 from camscope.audit.demo import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, build_demo_config, write_demo_study
 from camscope.audit.provenance.provenance import digest_outputs
 from camscope.audit.shortcuts.region_attribution import compute_mass_share
@@ -95,7 +95,7 @@ def strategies_of(folder: Path, seeds: int = 10) -> Told:
                 if mixed:
                     from sklearn.metrics import adjusted_rand_score
 
-                    labels = judged.get_partition(2).labels
+                    labels = judged.partitions[2].labels
                     known = labels >= 0
                     found.append(float(adjusted_rand_score(study.has_marker[positive][known], labels[known])))
                     times.append(_times(heat, study.marker_masks.any(0), labels))

@@ -10,23 +10,20 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from camscope import GradCAM, IntegratedGradients, Occlusion
+from camscope.audit.core.schema import InterventionEffect
 from camscope.audit.performance.auc import auroc
-from camscope.audit.performance.model_outputs import LogOdds, compute_target_scores
-from camscope.audit.shortcuts.effect_sizes import (
-    StandardizedEffect,
-    compute_log_odds_std,
-    estimate_insertion_effect,
-    estimate_removal_effect,
-)
+from camscope.audit.performance.model_outputs import compute_softmax_log_odds
+from camscope.audit.shortcuts.effect_sizes import estimate_insertion_effect, estimate_removal_effect
 from camscope.audit.shortcuts.image_edits import insert_region, match_insertion_triples, remove_region
 from camscope.audit.shortcuts.reliance import judge_reliance
 from camscope.geometry import Placement
@@ -45,57 +42,64 @@ SHARES: Final = (0.5, 0.8, 0.95)
 SEEDS: Final = range(4)
 CLEAN: Final = range(4, 12)  # of further nets that had no shortcut to learn
 TRAINED, AUDITED, MAPPED = 1000, 300, 40
-LESION: Final = LogOdds(1)
+LESION: Final = 1
 TOP: Final = 0.1
+BATCH: Final = 64
 
 
 @dataclass(frozen=True)
 class Judged:
     """What the audit says of a net: effects of the token, the word and its reason."""
 
-    insert: tuple[StandardizedEffect, ...]
-    remove: tuple[StandardizedEffect, ...]
+    insert: tuple[InterventionEffect, ...]
+    remove: tuple[InterventionEffect, ...]
     word: str
     reason: str
+
+
+def score(net: nn.Module, x: Tensor) -> npt.NDArray[np.float64]:
+    """The log odds (N,) of the lesion for inputs (N,C,*S)."""
+    with torch.no_grad():
+        logits = torch.cat([net(part) for part in x.split(BATCH)])
+    return compute_softmax_log_odds(logits.double(), LESION).numpy()
 
 
 def judged(net: nn.Module, study: ShortcutStudy, seed: int = 0) -> Judged:
     """Whether the net relies on the token of a study (N,*S)."""
     x, masks = to_study_input(study.images), torch.from_numpy(study.marker_masks)
-    clean = compute_target_scores(net, x, LESION)
-    unit, there = compute_log_odds_std(clean), np.flatnonzero(study.has_marker)
+    clean = score(net, x)
+    unit, there = float(clean.std()), np.flatnonzero(study.has_marker)
     remove = tuple(
         _removed(net, x[there], masks[there], clean[there], unit, fill, study, there) for fill in DEFAULT_IMPUTATIONS
     )
     pairs = match_insertion_triples(study.labels == 1, study.has_marker, study.patients, seed)
     given, sham = (
-        compute_target_scores(net, insert_region(x[pairs.receivers], masks[pairs.donors], x[others]), LESION)
+        score(net, insert_region(x[pairs.receivers], masks[pairs.donors], x[others]))
         for others in (pairs.donors, pairs.controls)
     )
     given_to, donors, others = ([study.patients[i] for i in rows] for rows in pairs)
-    insert = (estimate_insertion_effect("token", sham, given, unit, given_to, donors=donors, controls=others),)
+    effect = estimate_insertion_effect(sham, given, unit, given_to, donors, others)
+    insert = (InterventionEffect(region="token", finding="lesion", kind="insert", imputation=None, effect=effect),)
     return Judged(insert, remove, *judge_reliance(insert, remove))
 
 
 def _removed(
     net: nn.Module, x: Tensor, masks: Tensor, clean: Any, unit: float, fill: str, study: ShortcutStudy, rows: Any
-) -> StandardizedEffect:
-    changed = compute_target_scores(net, remove_region(x, masks, fill), LESION)
-    return estimate_removal_effect("token", fill, clean, changed, unit, [study.patients[i] for i in rows])
+) -> InterventionEffect:
+    changed = score(net, remove_region(x, masks, fill))
+    effect = estimate_removal_effect(clean, changed, unit, [study.patients[i] for i in rows])
+    return InterventionEffect(region="token", finding="lesion", kind="remove", imputation=fill, effect=effect)
 
 
 def without_finding(net: nn.Module, study: ShortcutStudy) -> tuple[float, float]:
     """The mean effect of removing the lesion, in SD, and the AUROC that is left when the lungs are blanked."""
-    x, clean = to_study_input(study.images), compute_target_scores(net, to_study_input(study.images), LESION)
+    x, clean = to_study_input(study.images), score(net, to_study_input(study.images))
     ill = np.flatnonzero(study.lesion_masks.reshape(len(study), -1).any(1))
-    changed = compute_target_scores(
-        net, remove_region(x[ill], torch.from_numpy(study.lesion_masks[ill]), "mean"), LESION
-    )
-    blank = compute_target_scores(net, remove_region(x, torch.from_numpy(study.lung_masks), "mean"), LESION)
-    effect = estimate_removal_effect(
-        "lesion", "mean", clean[ill], changed, compute_log_odds_std(clean), n_resamples=100
-    )
-    return _mean(effect), auroc(study.labels == 1, blank, study.patients, n_resamples=100).mean
+    changed = score(net, remove_region(x[ill], torch.from_numpy(study.lesion_masks[ill]), "mean"))
+    blank = score(net, remove_region(x, torch.from_numpy(study.lung_masks), "mean"))
+    effect = estimate_removal_effect(clean[ill], changed, float(clean.std()), n_resamples=100)
+    mean = float("nan") if effect.value is None else effect.value
+    return mean, auroc(study.labels == 1, blank, study.patients, n_resamples=100).mean
 
 
 def on_the_token(net: nn.Module, study: ShortcutStudy) -> dict[str, tuple[float, float]]:
@@ -125,15 +129,15 @@ def row(p: float, seed: int, *, maps: bool = True) -> dict[str, Any]:
     trained = time.perf_counter() - start
     kinds = {"aligned": p, "independent": 0.5, "flipped": 1 - p}
     studies = {name: draw_study(AUDITED, 200 + seed, share) for name, share in kinds.items()}
-    answers = {name: compute_target_scores(net, to_study_input(one.images), LESION) for name, one in studies.items()}
+    answers = {name: score(net, to_study_input(one.images)) for name, one in studies.items()}
     found = judged(net, studies["aligned"], seed)
     lesion, blank = without_finding(net, studies["aligned"])
     return {
         "p": p,
         "seed": seed,
         "auroc": {name: auroc(one.labels == 1, answers[name], n_resamples=100).mean for name, one in studies.items()},
-        "insert": [asdict(effect) for effect in found.insert],
-        "remove": [asdict(effect) for effect in found.remove],
+        "insert": [effect.model_dump() for effect in found.insert],
+        "remove": [effect.model_dump() for effect in found.remove],
         "word": found.word,
         "reason": found.reason,
         "lesion": lesion,
@@ -148,10 +152,14 @@ def volume_row(p: float, seed: int) -> dict[str, Any]:
     net = train_shortcut_model(draw_volume_study(640, 100 + seed, p), seed)
     study = draw_volume_study(240, 200 + seed, p)  # as many patients as an absence takes
     found = judged(net, study, seed)
-    area = auroc(
-        study.labels == 1, compute_target_scores(net, to_study_input(study.images), LESION), n_resamples=100
-    ).mean
-    return {"p": p, "seed": seed, "auroc": area, "word": found.word, "insert": [asdict(one) for one in found.insert]}
+    area = auroc(study.labels == 1, score(net, to_study_input(study.images)), n_resamples=100).mean
+    return {
+        "p": p,
+        "seed": seed,
+        "auroc": area,
+        "word": found.word,
+        "insert": [one.model_dump() for one in found.insert],
+    }
 
 
 def right(one: dict[str, Any]) -> bool:
@@ -181,9 +189,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         cells = [
             f"{p:.2f}",
             " / ".join(_range([one["auroc"][name] for one in own], 3) for name in own[0]["auroc"]),
-            _range([one["insert"][0]["estimate"]["mean"] for one in own]),
+            _range([one["insert"][0]["effect"]["value"] for one in own]),
             ", ".join(
-                _range([one["remove"][k]["estimate"]["mean"] for one in own]) for k in range(len(DEFAULT_IMPUTATIONS))
+                _range([one["remove"][k]["effect"]["value"] for one in own]) for k in range(len(DEFAULT_IMPUTATIONS))
             ),
             _range([one["lesion"] for one in own]),
             _range([one["blanked"] for one in own]),
@@ -200,7 +208,7 @@ def dose(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     from scipy.stats import spearmanr
 
     known = [one for one in rows if one["maps"]]
-    measured = {"insertion": [one["insert"][0]["estimate"]["mean"] for one in rows]}
+    measured = {"insertion": [one["insert"][0]["effect"]["value"] for one in rows]}
     for name in ("gradcam", "integratedgradients", "occlusion") if known else ():
         measured[name] = [one["maps"][name][0] for one in known]
     return {name: float(spearmanr([one["p"] for one in rows], values).statistic) for name, values in measured.items()}
@@ -211,10 +219,6 @@ def _range(values: Sequence[float], digits: int = 2) -> str:
         return "–"
     low, high = (f"{end:.{digits}f}" for end in (min(values), max(values)))
     return low if low == high else f"{low}..{high}"
-
-
-def _mean(effect: StandardizedEffect) -> float:
-    return float("nan") if effect.estimate is None else effect.estimate.mean
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -239,8 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _told(one: dict[str, Any]) -> dict[str, Any]:
-    effect = one["insert"][0]["estimate"]
-    print(f"p {one['p']:.2f} seed {one['seed']:2}: insertion {effect['mean']:+.2f}, {one['word']}", flush=True)
+    effect = one["insert"][0]["effect"]
+    print(f"p {one['p']:.2f} seed {one['seed']:2}: insertion {effect['value']:+.2f}, {one['word']}", flush=True)
     return one
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.clustering.clusters import cluster_maps
+from camscope.audit.clustering.map_clustering import cluster_maps
 
 Floats = npt.NDArray[np.float64]
 Random = np.random.Generator

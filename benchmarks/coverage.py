@@ -27,6 +27,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from camscope.audit.core.schema import InterventionEffect
 from camscope.audit.performance.auc import auroc
 from camscope.audit.performance.subgroups import compare_level_means
 from camscope.audit.shortcuts.effect_sizes import estimate_removal_effect
@@ -205,6 +206,11 @@ RELIED = (
 ABSENT = ((20, 1.0, 0.0, 0.05), (40, 1.0, 0.0, 0.05), (59, 1.0, 0.0, 0.05), (100, 1.0, 0.0, 0.05), (100, 1.0, 0.0, 0.3))
 
 
+def _build_removal(imputation: str, *args: Any, **options: Any) -> InterventionEffect:
+    effect = estimate_removal_effect(*args, **options)
+    return InterventionEffect(region="token", finding="lesion", kind="remove", imputation=imputation, effect=effect)
+
+
 def absences(sims: int) -> dict[str, dict[str, float]]:
     """[case]: the shares of the three words."""
     made = {}
@@ -214,9 +220,7 @@ def absences(sims: int) -> dict[str, dict[str, float]]:
             met, clean = random.random(patients) < prevalence, random.normal(size=patients)
             gone = [clean - (size * met + noise * random.normal(size=patients)) for _ in range(2)]
             shown = [
-                estimate_removal_effect(
-                    "token", fill, clean, each, 1.0, list(range(patients)), n_resamples=500, seed=seed
-                )
+                _build_removal(fill, clean, each, 1.0, list(range(patients)), n_resamples=500, seed=seed)
                 for fill, each in zip(("mean", "blur"), gone, strict=True)
             ]
             words[judge_reliance([], shown)[0]] += 1

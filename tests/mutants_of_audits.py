@@ -3,7 +3,8 @@
 import numpy as np
 
 from camscope import mask_labels
-from camscope.audit.core.schema import EstimateSummary, MetricSummary
+from camscope.audit.core import summary_values
+from camscope.audit.core.schema import EstimateSummary, InterventionEffect, MetricSummary
 from camscope.audit.report import sentences
 from camscope.audit.shortcuts import effect_sizes, region_attribution, reliance
 from camscope.audit.verdicts import maps, model
@@ -44,13 +45,16 @@ def open_against_a_control() -> None:
 
 
 def one_donor() -> None:
-    made = effect_sizes.estimate_insertion_effect("marker", np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20)
-    assert made.effect.low is None
+    assert effect_sizes.estimate_insertion_effect(np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20).low is None
 
 
 def few_patients_show_no_absence() -> None:
     clean = np.random.default_rng(0).normal(size=20)
-    gone = [effect_sizes.estimate_removal_effect("marker", fill, clean, clean, 1.0) for fill in ("mean", "blur")]
+    effect = effect_sizes.estimate_removal_effect(clean, clean, 1.0)
+    gone = [
+        InterventionEffect(region="marker", finding="nodule", kind="remove", imputation=fill, effect=effect)
+        for fill in ("mean", "blur")
+    ]
     assert reliance.judge_reliance([], gone)[0] == "not testable"
     assert reliance.judge_reliance([], gone, prevalence=0.2)[0] == "not supported"
 
@@ -65,19 +69,17 @@ def several_categories() -> None:
 
 
 def one_patient_has_most_of_the_images() -> None:
-    made = effect_sizes.estimate_removal_effect(
-        "marker", "mean", np.ones(100), np.zeros(100), 1.0, [*["one"] * 80, *range(20)]
-    )
-    assert made.effect.low is None
+    patients = [*["one"] * 80, *range(20)]
+    assert effect_sizes.estimate_removal_effect(np.ones(100), np.zeros(100), 1.0, patients).low is None
 
 
 OF_AUDITS = [
     Mutant(
         "an interval without width of one patient",
-        effect_sizes,
-        "_build_effect",
-        " and not estimate.is_dominated_by_few_groups",
-        "",
+        summary_values,
+        "summarize_estimate",
+        "not (has_few_patients or estimate.is_dominated_by_few_groups)",
+        "not has_few_patients",
         one_patient_has_most_of_the_images,
     ),
     Mutant(
@@ -140,8 +142,8 @@ OF_AUDITS = [
         "donors are not counted",
         effect_sizes,
         "estimate_insertion_effect",
-        "estimate_clustered_mean(values, receivers, *other_groups)",
-        "estimate_clustered_mean(values, receivers)",
+        "estimate_clustered_mean(values, *roles.values())",
+        'estimate_clustered_mean(values, roles["receivers"])',
         one_donor,
     ),
     Mutant(

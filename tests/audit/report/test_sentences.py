@@ -45,6 +45,7 @@ from camscope.audit.shortcuts.effect_sizes import estimate_insertion_effect
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations import list_warnings
 from camscope.audit.verdicts.questions import QUESTIONS
+from camscope.metrics.clustered_mean import estimate_clustered_mean
 from camscope.metrics.statistics import estimate_difference, estimate_mean
 from tests.audit_summary import FINDINGS, full, nothing, num, verdict
 from tests.report_consistency import find_unsupported_claims
@@ -307,8 +308,7 @@ def test_the_smallest_of_three_counts_is_no_number_of_patients():
     # 92 pairs of 92 receivers, with the regions of 20 patients, and the pixels of 31 others
     random = np.random.default_rng(0)
     pairs = np.arange(92)
-    made = estimate_insertion_effect(
-        "token",
+    found = estimate_insertion_effect(
         np.zeros(92),
         random.normal(1, 0.1, 92),
         1.0,
@@ -316,7 +316,6 @@ def test_the_smallest_of_three_counts_is_no_number_of_patients():
         donors=list(pairs % 20),
         controls=list(pairs % 31),
     )
-    found = summarize_estimate(made.estimate)
     assert (found.n_values, found.unit, found.n_groups) == (92, "insertions", 20)
     assert found.n_groups_by_role == (("receivers", 92), ("donors", 20), ("controls", 31))
     one = InterventionEffect(region="marker", finding=FINDING, kind="insert", imputation=None, effect=found)
@@ -326,10 +325,8 @@ def test_the_smallest_of_three_counts_is_no_number_of_patients():
     assert "92 insertions 92 receivers, 20 donors, 31 controls" in on_page(html)
     assert "92 of 20 patients" not in on_page(html)
     assert find_unsupported_claims(html, to_json_dict(summary)) == []
-    few = estimate_insertion_effect(
-        "token", np.zeros(9), np.ones(9), 1.0, range(9), donors=[0, 1] * 4 + [0], controls=range(9)
-    )
-    assert "9 receivers, 2 donors, 9 controls, and 6 are needed" in summarize_estimate(few.estimate).reason
+    few = estimate_insertion_effect(np.zeros(9), np.ones(9), 1.0, range(9), donors=[0, 1] * 4 + [0], controls=range(9))
+    assert "9 receivers, 2 donors, 9 controls, and 6 are needed" in few.reason
 
 
 def test_no_count_of_patients_exceeds_that_of_images():
@@ -401,7 +398,7 @@ def test_an_estimate_says_how_its_interval_was_made():
         ],
         "square-and-add": [compare_level_aurocs(truth, answer, level, margin=0.1)[0].difference],
         "clustered": [
-            estimate_insertion_effect("a", np.zeros(60), answer, 1.0, range(60), donors=list(range(30)) * 2).estimate
+            estimate_clustered_mean(answer, range(60), list(range(30)) * 2),
         ],
     }
     for method, own in made.items():

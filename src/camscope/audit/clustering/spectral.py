@@ -2,76 +2,62 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from camscope.errors import InputError
 from camscope.metrics.base import FloatArray
 from camscope.optional import require
 
 IntArray = npt.NDArray[np.int64]
+SUBSAMPLE_FRACTION = 0.8  # of the patients, in each subsample
+EIGENVALUE_DIGITS = 9  # of eigenvalues; later digits depend on the number of threads
+EXPLAINED_VARIANCE_FRACTION = 0.99  # of the variance, in the components of a reference
 
 
 def compute_distances(points: FloatArray) -> FloatArray:
-    """(N,d) of sum 1 -> (N,N), Euclidean; to 12 digits, so that equal maps are equally near whatever rounds their products."""
+    """Return Euclidean distances (N,N) of points (N,d) of sum 1, to 12 digits, so that equal maps have equal distances."""
     squares = (points * points).sum(1)
-    apart = squares[:, None] + squares - 2 * points @ points.T
-    np.fill_diagonal(apart, 0)
-    return np.asarray(np.sqrt(apart.round(12).clip(min=0)))
+    squared_distances = squares[:, None] + squares - 2 * points @ points.T
+    np.fill_diagonal(squared_distances, 0)
+    return np.asarray(np.sqrt(squared_distances.round(12).clip(min=0)))
 
 
 def compute_laplacian_spectrum(
     distances: FloatArray, patient_index: IntArray, n_neighbors: int, n_eigenvalues: int
 ) -> tuple[FloatArray, FloatArray]:
-    """(N,N), (N,) -> the `n_eigenvalues` smallest eigenvalues of I - D^-1/2 A D^-1/2, ascending, and their vectors (N,count).
+    """Return the smallest eigenvalues of I - D^-1/2 A D^-1/2, ascending, and their vectors (N,n_eigenvalues).
 
-    A: half of every edge to one of a map's nearest maps of other patients, from either side.
+    A holds half of every edge from a map to its nearest maps of other patients, in both directions. Without edges within
+    patients, their similar images do not form a cluster.
     """
-    near = _build_neighbor_graph(distances, patient_index, n_neighbors)
-    scale = 1 / np.sqrt(near.sum(1))
-    size = len(near)
-    values, vectors = _import_scipy_linalg().eigh(
-        near * scale[:, None] * scale, subset_by_index=[max(0, size - n_eigenvalues), size - 1], overwrite_a=True
+    distances_to_others = np.where(patient_index[:, None] == patient_index, np.inf, distances)
+    nearest = np.argsort(distances_to_others, 1, kind="stable")[:, :n_neighbors]
+    edges = np.zeros_like(distances)
+    is_edge = np.isfinite(np.take_along_axis(distances_to_others, nearest, 1)).astype(np.float64)
+    np.put_along_axis(edges, nearest, is_edge, 1)
+    adjacency = (edges + edges.T) / 2
+    scale, size = 1 / np.sqrt(adjacency.sum(1)), len(adjacency)
+    values, vectors = require("scipy.linalg", extra="audit").eigh(
+        adjacency * scale[:, None] * scale, subset_by_index=[max(0, size - n_eigenvalues), size - 1], overwrite_a=True
     )
     return 1 - values[::-1], vectors[:, ::-1]
 
 
 def assign_labels_qr(eigenvectors: FloatArray, n_clusters: int) -> IntArray:
-    """(N,≥k) -> (N,) 0..k-1: by the pivots of a QR decomposition, which need neither a start nor a seed.
+    """Return labels (N,) from eigenvectors (N,≥k) by the pivots of a QR decomposition, which needs no seed.
 
     Damle, Minden and Ying 2019, doi:10.1093/imaiai/iay008.
     """
     vectors = eigenvectors[:, :n_clusters]
-    pivots = _import_scipy_linalg().qr(vectors.T, mode="economic", pivoting=True)[2][:n_clusters]
+    pivots = require("scipy.linalg", extra="audit").qr(vectors.T, mode="economic", pivoting=True)[2][:n_clusters]
     left, _, right = np.linalg.svd(vectors[pivots].T)
     return np.asarray(np.abs(vectors @ (left @ right)).argmax(1))
 
 
-def _build_neighbor_graph(distances: FloatArray, patient_index: IntArray, n_neighbors: int) -> FloatArray:
-    """Images of one patient are alike, whatever the model does: among themselves they would be a part of their own."""
-    distances_to_others = np.where(patient_index[:, None] == patient_index, np.inf, distances)
-    nearest = np.argsort(distances_to_others, 1, kind="stable")[:, :n_neighbors]
-    edges = np.zeros_like(distances)
-    np.put_along_axis(
-        edges, nearest, np.isfinite(np.take_along_axis(distances_to_others, nearest, 1)).astype(np.float64), 1
-    )
-    return np.asarray((edges + edges.T) / 2)
-
-
-def _import_scipy_linalg() -> Any:
-    return require("scipy.linalg", extra="audit")
-
-
-SUBSAMPLE_FRACTION = 0.8  # of the patients, in each draw
-EIGENVALUE_DIGITS = 9  # of eigenvalues: what comes after is rounding, and other threads round otherwise
-EXPLAINED_VARIANCE_FRACTION = 0.99  # of the variance, in the components of a reference
-
-
 @dataclass(frozen=True, eq=False)
 class PointCloud:
-    """N points, by how far `distances` (N,N) they are, of patients (N,), cut into each of `cluster_counts` parts."""
+    """N points by their distances (N,N), with the index (N,) of their patients, cut into each of `cluster_counts` parts."""
 
     distances: FloatArray
     patient_index: IntArray
@@ -81,26 +67,26 @@ class PointCloud:
 
     @cached_property
     def eigenpairs(self) -> tuple[FloatArray, FloatArray]:
-        """Eigenvalues and vectors of its graph: one more than there are parts, `min_eigenvalues` or more."""
+        """The eigenvalues and eigenvectors of the graph, `min_eigenvalues` or more."""
         return compute_laplacian_spectrum(
             self.distances, self.patient_index, self.n_neighbors, max(self.cluster_counts[-1] + 1, self.min_eigenvalues)
         )
 
     @cached_property
     def labels_by_count(self) -> dict[int, IntArray]:
-        """Of each k: (N,) 0..k-1."""
+        """Number of clusters k -> the label (N,) of each point, 0..k-1."""
         return {k: assign_labels_qr(self.eigenpairs[1], k) for k in self.cluster_counts}
 
     @cached_property
     def eigengap_by_count(self) -> dict[int, float]:
-        """Of each k: 1 - λ_k / λ_k+1, 1 where the graph falls into k parts and no more, 0 where it falls into more."""
-        least = len(self.distances) * np.finfo(np.float64).eps  # what is 0 but for rounding
-        values = np.where(self.eigenpairs[0] > least, self.eigenpairs[0], 0)
+        """Number of clusters k -> 1 - λ_k / λ_k+1: 1 where the graph has k connected parts, 0 where it has more."""
+        rounding_error = len(self.distances) * np.finfo(np.float64).eps
+        values = np.where(self.eigenpairs[0] > rounding_error, self.eigenpairs[0], 0)
         gaps = {k: float(1 - values[k - 1] / values[k]) if values[k] > 0 else 0.0 for k in self.cluster_counts}
         return {k: round(gap, EIGENVALUE_DIGITS) for k, gap in gaps.items()}
 
     def compute_stability(self, n_resamples: int, rng: np.random.Generator) -> dict[int, float]:
-        """Of each k: the mean adjusted Rand index with the parts of four fifths of the patients, drawn so often."""
+        """Return the mean adjusted Rand index with the clusters of subsamples of the patients, by number of clusters."""
         similarities = np.array([self._compare_with_subsample(rng) for _ in range(n_resamples)]).mean(0)
         return dict(zip(self.cluster_counts, similarities.tolist(), strict=True))
 
@@ -118,10 +104,10 @@ class PointCloud:
 
 
 def sample_reference_points(points: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """(N,d) -> (N,c): as many points of one Gaussian, along the leading components with the points' own variances.
+    """Draw as many points from one Gaussian with the variances of the points (N,d) along their leading components.
 
-    After John et al. 2020, doi:10.1038/s41598-020-58766-1: how stable cuts are hangs on the shape of a cloud, too; one that
-    is long is cut across its middle every time.
+    The shape of a cloud alone can make clusters stable: an elongated cloud is cut across its middle every time (John et al.
+    2020, doi:10.1038/s41598-020-58766-1).
     """
     sizes = np.linalg.svd(points - points.mean(0), compute_uv=False)
     shares = np.cumsum(sizes**2)
@@ -129,68 +115,43 @@ def sample_reference_points(points: FloatArray, rng: np.random.Generator) -> Flo
     return np.asarray(rng.normal(size=(len(points), len(leading))) * leading / np.sqrt(len(points)))
 
 
-def build_point_cloud(
-    points: FloatArray,
-    patient_index: IntArray,
-    cluster_counts: tuple[int, ...],
-    n_neighbors: int,
-    min_eigenvalues: int = 0,
-) -> PointCloud:
-    """(N,d), (N,) -> their cloud."""
-    return PointCloud(compute_distances(points), patient_index, cluster_counts, n_neighbors, min_eigenvalues)
+def pool_maps(maps: npt.ArrayLike, grid_size: int) -> FloatArray:
+    """Return the area means of the positive part of finite maps (N,*s) on a grid. An axis with fewer cells keeps them."""
+    values = np.asarray(maps, np.float64)
+    weights = [_build_area_weights(size, min(grid_size, size)) for size in values.shape[1:]]
+    return _apply_along_axes(values.clip(min=0), weights)
 
 
-AttributionSign = Literal["positive", "both"]
+def smooth_and_normalize(pooled_maps: FloatArray, blur_fraction: float) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    """Return pooled maps as points (M,cells) of sum 1, and a mask (N,) of the maps that are not zero.
 
-
-def pool_maps(maps: npt.ArrayLike, grid_size: int, sign: AttributionSign = "positive") -> FloatArray:
-    """(N,*s) -> (N,*side): area means of the positive part, or of heat and cold alike; an axis of fewer cells keeps its own."""
-    heat = np.asarray(maps, np.float64)
-    if heat.ndim < 2 or not heat.size:
-        raise InputError(f"maps {heat.shape}: expected (N,*s), one or more axes of cells")
-    if not np.isfinite(heat).all():
-        raise InputError(f"map {int(np.argwhere(~np.isfinite(heat))[0][0])} holds NaN or infinity")
-    if sign not in ("positive", "both"):
-        raise InputError(f"sign={sign!r}: expected 'positive' or 'both'")
-    heat = heat.clip(min=0) if sign == "positive" else np.abs(heat)
-    return _apply_along_axes(heat, [_build_area_weights(size, min(grid_size, size)) for size in heat.shape[1:]])
-
-
-def smooth_and_normalize(
-    pooled_maps: FloatArray, merge_left_right: bool, blur_fraction: float
-) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    """(N,*side) -> (M,cells) of the maps with any heat, each of sum 1, and (N,) which these are.
-
-    `merge_left_right`: heat on the left and on the right is in the same place. `blur_fraction`: how far off it is
-    still in about the same
-    place, as a share of the picture: heat in neighboring cells is alike, and noise cancels out.
+    Each map is added to its mirror image, so that left and right count as the same place. `blur_fraction` is the width of
+    the blur as a share of each side, by which attribution in neighboring cells is similar.
     """
-    folded = pooled_maps + pooled_maps[..., ::-1] if merge_left_right else pooled_maps
-    soft = _apply_along_axes(
-        folded, [_build_gaussian_weights(size, blur_fraction * size) for size in folded.shape[1:]]
-    ).reshape(len(pooled_maps), -1)
-    there = soft.sum(1) > 0
-    return soft[there] / soft[there].sum(1, keepdims=True), there
+    folded = pooled_maps + pooled_maps[..., ::-1]
+    weights = [_build_gaussian_weights(size, blur_fraction * size) for size in folded.shape[1:]]
+    smoothed = _apply_along_axes(folded, weights).reshape(len(pooled_maps), -1)
+    is_nonzero = smoothed.sum(1) > 0
+    return smoothed[is_nonzero] / smoothed[is_nonzero].sum(1, keepdims=True), is_nonzero
 
 
 def _apply_along_axes(values: FloatArray, weights: list[FloatArray]) -> FloatArray:
-    """(N,*s), for each axis (t,s) -> (N,*t)."""
-    for axis, own in enumerate(weights, 1):
-        values = np.moveaxis(np.tensordot(own, values, (1, axis)), 0, axis)
+    """Multiply each axis of values (N,*s) with its weights (t,s)."""
+    for axis, axis_weights in enumerate(weights, 1):
+        values = np.moveaxis(np.tensordot(axis_weights, values, (1, axis)), 0, axis)
     return values
 
 
 def _build_area_weights(size: int, grid_size: int) -> FloatArray:
-    """(side,size): how much of each of `size` cells lies in each of `grid_size` larger ones; rows sum to 1."""
+    """Return the share (grid_size,size) of each of `size` cells in each larger cell. Rows sum to 1."""
     edges, cells = np.linspace(0, size, grid_size + 1), np.arange(size)
     shared = np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells)
     return np.asarray(shared.clip(min=0) * grid_size / size)
 
 
 def _build_gaussian_weights(size: int, sigma: float) -> FloatArray:
-    """(size,size): a Gaussian around each cell, of sum 1 within the picture."""
+    """Return a Gaussian (size,size) around each cell. Rows sum to 1."""
     if sigma <= 0:
         return np.eye(size)
-    away = np.subtract.outer(np.arange(size), np.arange(size)) / sigma
-    bell = np.exp(-0.5 * away**2)
-    return np.asarray(bell / bell.sum(1, keepdims=True))
+    gaussian = np.exp(-0.5 * (np.subtract.outer(np.arange(size), np.arange(size)) / sigma) ** 2)
+    return np.asarray(gaussian / gaussian.sum(1, keepdims=True))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from camscope.audit.core.config import Config, MaskSource
+from camscope.audit.core.config import IDENTIFIER_COLUMNS, Config, MaskSource
 from camscope.audit.core.subgroup_levels import (
     MIN_PATIENTS_FOR_VERDICT,
     format_age_band,
@@ -43,7 +43,7 @@ class Cohort:
 
     @cached_property
     def full_manifest(self) -> Manifest:
-        """The manifest with all its rows and columns; InputError where the config names a column that it lacks."""
+        """The manifest with all its rows and columns. InputError where the config names a column that it lacks."""
         config, data = self.config, self.config.data
         manifest = build_manifest(data.manifest, data.root, strict=False)
         mask_sources = [*config.regions.columns.values(), config.regions.organ]
@@ -77,12 +77,16 @@ class Cohort:
 
     @cached_property
     def output_manifest(self) -> Manifest:
-        """The audited rows as the outputs name them; the profile "research" replaces file names by pseudonyms."""
+        """The audited rows as the outputs name them. The profile "research" replaces file names by pseudonyms."""
         table, report_columns = self.manifest.table, list(self.config.report.columns)
         if not self.hides_file_names:
             names = [name for name in table.column_names if name.lower() not in RESULT_COLUMNS or name == "row"]
             return replace(self.manifest, table=table.select([name for name in names if name != "target"]))
-        table = table.select(_reject_reserved_columns(["row", "id", "path", *report_columns]))
+        if reserved := [name for name in report_columns if name in RESULT_COLUMNS and name not in IDENTIFIER_COLUMNS]:
+            raise InputError(
+                f"the outputs already have a column {reserved[0]!r}; rename this column of the manifest to report it"
+            )
+        table = table.select(list(dict.fromkeys([*IDENTIFIER_COLUMNS, *report_columns])))
         return pseudonymize_manifest(replace(self.manifest, table=table), report_columns)
 
     @property
@@ -93,8 +97,7 @@ class Cohort:
     @cached_property
     def rows(self) -> list[int]:
         """The row numbers of the audited images."""
-        rows: list[int] = self.manifest.table["row"].to_pylist()
-        return rows
+        return list(self.manifest.table["row"].to_pylist())
 
     @cached_property
     def ids(self) -> dict[int, str]:
@@ -111,7 +114,7 @@ class Cohort:
         return dict(zip(self.rows, self.manifest.table[name].to_pylist(), strict=True))
 
     def get_subgroup_levels(self, column: str) -> dict[int, str | None]:
-        """Row -> its level in a subgroup column, None where the cell is empty; ages in years become age bands."""
+        """Row -> its level in a subgroup column, None where the cell is empty. Ages in years become age bands."""
         values = {row: None if is_missing(value) else value for row, value in self.get_column(column).items()}
         if has_ages_in_years(column, values.values()):
             return {row: None if age is None else format_age_band(age) for row, age in values.items()}
@@ -133,29 +136,21 @@ class Cohort:
         return {row: numbers[self.patients[row]] for row in self.rows}
 
     def get_truth(self, finding: Finding) -> dict[int, bool | None]:
-        """Row -> whether it has the finding; None where the label is missing."""
+        """Row -> whether it has the finding. None where the label is missing."""
         data = self.config.data
-        if data.label is not None:
-            self._check_label_column(data.label, finding)
-            labels = self.get_labels(data.label)
-            names = (finding.name, str(finding.class_index))
-            return {row: None if label is None else label in names for row, label in labels.items()}
-        column = data.labels.get(finding.name) or data.labels.get(str(finding.class_index))
-        if column is None:
-            raise InputError(f"labels names no column for {finding.name!r}")
-        labels = self.get_labels(column)
-        return {row: None if label is None else _parse_truth(label, column) for row, label in labels.items()}
-
-    def get_labels(self, column: str) -> dict[int, str | None]:
-        """Row -> its label as text, in the form in which labels are compared."""
-        return {row: normalize_label(value) for row, value in self.get_column(column).items()}
-
-    def _check_label_column(self, column: str, finding: Finding) -> None:
-        if self.config.model.outputs == "sigmoid":
+        names = (finding.name, str(finding.class_index))
+        column = data.label or data.labels.get(names[0]) or data.labels.get(names[1])
+        if data.label and self.config.model.outputs == "sigmoid":
             raise InputError(
                 'outputs = "sigmoid" scores each finding independently; replace label by one column of 0 and 1 for each '
                 f'finding: labels = {{ {finding.name} = "{column}" }}'
             )
+        if column is None:
+            raise InputError(f"labels names no column for {finding.name!r}")
+        labels = {row: normalize_label(value) for row, value in self.get_column(column).items()}
+        if data.label:
+            return {row: None if label is None else label in names for row, label in labels.items()}
+        return {row: None if label is None else _parse_truth(label, column) for row, label in labels.items()}
 
     def check_labels(self, class_names: Sequence[str]) -> None:
         """Raise an InputError for a label that is no class of the model.
@@ -165,8 +160,8 @@ class Cohort:
         column = self.config.data.label
         if column is None or not class_names:
             return
-        labels = {label for label in self.get_labels(column).values() if label is not None}
-        if unknown := sorted(labels - {*class_names, *map(str, range(len(class_names)))}):
+        labels = {normalize_label(value) for value in self.get_column(column).values()} - {None}
+        if unknown := sorted(labels - {*class_names, *map(str, range(len(class_names)))}, key=str):
             name = "a label" if self.hides_file_names else repr(unknown[0])
             raise InputError(f"{name} in column {column!r} is no class of the model; expected {', '.join(class_names)}")
 
@@ -180,7 +175,8 @@ class Cohort:
     def open_ground_truth(self, mask_source: str | MaskSource) -> GroundTruth:
         """Open the masks, boxes or points that a column, a folder or a file holds."""
         table, data = self.manifest.table, self.config.data
-        columns, resolver = table.column_names, replace(self.manifest.path_resolver, root=self.masks_base_folder)
+        masks_folder = self.manifest.root or Path(data.root or "")
+        columns, resolver = table.column_names, replace(self.manifest.path_resolver, root=masks_folder)
         source: str | Path
         categories: Any = ()
         if isinstance(mask_source, str):
@@ -200,19 +196,8 @@ class Cohort:
         path = Path(self.config.data.masks_root or "", name)
         return path if path.exists() else Path(name)
 
-    @property
-    def masks_base_folder(self) -> Path:
-        """The folder that paths of masks are relative to: the manifest's, or the root of a dataset that has none."""
-        return self.manifest.root or Path(self.config.data.root or "")
-
     def sample_rows(
-        self,
-        candidate_rows: Iterable[int],
-        n_rows: int,
-        salt: int,
-        finding: Finding,
-        *,
-        only_positives: bool = False,
+        self, candidate_rows: Iterable[int], n_rows: int, salt: int, finding: Finding, *, only_positives: bool = False
     ) -> list[int]:
         """Draw up to `n_rows` of the candidates, as many with the finding as without, or only those with it.
 
@@ -221,10 +206,8 @@ class Cohort:
         """
         truths, candidates = self.get_truth(finding), list(candidate_rows)
         rng = np.random.default_rng((self.config.seed, salt, finding.class_index))
-        classes = [
-            [row for row in candidates if truths[row] is truth]
-            for truth in ((True,) if only_positives else (True, False))
-        ]
+        selected_classes = (True,) if only_positives else (True, False)
+        classes = [[row for row in candidates if truths[row] is truth] for truth in selected_classes]
         drawn: list[int] = []
         for n_done, rows in enumerate(sorted(classes, key=len)):
             n_wanted = (n_rows - len(drawn)) // (len(classes) - n_done)
@@ -234,7 +217,7 @@ class Cohort:
     def sample_rows_of_all_findings(
         self, candidate_rows: Iterable[int], n_rows: int, salt: int, findings: Sequence[Finding]
     ) -> list[int]:
-        """Draw rows for every finding; each finding gets its share of `n_rows`, and enough rows for a verdict."""
+        """Draw rows for every finding. Each finding gets its share of `n_rows`, and enough rows for a verdict."""
         candidates = list(candidate_rows)
         n_each = max(n_rows // len(findings), min(n_rows, 3 * MIN_PATIENTS_FOR_VERDICT))
         return sorted({row for finding in findings for row in self.sample_rows(candidates, n_each, salt, finding)})
@@ -249,18 +232,8 @@ def alternate_patients(rows: Sequence[int], patients: dict[int, Any]) -> list[in
     return sorted(rows, key=rank.__getitem__)
 
 
-def _reject_reserved_columns(names: Sequence[str]) -> list[str]:
-    """Return each name once; InputError for a name that the outputs use for a column of their own."""
-    if reserved := [name for name in names if name in RESULT_COLUMNS and name not in ("row", "id", "path")]:
-        raise InputError(
-            f"the outputs already have a column {reserved[0]!r}; rename this column of the manifest to report it"
-        )
-    return list(dict.fromkeys(names))
-
-
-def _parse_truth(value: Any, column: str) -> bool:
-    if str(value).lower() in ("1", "1.0", "true", "yes"):
-        return True
-    if str(value).lower() in ("0", "0.0", "false", "no"):
-        return False
-    raise InputError(f"column {column!r} holds a value that is neither 0 nor 1")
+def _parse_truth(value: str, column: str) -> bool:
+    truths = {**dict.fromkeys(("1", "1.0", "true", "yes"), True), **dict.fromkeys(("0", "0.0", "false", "no"), False)}
+    if value.lower() not in truths:
+        raise InputError(f"column {column!r} holds a value that is neither 0 nor 1")
+    return truths[value.lower()]

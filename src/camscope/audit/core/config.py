@@ -28,10 +28,6 @@ from camscope.explainers.core.base import get_explainer_class
 ImputationName = Literal["mean", "blur", "noise", "zero", "inpainting"]
 Modality = Literal["xray", "ct", "mri", "dermoscopy", "retina", "pathology", "any"]
 StageName = Literal["localization", "faithfulness", "sanity", "robustness", "shortcut"]  # stages that may be skipped
-DEFAULT_IMPUTATION_NAMES: tuple[ImputationName, ...] = (
-    "mean",
-    "blur",
-)  # two: the effect of one may be its own artifact
 IDENTIFIER_COLUMNS = ("row", "id", "path")  # columns with a different value for each image
 
 
@@ -46,7 +42,7 @@ UniqueNames = Annotated[tuple[str, ...], AfterValidator(_reject_duplicates)]
 
 
 def _to_category_names(value: Any) -> Any:
-    """Return one category or several as a tuple of names; labels by number become text."""
+    """Return one category or several as a tuple of names. Labels by number become text."""
     values = value if isinstance(value, list | tuple) else [value]
     return tuple(str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in values)
 
@@ -61,14 +57,10 @@ class _ConfigTable(BaseModel):
 
 
 class MaskSource(_ConfigTable):
-    """A source of masks, as `{ file = "annotations.json", category = "WBC" }`.
+    """A file or folder of masks, or in place of it a column of the manifest with masks, boxes or points.
 
-    Attributes:
-        file: A file or a folder of masks.
-        column: A column of the manifest with masks, boxes or points; in place of `file`.
-        category: The categories of a COCO file, or the labels of a mask, that count; "all" selects every one. Required where
-            the source has several.
-
+    `category`: the categories of a COCO file, or the labels of a mask, that count. "all" selects every one. Required where the
+    source has several, as `{ file = "annotations.json", category = "WBC" }`.
     """
 
     file: str | None = None
@@ -88,38 +80,25 @@ MaskSourceLike = str | MaskSource
 class DataConfig(_ConfigTable):
     """`[data]`: the images, their labels and their masks.
 
-    Attributes:
-        manifest: The table, folder or dataset of the images.
-        root: The folder that paths of images and masks are relative to and may not leave. Default: the manifest's folder;
-            "" allows any path.
-        label: The column with the class of each image, by name or number.
-        labels: Finding -> its column of 0 and 1; in place of `label`.
-        patient: The patient column.
-        subgroups: Columns by which predictions and maps are compared. The report shows their levels, so a column that names
-            images or patients is an error.
-        split: The column of the split.
-        split_value: Only rows with this value of `split` are audited.
-        ground_truth: The masks of the finding, as `camscope evaluate --masks` takes them, or a `MaskSource`. For several
-            findings a table, finding -> source.
-        masks_root: The folder that relative paths of `ground_truth` start from; for a TOML file its folder.
-        annotation_protocol: Who labeled and located the findings, as free text.
-        max_images: The largest number of audited images, drawn by the seed.
-        window: The window of CT images, as "center,width".
-
+    Paths of images and masks are relative to `root` and may not leave it. By default it is the manifest's folder, and "" allows
+    any path. `masks_root` is the folder that `ground_truth` is relative to, for a TOML file its folder. `label` is the column
+    with the class of each image, by name or number. `labels` replaces it: finding -> its column of 0 and 1. The report shows
+    the levels of `subgroups`, so that a column that names images or patients is an error. `annotation_protocol` says who
+    labeled and located the findings, as free text. `window` is that of CT images, as "center,width".
     """
 
-    manifest: str
+    manifest: str  # a table, a folder or a dataset
     root: str | None = None
     label: str | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     patient: str | None = None
     subgroups: UniqueNames = ()
     split: str | None = None
-    split_value: str | None = None
+    split_value: str | None = None  # only rows with this value are audited
     ground_truth: str | MaskSource | dict[str, MaskSourceLike] | None = Field(default=None, union_mode="left_to_right")
     masks_root: str | None = None
     annotation_protocol: str = ""
-    max_images: int | None = Field(default=None, ge=1)
+    max_images: int | None = Field(default=None, ge=1)  # drawn by the seed
     window: str | None = None
 
     @model_validator(mode="after")
@@ -172,11 +151,8 @@ class ExplainConfig(_ConfigTable):
         for method, settings in self.settings.items():
             if method not in self.methods:
                 raise ValueError(f"settings.{method}: the methods are {', '.join(self.methods)}; list it there, too")
-            names = [
-                name
-                for name in inspect.signature(get_explainer_class(method)).parameters
-                if name not in ("model", "preprocess")
-            ]
+            parameters = inspect.signature(get_explainer_class(method)).parameters
+            names = [name for name in parameters if name not in ("model", "preprocess")]
             if unknown := [name for name in settings if name not in names]:
                 raise ValueError(
                     f"settings.{method}: {method} has no setting {unknown[0]!r} here; it has {', '.join(names)}"
@@ -185,48 +161,30 @@ class ExplainConfig(_ConfigTable):
 
 
 class RegionsConfig(_ConfigTable):
-    """`[regions]`: the regions of an image that a correct model does not need.
+    """`[regions]`: the regions of an image that a correct model does not need."""
 
-    Attributes:
-        modality: The modality whose usual regions are detected in each image.
-        presets: The names of the regions to detect, in place of those of the modality.
-        columns: Name -> a column or `MaskSource` with the masks of a marker that only some images have.
-        organ: A column or `MaskSource` with the masks of the organ that contains the finding.
-
-    """
-
-    modality: Modality | None = None
-    presets: tuple[str, ...] = ()
-    columns: dict[str, MaskSourceLike] = Field(default_factory=dict)
-    organ: MaskSourceLike | None = None
+    modality: Modality | None = None  # whose usual regions are detected in each image
+    presets: tuple[str, ...] = ()  # the regions to detect in place of those of the modality
+    columns: dict[str, MaskSourceLike] = Field(default_factory=dict)  # the masks of markers that only some images have
+    organ: MaskSourceLike | None = None  # the masks of the organ that contains the finding
 
 
 class Margins(_ConfigTable):
     """`[margins]`: the thresholds of the verdicts, declared before the results are known.
 
-    Attributes:
-        effect: The effect of an intervention that matters, in standard deviations of the log odds.
-        auroc_difference: The difference of the AUROC between subgroups that matters.
-        useful_auroc: The AUROC that a useful model exceeds.
-        masked_auroc: The AUROC without the organ above which the model does not need it.
-        enrichment: The share of the map in a region over the region's share of the image; 1 is the chance level.
-        mass_difference: The difference of a map's share between subgroups that matters.
-        robustness_correlation: The rank correlation of maps under changes that should not matter.
-        leakage_auroc: The AUROC of a linear probe below which the features do not encode a column.
-        reliance_prevalence: The share of patients in whom a reliance may be missed. The absence of a reliance is claimed
-            only with enough patients to observe such a share with 95 % certainty (59 for 0.05).
-
+    The absence of a reliance is claimed only with enough patients to observe the share `reliance_prevalence` with 95 %
+    certainty (59 for 0.05).
     """
 
-    effect: float = Field(default=0.1, gt=0, allow_inf_nan=False)
-    auroc_difference: float = Field(default=0.05, gt=0, lt=0.5)
-    useful_auroc: float = Field(default=0.7, ge=0.5, lt=1)
-    masked_auroc: float = Field(default=0.7, gt=0.5, lt=1)
-    enrichment: float = Field(default=1.5, ge=1, allow_inf_nan=False)
-    mass_difference: float = Field(default=0.05, gt=0, lt=1)
-    robustness_correlation: float = Field(default=0.5, ge=0, lt=1)
-    leakage_auroc: float = Field(default=0.6, gt=0.5, lt=1)
-    reliance_prevalence: float = Field(default=0.05, gt=0, lt=1)
+    effect: float = Field(default=0.1, gt=0, allow_inf_nan=False)  # in standard deviations of the log odds
+    auroc_difference: float = Field(default=0.05, gt=0, lt=0.5)  # between subgroups
+    useful_auroc: float = Field(default=0.7, ge=0.5, lt=1)  # that a useful model exceeds
+    masked_auroc: float = Field(default=0.7, gt=0.5, lt=1)  # above it without the organ, the model does not need it
+    enrichment: float = Field(default=1.5, ge=1, allow_inf_nan=False)  # of a region in a map; 1 is the chance level
+    mass_difference: float = Field(default=0.05, gt=0, lt=1)  # of a map's share between subgroups
+    robustness_correlation: float = Field(default=0.5, ge=0, lt=1)  # of maps under changes that should not matter
+    leakage_auroc: float = Field(default=0.6, gt=0.5, lt=1)  # below it, the features do not encode a column
+    reliance_prevalence: float = Field(default=0.05, gt=0, lt=1)  # the share of patients in whom it may be missed
 
 
 class SampleSizes(_ConfigTable):
@@ -256,9 +214,9 @@ class Config(_ConfigTable):
         intended_use: What the model is meant for, as free text.
         seed: The seed of every random choice.
         n_resamples: The number of bootstrap resamples of patients.
-        imputations: What replaces removed pixels; at least two.
+        imputations: What replaces removed pixels. At least two, because the effect of one may be its artifact.
         batch_size: The number of images in a forward pass.
-        skip: The stages to skip; the report lists them as not tested.
+        skip: The stages to skip. The report lists them as not tested.
 
     Example:
         >>> config = Config.from_source({
@@ -276,7 +234,7 @@ class Config(_ConfigTable):
     seed: int = Field(default=0, ge=0)
     n_resamples: int = Field(default=2000, ge=200)
     imputations: Annotated[tuple[ImputationName, ...], AfterValidator(_reject_duplicates)] = Field(
-        default=DEFAULT_IMPUTATION_NAMES, min_length=2
+        default=("mean", "blur"), min_length=2
     )
     batch_size: int | None = Field(default=None, ge=1)
     skip: tuple[StageName, ...] = ()
@@ -298,24 +256,19 @@ class Config(_ConfigTable):
         path = Path(source)
         if not path.exists():
             raise InputError(f"{path}: the config file does not exist; camscope audit init writes one")
-        return cls._from_relative_tables(read_toml(path), path.parent, str(path))
+        return cls._validate_tables(read_toml(path), str(path), path.parent)
 
     @classmethod
     def from_toml(cls, text: str, folder: Path, source_name: str = "the config") -> "Config":
         """Return the config from the text of a TOML file, whose paths are relative to `folder`."""
-        return cls._from_relative_tables(
-            parse_toml(text, f"{source_name} is not a valid TOML file"), folder, source_name
-        )
+        return cls._validate_tables(parse_toml(text, f"{source_name} is not a valid TOML file"), source_name, folder)
 
     @classmethod
-    def _from_relative_tables(cls, tables: Mapping[str, Any], folder: Path, source_name: str) -> "Config":
-        with read_errors_converted(source_name):  # a value may be an invalid path: too long, or with a null byte
-            return cls._validate_tables(_resolve_paths(tables, folder), source_name)
-
-    @classmethod
-    def _validate_tables(cls, tables: Mapping[str, Any], source_name: str) -> "Config":
+    def _validate_tables(cls, tables: Mapping[str, Any], source_name: str, folder: Path | None = None) -> "Config":
         try:
-            return cls.model_validate(tables)
+            with read_errors_converted(source_name):  # a value may be an invalid path: too long, or with a null byte
+                resolved = tables if folder is None else _resolve_paths(tables, folder)
+            return cls.model_validate(resolved)
         except ValidationError as error:
             errors = error.errors(include_url=False)
             # for a value that may be text or a table, the first error is that a table is no text: the second is the useful one
@@ -337,27 +290,27 @@ class Config(_ConfigTable):
 
     @property
     def digest(self) -> str:
-        """The sha256 of all settings. Paths do not change it, because files have digests of their own."""
+        """The sha256 of all settings. Paths do not change it, because files have digests themselves."""
         settings = self.to_redacted_dict()
         settings["data"] |= {"manifest": None, "root": None}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def to_redacted_dict(self) -> dict[str, Any]:
-        """Return the tables as JSON values without paths; of the model's source the file name stays."""
+        """Return the tables as JSON values without paths. Of the model's source the file name stays."""
         tables = self.model_dump(mode="json")
         data, model, regions = tables["data"], tables["model"], tables["regions"]
-        data["manifest"] = "a file"
-        data["root"], data["masks_root"] = None if data["root"] is None else "files", None
-        has_several = isinstance(self.data.ground_truth, dict)
-        data["ground_truth"] = (
-            _redact_mask_sources(data["ground_truth"]) if has_several else _redact_mask_source(data["ground_truth"])
-        )
-        regions["columns"], regions["organ"] = (
-            _redact_mask_sources(regions["columns"]),
-            _redact_mask_source(regions["organ"]),
-        )
+        data |= {"manifest": "a file", "root": None if data["root"] is None else "files", "masks_root": None}
+        redact = _redact_mask_sources if isinstance(self.data.ground_truth, dict) else _redact_mask_source
+        data["ground_truth"] = redact(data["ground_truth"])
+        regions["columns"] = _redact_mask_sources(regions["columns"])
+        regions["organ"] = _redact_mask_source(regions["organ"])
         model["weights"] = model["weights"] if model["weights"] in (None, "random") else "a file"
-        model["source"] = _redact_source_folder(model["source"])
+        library, _, name = model["source"].partition(":")
+        file, colon, function = model["source"].rpartition(":")
+        if library == "hf" and Path(name).expanduser().is_dir():
+            model["source"] = "hf:files"
+        elif library != "hf" and colon and file.endswith(".py"):
+            model["source"] = f"{Path(file).name}:{function}"
         return tables
 
 
@@ -371,16 +324,16 @@ def _resolve_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
                 data[name] = resolve_manifest_source(data[name], folder)
         data["masks_root"] = str(folder / str(data.get("masks_root", "")))
     if isinstance(model, dict):
-        if isinstance(model.get("weights"), str) and model["weights"] != "random":
-            model["weights"] = str(folder / model["weights"])
-        source = model.get("source")
+        weights, source = model.get("weights"), model.get("source")
+        if isinstance(weights, str) and weights != "random":
+            model["weights"] = str(folder / weights)
         if isinstance(source, str) and ".py:" in source:
             model["source"] = str(folder / source)
     return resolved
 
 
 def resolve_manifest_source(source: str, folder: Path) -> str:
-    """Return the path of a manifest relative to the current folder, also of an `hf:FOLDER`; URLs and names stay."""
+    """Return the path of a manifest relative to the current folder, also of an `hf:FOLDER`. URLs and names stay."""
     prefix = next((prefix for prefix in DATASET_PREFIXES if source.startswith(prefix)), "")
     path = folder / source.removeprefix(prefix)
     return source if "://" in source or (prefix and not path.is_dir()) else f"{prefix}{path}"
@@ -391,20 +344,8 @@ def _redact_mask_sources(mask_sources: dict[str, Any]) -> dict[str, Any]:
 
 
 def _redact_mask_source(mask_source: Any) -> Any:
-    """Replace the name of a file or a folder; columns and categories stay."""
+    """Replace the name of a file or a folder, which a path separator tells from a column. Columns and categories stay."""
     if isinstance(mask_source, dict):
         return {**mask_source, "file": None if mask_source["file"] is None else "files"}
-    return "files" if _is_path(mask_source) else mask_source
-
-
-def _is_path(text: str | None) -> bool:
-    """Return whether a text has the form of a path rather than of a column name."""
-    return text is not None and ("/" in text or os.sep in text or text.lower().endswith(".json"))
-
-
-def _redact_source_folder(source: str) -> str:
-    library, _, name = source.partition(":")
-    if library == "hf":
-        return "hf:files" if Path(name).expanduser().is_dir() else source
-    file, colon, function = source.rpartition(":")
-    return f"{Path(file).name}:{function}" if colon and file.endswith(".py") else source
+    is_path = mask_source and ("/" in mask_source or os.sep in mask_source or mask_source.lower().endswith(".json"))
+    return "files" if is_path else mask_source

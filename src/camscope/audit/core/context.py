@@ -59,33 +59,29 @@ class AuditContext:
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
-        """The class names of the model; empty where it declares none."""
+        """The class names of the model. Empty where it declares none."""
         card = get_card(self.model)
         return (card.class_names if card else None) or ()
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """The classes that the audit examines."""
-        names = self.config.explain.findings
-        findings = tuple(self._parse_finding(name) for name in names)
+        names, class_names = self.config.explain.findings, self.class_names
+        n_classes, findings = len(class_names), []
+        for name in names:
+            if name.isdecimal() and n_classes and int(name) >= n_classes:
+                raise TargetError(f"class {int(name)} is out of range: the model has {plural(n_classes, 'class')}")
+            if not name.isdecimal() and not n_classes:
+                raise TargetError(f"the model has no class names; write the finding {name!r} as a class index")
+            index = int(name) if name.isdecimal() else resolve_class_index(name, n_classes, class_names)
+            findings.append(Finding(index, class_names[index] if name.isdecimal() and n_classes else name))
         if len({finding.class_index for finding in findings}) < len(findings):
             raise InputError(f"findings {', '.join(names)}: two of these names mean the same class")
-        return findings
-
-    def _parse_finding(self, name: str) -> Finding:
-        n_classes = len(self.class_names)
-        if name.isdecimal():
-            index = int(name)
-            if n_classes and index >= n_classes:
-                raise TargetError(f"class {index} is out of range: the model has {plural(n_classes, 'class')}")
-            return Finding(index, self.class_names[index] if n_classes else name)
-        if not n_classes:
-            raise TargetError(f"the model has no class names; write the finding {name!r} as a class index")
-        return Finding(resolve_class_index(name, n_classes, self.class_names), name)
+        return tuple(findings)
 
     @cached_property
     def explainers(self) -> list[Explainer]:
-        """The explainers of the config; CAM methods use the layer of the config, or the default layer of the model."""
+        """The explainers of the config. CAM methods use the layer of the config, or the default layer of the model."""
         from camscope.explainers.comparison.grid_layout import accepts_layer_choice
 
         config, explainers = self.config.explain, []
@@ -113,21 +109,20 @@ class AuditContext:
     @cached_property
     def ground_truth(self) -> dict[str, GroundTruth]:
         """Finding name -> the annotations that locate it, for each finding that has annotations."""
-        source = self.config.data.ground_truth
+        source, findings = self.config.data.ground_truth, self.findings
         if source is None:
             return {}
         if not isinstance(source, dict):
-            if len(self.findings) > 1:
+            if len(findings) > 1:
                 value = repr(source) if isinstance(source, str) else "{ … }"
                 raise InputError(
-                    f"ground_truth = {value} locates one finding, and the audit has {len(self.findings)} findings; name the "
-                    f"finding, as ground_truth = {{ {self.findings[0].name} = {value} }}"
+                    f"ground_truth = {value} locates one finding, and the audit has {len(findings)} findings; name the "
+                    f"finding, as ground_truth = {{ {findings[0].name} = {value} }}"
                 )
-            return {self.findings[0].name: self.cohort.open_ground_truth(source)}
-        names = {name for finding in self.findings for name in (finding.name, str(finding.class_index))}
-        if unknown := set(source) - names:
+            return {findings[0].name: self.cohort.open_ground_truth(source)}
+        if unknown := set(source) - {name for f in findings for name in (f.name, str(f.class_index))}:
             raise InputError(f"ground_truth names {sorted(unknown)[0]!r}, which is not one of the findings")
-        sources = {f.name: source.get(f.name) or source.get(str(f.class_index)) for f in self.findings}
+        sources = {f.name: source.get(f.name) or source.get(str(f.class_index)) for f in findings}
         return {name: self.cohort.open_ground_truth(value) for name, value in sources.items() if value is not None}
 
     @property
@@ -143,16 +138,12 @@ class AuditContext:
         return load_images(manifest, manifest_rows, self.worker.read_item, NUM_READ_THREADS)
 
     def iter_batches(self, rows: Sequence[int] | None = None) -> Iterator[list[LoadedImage]]:
-        """Yield batches of neighboring images of one size; an image that cannot be read is a batch by itself."""
+        """Yield batches of neighboring images of one size. An image that cannot be read is a batch by itself."""
         batch: list[LoadedImage] = []
         for image in self.load_images(rows):
-            has_same_size = (
-                batch
-                and batch[0].item is not None
-                and image.item is not None
-                and image.item.x.shape == batch[0].item.x.shape
-            )
-            if batch and (not has_same_size or len(batch) == self.worker.batch_size_for(image)):
+            shapes = {each.item.x.shape if each.item is not None else None for each in (*batch[:1], image)}
+            is_full = len(batch) == self.worker.batch_size_for(image)
+            if batch and (is_full or len(shapes) > 1 or None in shapes):
                 yield batch
                 batch = []
             batch.append(image)

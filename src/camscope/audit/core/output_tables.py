@@ -5,7 +5,6 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
 from camscope.batch.export import CellEscaper
@@ -19,19 +18,7 @@ if TYPE_CHECKING:
 METRICS_FILE, FAILURES_FILE, SUMMARY_FILE = "metrics.parquet", "failures.csv", "summary.json"
 REPORT_FILE, GALLERY_FILE = "report.html", "gallery.json"
 METRIC_FOLDERS = {"localization": "", "faithfulness": "values", "robustness": "values"}
-METRIC_COLUMNS = (
-    "stage",
-    "row",
-    "id",
-    "finding",
-    "method",
-    "layer",
-    "control",
-    "metric",
-    "imputation",
-    "value",
-    "reason",
-)
+TEXT_COLUMNS = ("id", "finding", "method", "layer")
 
 
 def write_metrics(context: AuditContext) -> None:
@@ -42,49 +29,44 @@ def write_metrics(context: AuditContext) -> None:
 
 def build_metrics_table(context: AuditContext) -> "pa.Table":
     """Return the value of every metric for every map, in long form."""
-    parts = [
-        _read_stage_values(context, stage, finding, place)
-        for stage, inner in METRIC_FOLDERS.items()
-        for finding in context.findings
-        if ((place := context.folder / stage / str(finding.class_index) / inner) / "run.json").is_file()
-    ]
-    return import_arrow().concat_tables(parts) if parts else _build_metrics_schema().empty_table()
-
-
-def _build_metrics_schema() -> "pa.Schema":
     pa = import_arrow()
-    kinds = {"row": pa.int64(), "control": pa.bool_(), "value": pa.float64()}
-    return pa.schema([(name, kinds.get(name, pa.string())) for name in METRIC_COLUMNS])
+    types = {"stage": pa.string(), "row": pa.int64(), **dict.fromkeys(TEXT_COLUMNS, pa.string()), "control": pa.bool_()}
+    types |= {"metric": pa.string(), "imputation": pa.string(), "value": pa.float64(), "reason": pa.string()}
+    schema = pa.schema(types)
+    parts = [schema.empty_table()]
+    for stage, inner in METRIC_FOLDERS.items():
+        for finding in context.findings:
+            folder = context.folder / stage / str(finding.class_index) / inner
+            if (folder / "run.json").is_file():
+                table = _read_stage_values(folder, str(finding.class_index))
+                columns = {name: table[name] for name in types if name in table.column_names}
+                for name, text in (("stage", stage), ("finding", finding.name)):
+                    columns[name] = pa.array([text] * table.num_rows, pa.string())
+                parts.append(pa.table({name: columns[name] for name in types}, schema=schema))
+    return pa.concat_tables(parts)
 
 
-def _read_stage_values(context: AuditContext, stage: str, finding: Finding, folder: Path) -> "pa.Table":
+def _read_stage_values(folder: Path, target: str) -> "pa.Table":
     """Return the values of one stage for a finding, and those of control maps."""
-    pa, table = import_arrow(), EvaluationResult(folder).table()
-    has_target = [target in (None, str(finding.class_index)) for target in table["target"].to_pylist()]
-    is_selected = [target or control for target, control in zip(has_target, table["control"].to_pylist(), strict=True)]
-    table = table.filter(pa.array(is_selected, pa.bool_()))
-    columns = {name: table[name] for name in METRIC_COLUMNS if name in table.column_names}
-    columns["stage"] = pa.array([stage] * table.num_rows, pa.string())
-    columns["finding"] = pa.array([finding.name] * table.num_rows, pa.string())
-    return pa.table({name: columns[name] for name in METRIC_COLUMNS}, schema=_build_metrics_schema())
+    table = EvaluationResult(folder).table()
+    rows = zip(table["target"].to_pylist(), table["control"].to_pylist(), strict=True)
+    is_selected = [name in (None, target) or control for name, control in rows]
+    return table.filter(import_arrow().array(is_selected, import_arrow().bool_()))
 
 
 def write_failures(context: AuditContext) -> int:
     """Write `failures.csv`, the images without a prediction or a map, and return their number."""
-    rows = [
-        (context.cohort.ids[row], "predict", error)
-        for row, error in sorted(Predictions.read(context.folder).errors.items())
-    ]
-    names = {name for name, _, _ in rows}
-    table = context.maps.table(["id", "status", "error"])
-    for name, status, error in zip(*(table[column].to_pylist() for column in ("id", "status", "error")), strict=True):
-        if status == "failed" and name not in names:
-            names.add(name)
-            rows.append((name, "explain", error or ""))
+    errors = Predictions.read(context.folder).errors
+    rows = {context.cohort.ids[row]: ("predict", error) for row, error in sorted(errors.items())}
+    columns = ["id", "status", "error"]
+    table = context.maps.table(columns)
+    for name, status, error in zip(*(table[column].to_pylist() for column in columns), strict=True):
+        if status == "failed":
+            rows.setdefault(name, ("explain", error or ""))
     text, cells = io.StringIO(newline=""), CellEscaper()
     sheet = csv.writer(text)
     sheet.writerow(("id", "stage", "reason"))
-    for row in rows:
-        sheet.writerow(map(cells.escape, row))
+    for name, (stage, reason) in rows.items():
+        sheet.writerow(map(cells.escape, (name, stage, reason)))
     write_bytes(context.folder / FAILURES_FILE, text.getvalue().encode("utf-8-sig"))
     return len(rows)

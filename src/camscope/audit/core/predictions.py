@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from camscope.batch.manifest import import_arrow
 from camscope.data_readers import read_parquet
+from camscope.metrics.base import FloatArray
 from camscope.safe_files import open_atomic
 
-Floats = npt.NDArray[np.float64]
 PREDICTIONS_FILE = "predictions.parquet"
+LOG_ODDS_PREFIX = "log odds "
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,7 @@ class Predictions:
 
     rows: list[int]
     findings: tuple[str, ...]
-    log_odds: Floats
+    log_odds: FloatArray
     features: npt.NDArray[np.float32]
     errors: dict[int, str]
     outputs_are_probabilities: bool = False
@@ -53,45 +54,44 @@ class Predictions:
         Columns: row, id, patient (a number), error, features, and for each finding its truth, log odds and probability.
         """
         pa, rows = import_arrow(), sorted([*self.rows, *self.errors])
-        index = {row: n for n, row in enumerate(self.rows)}
         columns: dict[str, Any] = {
             "row": pa.array(rows, pa.int64()),
             "id": pa.array([ids[row] for row in rows], pa.string()),
             "patient": pa.array([patients[row] for row in rows], pa.int64()),
             "error": pa.array([self.errors.get(row) for row in rows], pa.string()),
         }
-        for f, name in enumerate(self.findings):
-            log_odds = [float(self.log_odds[index[row], f]) if row in index else None for row in rows]
+        for name, truth in zip(self.findings, truths, strict=True):
+            by_row = self.log_odds_by_row(name)
+            log_odds = [by_row.get(row) for row in rows]
             probabilities = [None if value is None else float(1 / (1 + np.exp(-value))) for value in log_odds]
-            columns[f"truth {name}"] = pa.array([truths[f][row] for row in rows], pa.bool_())
-            columns[f"log odds {name}"] = pa.array(log_odds, pa.float64())
+            columns[f"truth {name}"] = pa.array([truth[row] for row in rows], pa.bool_())
+            columns[f"{LOG_ODDS_PREFIX}{name}"] = pa.array(log_odds, pa.float64())
             columns[f"probability {name}"] = pa.array(probabilities, pa.float64())
-        features = [self.features[index[row]] if row in index else None for row in rows]
-        columns["features"] = pa.array(features, pa.list_(pa.float32(), self.features.shape[1]))
-        table = pa.table(columns).replace_schema_metadata(
-            {"outputs_are_probabilities": str(self.outputs_are_probabilities)}
-        )
+        features = dict(zip(self.rows, self.features, strict=True))
+        features_type = pa.list_(pa.float32(), self.features.shape[1])
+        columns["features"] = pa.array([features.get(row) for row in rows], features_type)
+        metadata = {"outputs_are_probabilities": str(self.outputs_are_probabilities)}
         with open_atomic(folder / PREDICTIONS_FILE) as file:
-            import_arrow("parquet").write_table(table, file)
+            import_arrow("parquet").write_table(pa.table(columns).replace_schema_metadata(metadata), file)
 
     @classmethod
     def read(cls, folder: Path, *, features: bool = False) -> "Predictions":
-        """Read what `write` wrote; the features, which are large, only if `features` is True."""
+        """Read what `write` wrote. The features, which are large, only if `features` is True."""
         schema = import_arrow("parquet").read_schema(folder / PREDICTIONS_FILE)
-        columns = [name for name in schema.names if features or name != "features"]
-        table = read_parquet(folder / PREDICTIONS_FILE, columns)
-        prefix = "log odds "
-        names = tuple(name.removeprefix(prefix) for name in table.column_names if name.startswith(prefix))
+        table = read_parquet(
+            folder / PREDICTIONS_FILE, [name for name in schema.names if features or name != "features"]
+        )
+        columns = [name for name in table.column_names if name.startswith(LOG_ODDS_PREFIX)]
         errors = dict(zip(table["row"].to_pylist(), table["error"].to_pylist(), strict=True))
         predicted = table.filter(import_arrow("compute").is_null(table["error"]))
-        log_odds = [predicted[f"log odds {name}"].to_numpy() for name in names]
+        log_odds = [predicted[name].to_numpy() for name in columns]
         feature_array = np.empty((predicted.num_rows, 0), np.float32)
         if features:
             values = predicted["features"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
             feature_array = np.asarray(values, np.float32).reshape(predicted.num_rows, -1)
         return cls(
             predicted["row"].to_pylist(),
-            names,
+            tuple(name.removeprefix(LOG_ODDS_PREFIX) for name in columns),
             np.stack(log_odds, 1) if log_odds else np.empty((0, 0)),
             feature_array,
             {row: error for row, error in errors.items() if error is not None},

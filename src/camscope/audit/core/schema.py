@@ -8,29 +8,18 @@ Conclusion = Literal["supported", "not supported", "not testable"]
 
 
 class SchemaModel(BaseModel):
-    """A frozen model of the schema; NaN and infinity raise an error."""
+    """A frozen model of the schema. NaN and infinity raise an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class EstimateSummary(SchemaModel):
-    """An estimate with its 95 % confidence interval by patient and its baseline.
+    """An estimate with the ends of its 95 % confidence interval by patient, and its baseline.
 
-    Attributes:
-        value: The estimate; None where none exists, for the `reason`.
-        low: The lower end of the interval.
-        high: The upper end of the interval.
-        n_values: The number of values, in the `unit`.
-        n_groups: The number of patients. For insertions the smallest count of `n_groups_by_role`.
-        n_undefined: The number of rows without a value.
-        p_value: The p-value of no difference.
-        baseline: The value expected by chance, or of a control.
-        baseline_name: What the baseline is.
-        reason: Why the value or the interval is missing.
-        interval_method: The method of the interval; "" where there is none.
-        unit: What `n_values` counts.
-        n_groups_by_role: For insertions, whose values belong to several patients each, the number of patients in each role.
-
+    `value` is None where no estimate exists, for the `reason`. `n_values` counts the `unit`, and `n_undefined` the rows without
+    a value. `n_groups` counts patients. For insertions, whose values belong to several patients each, `n_groups_by_role` counts
+    the patients in each role, and `n_groups` is the smallest count. `p_value` is for no difference. `baseline` is the value
+    expected by chance, or of a control. `interval_method` is "" where there is no interval.
     """
 
     value: float | None = None
@@ -85,14 +74,10 @@ class LevelCount(SchemaModel):
 
 
 class AnnotationSource(SchemaModel):
-    """The source of the masks of a finding or a region.
+    """The kind of the source of the masks of a finding or a region.
 
-    Attributes:
-        name: The finding or the region.
-        source: The kind of the source.
-        categories: The categories that count; empty for boxes, points, and masks of one label.
-        excluded_categories: The categories of a COCO file that do not count.
-
+    `categories` are those that count. Empty for boxes, points, and masks of one label. `excluded_categories` are the
+    categories of a COCO file that do not count.
     """
 
     name: str
@@ -117,7 +102,7 @@ class DataCheckResult(StageResult):
 class ExplainerInfo(SchemaModel):
     """A method with its parameters.
 
-    `stride`: the distance between the cells of its map in pixels of the model's input; `stride_mm`: on the image.
+    `stride`: the distance between the cells of its map in pixels of the model's input. `stride_mm`: on the image.
     """
 
     method: str
@@ -153,7 +138,7 @@ class ResolveResult(StageResult):
 class SubgroupDifference(SchemaModel):
     """The value of a subgroup level for a finding, and its difference to the other levels, compared with the margin.
 
-    `region`: the region whose effect on the prediction the value is; "" for other values.
+    `region`: the region whose effect on the prediction the value is. "" for other values.
     """
 
     finding: str
@@ -176,11 +161,9 @@ class ReliabilityPoint(SchemaModel):
     n_images: int
 
 
-class SubgroupPerformance(SchemaModel):
-    """The performance in one subgroup level. `reason`: why there are no numbers."""
+class PerformanceEstimates(SchemaModel):
+    """Discrimination and calibration."""
 
-    column: str
-    level: str
     n_positives: int
     n_negatives: int
     auroc: EstimateSummary = EstimateSummary()
@@ -189,22 +172,21 @@ class SubgroupPerformance(SchemaModel):
     calibration_error: EstimateSummary = EstimateSummary()
     slope: EstimateSummary = EstimateSummary()
     intercept: EstimateSummary = EstimateSummary()
+
+
+class SubgroupPerformance(PerformanceEstimates):
+    """The performance in one subgroup level. `reason`: why there are no numbers."""
+
+    column: str
+    level: str
     reason: str = ""
 
 
-class FindingPerformance(SchemaModel):
-    """The performance for one finding: discrimination and calibration, overall and by subgroup."""
+class FindingPerformance(PerformanceEstimates):
+    """The performance for one finding, overall and by subgroup."""
 
     finding: str
-    n_positives: int
-    n_negatives: int
     log_odds_std: float
-    auroc: EstimateSummary
-    average_precision: EstimateSummary
-    brier: EstimateSummary
-    calibration_error: EstimateSummary
-    slope: EstimateSummary
-    intercept: EstimateSummary
     bins: tuple[ReliabilityPoint, ...]
     subgroups: tuple[SubgroupPerformance, ...] = ()
     subgroup_differences: tuple[SubgroupDifference, ...]
@@ -238,10 +220,8 @@ class ExplainResult(StageResult):
 class MetricSummary(SchemaModel):
     """A metric of a method, or of a control map, for the images with a finding.
 
-    Attributes:
-        difference_to_control: The paired difference to the best control, with a sign such that more is better.
-        max_value: For enrichment, the value of a map that lies inside the mask completely, 1 / area.
-
+    `difference_to_control` is the paired difference to the best control, with a sign such that more is better. `max_value` is
+    the enrichment of a map that lies inside the mask completely, 1 / area.
     """
 
     metric: str
@@ -257,7 +237,7 @@ class MetricSummary(SchemaModel):
 
 
 class StablePredictionShare(SchemaModel):
-    """The share of input changes of a stability metric under which the prediction stayed; only these are scored."""
+    """The share of input changes of a stability metric under which the prediction stayed. Only these are scored."""
 
     metric: str
     finding: str
@@ -277,15 +257,8 @@ class MetricsResult(StageResult):
 class RandomizationSimilarity(SchemaModel):
     """The similarity of the maps of the trained model and of the model with re-initialized weights.
 
-    Attributes:
-        name: The measure of similarity.
-        curve: The mean similarity after each step of the cascade.
-        null_low: The lower end of the similarity of maps of different images.
-        null_mean: The mean similarity of maps of different images.
-        null_high: The upper end of the similarity of maps of different images.
-        passes: Whether the maps change enough; None where nothing can be compared.
-        final_similarity: The similarity after the last step, with its interval by patient.
-
+    `curve` is the mean similarity after each step of the cascade, and `final_similarity` that after the last step. The null is
+    the similarity of maps of different images. `passes`: whether the maps change enough. None where nothing can be compared.
     """
 
     name: str
@@ -367,10 +340,8 @@ class MaskedAuroc(SchemaModel):
 class ColumnLeakage(SchemaModel):
     """The AUROC of a linear probe that predicts a column of the manifest from the model's features.
 
-    Attributes:
-        null_max: The largest AUROC under permuted labels.
-        is_decodable: Whether the interval lies above 0.5 and no permutation reached the AUROC.
-
+    `null_max` is the largest AUROC under permuted labels. `is_decodable`: the interval lies above 0.5, and no permutation
+    reached the AUROC.
     """
 
     column: str
@@ -380,16 +351,11 @@ class ColumnLeakage(SchemaModel):
 
 
 class MapCluster(SchemaModel):
-    """A cluster of images with similar maps.
+    """A cluster of images with similar maps. `number` 0 is the largest.
 
-    Attributes:
-        number: The number of the cluster, the largest first.
-        n_images: The number of its images.
-        prototypes: The ids of its most typical images.
-        attribution_mass: Region -> the mean share of its maps in the region.
-        missed_share: The share of its images with a probability below 0.5.
-        associated_columns: The subgroup levels that are more frequent in it, as text.
-
+    `prototypes`: the ids of its most typical images. `attribution_mass`: region -> the mean share of its maps in the region.
+    `missed_share`: the share of its images with a probability below 0.5. `associated_columns`: the subgroup levels that are
+    more frequent in it, as text.
     """
 
     number: int
@@ -435,10 +401,8 @@ class ReviewCase(SchemaModel):
 class ShortcutResult(StageResult):
     """The tests for shortcuts.
 
-    Attributes:
-        region_counts: Region -> the number of images that have it.
-        markers_by_finding: Finding -> the regions that only some images have.
-
+    `region_counts`: region -> the number of images that have it. `markers_by_finding`: finding -> the regions that only some
+    images have.
     """
 
     region_counts: dict[str, int] = Field(default_factory=dict)
@@ -455,21 +419,10 @@ class ShortcutResult(StageResult):
 
 
 class Verdict(SchemaModel):
-    """The conclusion about one claim, with the estimate that it follows from.
+    """The conclusion about one claim, a sentence, with the estimate (`effect`) and the margin that it is compared with.
 
-    Attributes:
-        question: The key of the question.
-        claim: The claim as a sentence.
-        finding: The finding that it is about.
-        qualifier: The region, subgroup or method that it is about.
-        conclusion: Whether the data support the claim.
-        direction: Whether the conclusion supports or contradicts the model.
-        effect: The estimate.
-        margin: The margin that the estimate is compared with.
-        rule: The rule of the conclusion.
-        reason: Why the conclusion is not a clear one.
-        section: The section of the report with the numbers.
-
+    `qualifier`: the region, subgroup or method that the claim is about. `direction`: whether the conclusion supports or
+    contradicts the model. `section`: the section of the report with the numbers.
     """
 
     question: str

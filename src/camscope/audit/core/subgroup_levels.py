@@ -12,11 +12,16 @@ AGE_COLUMNS = ("age", "patient_age")  # columns with ages in years
 AGE_BANDS = ("0-17", "18-39", "40-64", "65-89", "90 and more")
 AGE_BAND_STARTS = (18, 40, 65, 90)  # of each band but the first
 MAX_LEVELS_PER_SUBGROUP = 20
+# A bootstrap interval covers the truth in 48 % of cases with two patients, in 86 % with four, and in 92 % with six.
+MIN_PATIENTS_FOR_INTERVAL: Final = MIN_GROUPS_FOR_INTERVAL
+MIN_PATIENTS_FOR_VERDICT: Final = 10  # with fewer, a bootstrap interval depends more on the sample than on the model
+MIN_PATIENTS_FOR_SINGLE_CLUSTER: Final = 100  # with fewer, one of two simulated clusters is often missed
+RARE_CLUSTER_SHARE: Final = 0.3  # a cluster with a smaller share of the maps is often missed even then
 
 
 def split_by_level(column: Sequence[Hashable]) -> dict[Hashable, Mask]:
     """Return for each level of a column (N,), in order, the mask (N,) of its rows. None, NaN and "" are not levels."""
-    values = [_to_builtin(value) for value in column]
+    values: list[Hashable] = [value.item() if isinstance(value, np.generic) else value for value in column]
     levels = {value for value in values if not is_missing(value)}
     return {level: np.array([value == level for value in values], np.bool_) for level in sort_levels(levels)}
 
@@ -27,7 +32,10 @@ def is_missing(value: Hashable) -> bool:
 
 
 def normalize_label(value: Any) -> str | None:
-    """Return a cell as text for comparing labels; None if it is empty. 1.0 becomes "1", as pandas writes 1 beside gaps."""
+    """Return a cell as text for comparing labels. None if it is empty.
+
+    1.0 becomes "1", because pandas writes integers as floats if a cell is empty.
+    """
     if is_missing(value):
         return None
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
@@ -36,34 +44,18 @@ def normalize_label(value: Any) -> str | None:
 def has_ages_in_years(column: str, values: Iterable[Any]) -> bool:
     """Return whether a column holds ages in years with too many different values to compare each."""
     ages = {age for age in values if not is_missing(age)}
-    return (
-        column.lower() in AGE_COLUMNS
-        and len(ages) > MAX_LEVELS_PER_SUBGROUP
-        and all(isinstance(age, int | float) for age in ages)
-    )
+    is_age_column = column.lower() in AGE_COLUMNS and all(isinstance(age, int | float) for age in ages)
+    return is_age_column and len(ages) > MAX_LEVELS_PER_SUBGROUP
 
 
 def format_age_band(age: float) -> str:
-    """Return the age band of an age, as `40-64`; the last band has no upper end."""
+    """Return the age band of an age, as `40-64`. The last band has no upper end."""
     return AGE_BANDS[sum(age >= start for start in AGE_BAND_STARTS)]
 
 
 def sort_levels(levels: set[Hashable]) -> list[Any]:
-    """Sort numbers by size and text alphabetically; mixed values by type and text."""
+    """Sort numbers by size and text alphabetically. Mixed values by type and text."""
     try:
         return sorted(cast(set[Any], levels))
     except TypeError:
         return sorted(levels, key=lambda name: (type(name).__name__, str(name)))
-
-
-def _to_builtin(value: Any) -> Hashable:
-    """Return a NumPy scalar as the Python scalar, which can be serialized."""
-    builtin: Hashable = value.item() if isinstance(value, np.generic) else value
-    return builtin
-
-
-# A bootstrap interval covers the truth in 48 % of cases with two patients, in 86 % with four, and in 92 % with six.
-MIN_PATIENTS_FOR_INTERVAL: Final = MIN_GROUPS_FOR_INTERVAL
-MIN_PATIENTS_FOR_VERDICT: Final = 10  # with fewer, a bootstrap interval depends more on the sample than on the model
-MIN_PATIENTS_FOR_SINGLE_CLUSTER: Final = 100  # with fewer, one of two simulated clusters is often missed
-RARE_CLUSTER_SHARE: Final = 0.3  # a cluster with a smaller share of the maps is often missed even then

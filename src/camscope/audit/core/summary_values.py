@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,22 +30,19 @@ def summarize_estimate(
 
     With too few patients, or with most images from one patient, it has neither an interval nor a p-value.
     """
+    baselines: dict[str, Any] = {"baseline": round_significant(baseline), "baseline_name": baseline_name}
     if estimate is None:
-        return EstimateSummary(
-            reason=reason or "there is no value", baseline=round_significant(baseline), baseline_name=baseline_name
-        )
+        return EstimateSummary(reason=reason or "there is no value", **baselines)
     has_few_patients = estimate.n_groups < MIN_PATIENTS_FOR_INTERVAL
     has_interval = not (has_few_patients or estimate.is_dominated_by_few_groups)
     low, high = (round_significant(estimate.low), round_significant(estimate.high)) if has_interval else (None, None)
-    interval_reason = (
-        f"too few patients for an interval: {format_patient_count(estimate)}, and {MIN_PATIENTS_FOR_INTERVAL} are needed"
-        if has_few_patients
-        else ""
-    )
-    is_explained = bool(estimate.n_groups_by_role and reason)  # for insertions, the reason names the role
-    if estimate.is_dominated_by_few_groups and not is_explained:
+    interval_reason = ""
+    if has_few_patients:
+        count = format_patient_count(estimate)
+        interval_reason = f"too few patients for an interval: {count}, and {MIN_PATIENTS_FOR_INTERVAL} are needed"
+    elif not has_interval and not (estimate.n_groups_by_role and reason):  # for insertions, the reason names the role
         interval_reason = estimate.describe_dominance("patient")
-    if has_interval and (low is None or high is None):
+    elif has_interval and (low is None or high is None):
         interval_reason = "all values are equal, so that no interval can be estimated"
     return EstimateSummary(
         value=round_significant(estimate.mean),
@@ -55,24 +52,22 @@ def summarize_estimate(
         n_groups=estimate.n_groups,
         n_undefined=estimate.n_undefined,
         p_value=round_significant(estimate.p_value) if has_interval else None,
-        baseline=round_significant(baseline),
-        baseline_name=baseline_name,
         reason="; ".join(filter(None, (reason, interval_reason))),
         interval_method="" if low is None or high is None else estimate.interval_method,
         unit="insertions" if estimate.n_groups_by_role else "images",
         n_groups_by_role=estimate.n_groups_by_role,
+        **baselines,
     )
 
 
 def format_patient_count(estimate: Estimate | EstimateSummary) -> str:
     """Return the number of patients, as `7`, or for insertions the number in each role, as `92 receivers, 1 donor`."""
-    return ", ".join(plural(count, role.removesuffix("s")) for role, count in estimate.n_groups_by_role) or str(
-        estimate.n_groups
-    )
+    counts = [plural(count, role.removesuffix("s")) for role, count in estimate.n_groups_by_role]
+    return ", ".join(counts) or str(estimate.n_groups)
 
 
 def round_significant(value: float | None) -> float | None:
-    """Round a number to `SIGNIFICANT_DIGITS`; None if it is missing, infinite or NaN."""
+    """Round a number to `SIGNIFICANT_DIGITS`. None if it is missing, infinite or NaN."""
     if value is None or not math.isfinite(value):
         return None
     return float(np.format_float_positional(value, SIGNIFICANT_DIGITS, unique=False, fractional=False, trim="-"))
@@ -95,15 +90,15 @@ def collect_formulas(metric_summaries: Iterable[MetricSummary]) -> dict[str, str
 
 
 def summarize_metrics(table: "pa.Table", finding: str, *, n_resamples: int, seed: int) -> list[MetricSummary]:
-    """Summarize the values of one finding by patient; `add_patient_column` has added the patients to the table."""
+    """Summarize the values of one finding by patient. `add_patient_column` has added the patients to the table."""
     if not table.num_rows:
         return []
     summaries = evaluation_summary.summarize_values(table, PATIENT_COLUMN, seed=seed, n_resamples=n_resamples)
-    return [
-        _build_metric_summary(line, finding, _select_best_control(lines), table)
-        for lines in summaries.values()
-        for line in lines
-    ]
+    metric_summaries = []
+    for lines in summaries.values():  # sorted, the best first
+        control = next((line for line in lines if line.is_control and line.estimate is not None), None)
+        metric_summaries += [_build_metric_summary(line, finding, control, table) for line in lines]
+    return metric_summaries
 
 
 def add_patient_column(cohort: Cohort, table: "pa.Table") -> "pa.Table":
@@ -117,27 +112,16 @@ def filter_finding(cohort: Cohort, table: "pa.Table", finding: Finding, has_find
 
     Control maps without a class count for every finding.
     """
-    compute = import_arrow("compute")
+    pa, compute = import_arrow(), import_arrow("compute")
     has_target = compute.fill_null(compute.equal(table["target"], str(finding.class_index)), True)
-    controls = (
-        compute.and_(table["control"], has_target)
-        if compute.any(compute.and_(table["control"], has_target)).as_py()
-        else table["control"]
-    )
-    selected = table.filter(compute.or_(compute.and_(has_target, compute.invert(table["control"])), controls))
+    is_control = table["control"]
+    own_controls = compute.and_(is_control, has_target)
+    controls = own_controls if compute.any(own_controls).as_py() else is_control
+    selected = table.filter(compute.or_(compute.and_(has_target, compute.invert(is_control)), controls))
     if has_finding is None:
         return selected
     truths = cohort.get_truth(finding)
-    return selected.filter(
-        import_arrow().array(
-            [truths[row] is has_finding for row in selected["row"].to_pylist()], import_arrow().bool_()
-        )
-    )
-
-
-def _select_best_control(lines: list[evaluation_summary.MethodSummary]) -> evaluation_summary.MethodSummary | None:
-    """Return the best control map that has an estimate; the lines are sorted, the best first."""
-    return next((line for line in lines if line.is_control and line.estimate is not None), None)
+    return selected.filter(pa.array([truths[row] is has_finding for row in selected["row"].to_pylist()], pa.bool_()))
 
 
 def _build_metric_summary(
@@ -148,11 +132,7 @@ def _build_metric_summary(
 ) -> MetricSummary:
     best = None if control is None or control.estimate is None else control.estimate.mean
     name = "" if control is None or best is None else control.method
-    difference: EstimateSummary | None = (
-        None
-        if line.difference_to_control is None
-        else summarize_estimate(line.difference_to_control, 0.0, "no difference")
-    )
+    difference = line.difference_to_control
     return MetricSummary(
         metric=line.metric,
         method=line.method,
@@ -164,7 +144,7 @@ def _build_metric_summary(
         value=summarize_estimate(
             line.estimate, best, name, reason="" if line.estimate else _find_most_common_reason(line, table)
         ),
-        difference_to_control=difference,
+        difference_to_control=None if difference is None else summarize_estimate(difference, 0.0, "no difference"),
     )
 
 
@@ -179,9 +159,6 @@ def _find_most_common_reason(line: evaluation_summary.MethodSummary, table: "pa.
 
 def get_metric_values(table: "pa.Table", metric: str, method: str, layer: str | None) -> dict[int, float]:
     """Return row -> value of a metric for the map of a method."""
-    rows: list[Mapping[str, Any]] = table.select(["row", "metric", "method", "layer", "value"]).to_pylist()
-    return {
-        row["row"]: row["value"]
-        for row in rows
-        if row["value"] is not None and (row["metric"], row["method"], row["layer"]) == (metric, method, layer)
-    }
+    columns = (table[name].to_pylist() for name in ("row", "value", "metric", "method", "layer"))
+    rows = zip(*columns, strict=True)
+    return {row: value for row, value, *key in rows if value is not None and key == [metric, method, layer]}

@@ -1,1 +1,1 @@
-"""What the model answers, how well that is, for whom it differs, and what can be read off what it keeps of an image."""
+"""The predictions of the model: performance, calibration, differences between subgroups, and leakage from features."""

@@ -5,45 +5,38 @@ Log odds do not saturate: the effect of a region is visible at a probability of 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
-from camscope.errors import InputError, NonFiniteError, TargetError
+from camscope.errors import InputError, NonFiniteError
 from camscope.explainers.core.evaluation_context import (
-    check_one_of,
     device_and_dtype,
     evaluation_context,
     has_interacting_samples,
     inspect_model,
 )
 from camscope.hooks.record import record_layers
-from camscope.metrics.model_scorer import ScoringSettings, scoring_scope
+from camscope.metrics.model_scorer import ScoringSettings
 from camscope.plurals import plural
 from camscope.pytree import find_main_tensor
-from camscope.targets.base import ClassNameLookup, Target
-from camscope.targets.classes import resolve_class_index
-from camscope.targets.outputs import are_probabilities, class_scores, full_precision
+from camscope.targets.outputs import are_probabilities, class_scores
 
 
 def compute_logits_and_features(
     context: AuditContext, x: Tensor, layer: str | None = None, grid: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor]:
-    """(N,C,*S) -> (N,K), and (N,D) features: a layer's output of this grid, averaged over places; without one the logits.
+    """Return the logits (N,K) of inputs (N,C,*S), and their features (N,D). NonFiniteError for NaN and infinity.
 
-    NonFiniteError for NaN and infinity.
+    The features are the output of a layer with this grid, averaged over space. Without a layer they are the logits.
     """
     x = x.to(*device_and_dtype(context.model))
     settings = ScoringSettings("eval", None, context.class_names or None)
     if len(x) > 1 and has_interacting_samples(inspect_model(context.model), settings, x):
-        each = [compute_logits_and_features(context, record, layer, grid) for record in x.split(1)]
-        return torch.cat([logits for logits, _ in each]), torch.cat([features for _, features in each])
+        results = [compute_logits_and_features(context, sample, layer, grid) for sample in x.split(1)]
+        return torch.cat([logits for logits, _ in results]), torch.cat([features for _, features in results])
     names = [] if layer is None else [layer]
     with (
         torch.no_grad(),
@@ -59,7 +52,7 @@ def compute_logits_and_features(
 
 
 def pool_features(output: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """(N,D): of a layer's output (N,D,*grid), (N,*grid,D) or of tokens (N,T,D) the mean over places."""
+    """Return the mean over space (N,D) of a layer's output (N,D,*grid) or (N,*grid,D), or of tokens (N,T,D)."""
     if output.ndim < 3:
         return output
     if tuple(output.shape[1:-1]) == grid or (output.ndim == 3 and output.shape[1] >= math.prod(grid) > 1):
@@ -68,7 +61,7 @@ def pool_features(output: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 
 def are_probability_outputs(logits: Tensor, outputs: str) -> bool:
-    """Whether the answers (N,K) to all images are probabilities: of a softmax, or each by itself."""
+    """Return whether the outputs (N,K) for all images are probabilities, of a softmax or independent ones."""
     if outputs == "softmax":
         return logits.shape[1] > 1 and are_probabilities(logits)
     return bool(((logits >= 0) & (logits <= 1)).all())
@@ -77,7 +70,7 @@ def are_probability_outputs(logits: Tensor, outputs: str) -> bool:
 def compute_log_odds(
     context: AuditContext, logits: Tensor, findings: Sequence[Finding], *, outputs_are_probabilities: bool
 ) -> Tensor:
-    """(N,K) -> (N,F) log odds; of probabilities those that they stand for, as far as numbers reach."""
+    """Return the log odds (N,F) of findings from logits or probabilities (N,K)."""
     outputs = context.config.model.outputs
     if outputs == "softmax" and logits.shape[1] == 1:
         raise InputError(
@@ -89,74 +82,24 @@ def compute_log_odds(
             raise InputError(
                 f"class {finding.class_index} is out of range: the model has {plural(logits.shape[1], 'class')}"
             )
-    if outputs == "sigmoid" and outputs_are_probabilities:
+    if outputs == "sigmoid":
         epsilon = torch.finfo(torch.float32).eps / 2
-        logits = logits.clamp(epsilon, 1 - epsilon).logit()
+        scores = logits.clamp(epsilon, 1 - epsilon).logit() if outputs_are_probabilities else logits
+        return torch.stack([scores[:, finding.class_index] for finding in findings], 1)
     return torch.stack(
         [
-            LogOdds(finding.class_index, outputs, outputs_are_probabilities=outputs_are_probabilities)(logits)
+            compute_softmax_log_odds(logits, finding.class_index, is_probability=outputs_are_probabilities)
             for finding in findings
         ],
         1,
     )
 
 
-LogOddsKind = Literal["softmax", "sigmoid"]
-LogOddsArray = NDArray[np.float64]
+def compute_softmax_log_odds(outputs: Tensor, class_index: int, *, is_probability: bool = False) -> Tensor:
+    """Return the log odds (N,) of one class against all others, o_c - logsumexp of the others, from logits (N,K).
 
-N_MEMORY_PROBE_IMAGES: Final = 8  # images that the model is first asked about, to see what a pass of it takes
-
-
-@dataclass(frozen=True)
-class LogOdds(Target):
-    """(N,): the log odds of one class of logits o (N,K): o_c - logsumexp of all others; of kind "sigmoid" o_c itself.
-
-    A constant added to all logits changes nothing. A model that gives softmax probabilities is asked for their logarithms,
-    of which the smallest number of its type is the end.
+    Of probabilities the logarithm is taken. A probability of 0 becomes the smallest number of its type.
     """
-
-    index: int
-    kind: LogOddsKind = "softmax"
-    outputs_are_probabilities: bool | None = field(default=None, kw_only=True, repr=False)
-
-    def __post_init__(self) -> None:
-        check_one_of("kind", self.kind, "softmax", "sigmoid")
-
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> Self:
-        """With it known whether the model gives probabilities."""
-        return replace(self, outputs_are_probabilities=are_probabilities(class_scores(output).detach()))
-
-    def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Describe the target."""
-        return f"log odds of {class_name(self.index)}"
-
-    def __call__(self, output: Any) -> Tensor:
-        """(N,)"""
-        logits = full_precision(class_scores(output))
-        index = resolve_class_index(self.index, logits.shape[1], None)
-        if self.kind == "sigmoid":
-            return logits[:, index]
-        if logits.shape[1] == 1:
-            raise TargetError('the model has one output, and the softmax of one is 1: ask for LogOdds(0, "sigmoid")')
-        is_probability = (
-            are_probabilities(logits) if self.outputs_are_probabilities is None else self.outputs_are_probabilities
-        )
-        logits = logits.clamp(min=torch.finfo(logits.dtype).tiny).log() if is_probability else logits
-        other_logits = torch.cat([logits[:, :index], logits[:, index + 1 :]], 1)
-        return logits[:, index] - other_logits.logsumexp(1)
-
-
-def compute_target_scores(
-    model: nn.Module, x: Tensor, target: Target, *, batch_size: int | None = None
-) -> LogOddsArray:
-    """(N,C,*S) -> (N,): the model's answers, in passes that fit into memory, or of `batch_size`; see `scoring_scope`.
-
-    The model is left as it was.
-    """
-    if len(x) == 0:
-        return np.empty(0)
-    first = x[: min(N_MEMORY_PROBE_IMAGES, batch_size or N_MEMORY_PROBE_IMAGES)]
-    sample_index = torch.arange(len(x), device=x.device) % len(first)
-    with scoring_scope(model, first, target, batch_size=batch_size) as scores:
-        values = scores.score_variants(len(x), lambda part: (x[part], sample_index[part]))[0]
-    return np.asarray(values.cpu().numpy(), np.float64)
+    logits = outputs.clamp(min=torch.finfo(outputs.dtype).tiny).log() if is_probability else outputs
+    other_logits = torch.cat([logits[:, :class_index], logits[:, class_index + 1 :]], 1)
+    return logits[:, class_index] - other_logits.logsumexp(1)

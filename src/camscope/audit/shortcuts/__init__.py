@@ -1,1 +1,1 @@
-"""What travels with a finding: regions of images, what lies in them, and what the model says when they change."""
+"""Shortcuts: what predictions and maps owe to regions that a correct model does not need."""

@@ -9,18 +9,17 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
-from camscope.errors import GeometryError, InputError, UndefinedError
+from camscope.errors import UndefinedError
 from camscope.metrics.imputation import ImputationLike, build_imputer
 
 RowArray = NDArray[np.int64]
-
-MIN_PREFERRED_IMAGES: Final = 5  # carriers, or images without the region, that are preferred where there are so many
+MIN_PREFERRED_IMAGES: Final = 5  # with fewer images of the preferred kind, all suitable images are used
 
 
 class InsertionTriples(NamedTuple):
-    """(M,) each: `receivers` that a region is pasted into, its `donors`, and `controls` without it.
+    """The rows (M,) of receivers, of the donors of their region, and of controls.
 
-    What pasting does by itself is seen by the others' pixels in the same place: an insertion is from those to the donors'.
+    The effect of pasting alone is excluded by a comparison with the receiver that has the control's pixels in the same place.
     """
 
     receivers: RowArray
@@ -29,43 +28,36 @@ class InsertionTriples(NamedTuple):
 
 
 def remove_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean", seed: int = 0) -> Tensor:
-    """X (N,C,*S) with the region (N,*S) filled; see `baseline_tensors.filling`. An image without the region stays as it is.
+    """Return images (N,C,*S) with the regions (N,*S) replaced. Images without the region stay unchanged.
 
-    A fill is an intervention of its own: black looks like a collimator or like air, and blur keeps what is coarse. What two
-    fills agree on is the region's doing.
+    An imputation is an intervention, too: black looks like a collimator or like air, and blur keeps coarse structures. An
+    effect that two imputations agree on is that of the region.
     """
-    _check_masks(x, masks)
     return build_imputer(imputation, x, seed)(masks, torch.arange(len(x), device=x.device))
 
 
 def keep_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean", seed: int = 0) -> Tensor:
-    """X (N,C,*S) with all but the region (N,*S) filled."""
+    """Return images (N,C,*S) with everything but the regions (N,*S) replaced."""
     return remove_region(x, ~masks, imputation, seed)
 
 
 def insert_region(x: Tensor, masks: Tensor, donors: Tensor) -> Tensor:
-    """X (N,C,*S) with the pixels of the donors (N,C,*S) where `masks` (N,*S), the donors' regions, are."""
-    _check_masks(x, masks)
-    if donors.shape != x.shape:
-        raise GeometryError(f"donors {tuple(donors.shape)} for {tuple(x.shape)}: expected one donor for each image")
+    """Return images (N,C,*S) with the pixels of the donors (N,C,*S) inside of the masks (N,*S)."""
     return torch.where(masks[:, None], donors, x)
 
 
 def match_insertion_triples(
     truth: ArrayLike, has_region: ArrayLike, groups: Sequence[Hashable] | None = None, seed: int = 0
 ) -> InsertionTriples:
-    """Who is given whose region, for (N,) `truth` of the finding and `has_region`, whether an image has the region.
+    """Return which image is given whose region, for the truth (N,), the presence of the region (N,) and patients (N,).
 
-    Into the negatives without the region, or all without it where such negatives are few, or, where every image has it, the
-    negatives; from positives that carry it, or from all that do where those are few. The others are of the same kind as
-    the rows. The three are three patients (`groups`), and each donor serves about as often as the next; where fewer than ten
-    patients would be others, no other serves twice while there is one that has not served.
-    UndefinedError where there is nothing to paste, or nothing to paste into. What a region shares with the finding's own
-    pixels is pasted, too: leave it out of the masks where it is known.
+    Receivers are the negatives without the region, or all images without it where such negatives are few. Where every image has
+    the region, they are the negatives. Donors are the positives with the region, or all images with it where those are few.
+    Controls are of the same kind as receivers. The three are of different patients, and donors are used about equally often.
+    With fewer than ten patients as controls, no patient is a control twice while another one is unused. UndefinedError if there
+    is nothing to paste, or nothing to paste it into.
     """
     positive, carriers = np.asarray(truth, np.bool_), np.asarray(has_region, np.bool_)
-    if positive.shape != carriers.shape or positive.ndim != 1 or (groups is not None and len(groups) != len(positive)):
-        raise InputError(f"truth {positive.shape}, carried {carriers.shape}: expected (N,) of both, and of groups")
     receivers = (
         _select_preferred_rows(~carriers & ~positive, ~carriers) if not carriers.all() else np.flatnonzero(~positive)
     )
@@ -76,12 +68,10 @@ def match_insertion_triples(
         raise UndefinedError("every image carries the region, and none is negative: there is nothing to paste it into")
     patients: Sequence[Hashable] = range(len(positive)) if groups is None else groups
     random = np.random.default_rng(seed)
-    donor_rows, control_rows = random.permutation(donors).tolist(), random.permutation(receivers).tolist()
-    triples = list(_iter_triples(receivers.tolist(), donor_rows, control_rows, patients))
-    if len({patients[other] for *_, other in triples}) < MIN_PATIENTS_FOR_VERDICT:
-        triples = list(
-            _iter_triples(receivers.tolist(), donor_rows, control_rows, patients, prefer_unused_controls=True)
-        )
+    rows = receivers.tolist(), random.permutation(donors).tolist(), random.permutation(receivers).tolist()
+    triples = list(_iter_triples(*rows, patients))
+    if len({patients[control] for *_, control in triples}) < MIN_PATIENTS_FOR_VERDICT:
+        triples = list(_iter_triples(*rows, patients, prefer_unused_controls=True))
     if not triples:
         raise UndefinedError("there are no three patients, one to be given the region, one with it and one without")
     return InsertionTriples(*np.array(triples, np.int64).T)
@@ -95,36 +85,25 @@ def _iter_triples(
     *,
     prefer_unused_controls: bool = False,
 ) -> Iterator[tuple[int, int, int]]:
-    """A donor and another for each row.
-
-    `prefer_unused_controls`: of the others a patient that has not served before any that has.
-    """
-    served: set[Hashable] = set()
+    """Yield each receiver with a donor and a control, where three patients are available."""
+    used: set[Hashable] = set()
     for n, row in enumerate(receivers):
         donor = _find_next_row(donors, n, patients, {patients[row]})
         excluded = {patients[row]} if donor is None else {patients[row], patients[donor]}
-        unused = _find_next_row(controls, n, patients, excluded | served) if prefer_unused_controls else None
+        unused = _find_next_row(controls, n, patients, excluded | used) if prefer_unused_controls else None
         control = _find_next_row(controls, n, patients, excluded) if unused is None else unused
         if donor is not None and control is not None:
-            served.add(patients[control])
+            used.add(patients[control])
             yield row, donor, control
 
 
 def _find_next_row(
     candidate_rows: list[int], start: int, patients: Sequence[Hashable], excluded_patients: set[Hashable]
 ) -> int | None:
-    """The first image from a place on, around the list, that is of none of these patients; None where all are."""
-    turns = (candidate_rows[(start + step) % len(candidate_rows)] for step in range(len(candidate_rows)))
-    return next((image for image in turns if patients[image] not in excluded_patients), None)
+    """Return the first row from a position on, cyclically, of a patient that is not excluded. None if there is no such row."""
+    rotated = (candidate_rows[(start + step) % len(candidate_rows)] for step in range(len(candidate_rows)))
+    return next((row for row in rotated if patients[row] not in excluded_patients), None)
 
 
 def _select_preferred_rows(preferred: NDArray[np.bool_], fallback: NDArray[np.bool_]) -> RowArray:
     return np.flatnonzero(preferred if preferred.sum() >= MIN_PREFERRED_IMAGES else fallback)
-
-
-def _check_masks(x: Tensor, masks: Tensor) -> None:
-    if masks.dtype != torch.bool or masks.shape != (len(x), *x.shape[2:]) or masks.device != x.device:
-        raise GeometryError(
-            f"masks {tuple(masks.shape)} {masks.dtype} on {masks.device}; expected {(len(x), *x.shape[2:])} torch.bool on "
-            f"{x.device}, one for each input"
-        )

@@ -1,340 +1,336 @@
 """Detectors of image regions that may hold shortcuts, from pixels alone, and the regions of each modality.
 
-- The surroundings and the rim of a round field of view.
-- The outside of the body or of the scanner's field, and the shell of the foreground.
 - The border, the corners and the padding of an image.
+- The outside of the body or of the scanner's field, and the shell of the foreground.
+- The surroundings and the rim of a round field of view.
 - Burned-in markers, ink and pen marks, and glass without tissue.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.audit.shortcuts.region_base import (
-    BoolArray,
-    FloatArray,
-    Region,
-    RegionDetector,
-    fill_holes,
-    get_spatial_shape,
-    import_scipy_ndimage,
-    import_skimage,
-    is_color_image,
-    select_largest_component,
-    to_gray_values,
-)
 from camscope.errors import InputError, UndefinedError
+from camscope.metrics.base import FloatArray, Mask
 from camscope.metrics.localization import compute_otsu_threshold
+from camscope.optional import require
 
-APERTURE_BRIGHTNESS_FRACTION: Final = (
-    0.1  # of the way from the darkest to the brightest percentile: the field's own shadows are lighter
-)
-MAX_ROUNDNESS_ERROR: Final = 0.02  # of the radius: how far the outline may lie from the circle, as a mean
+RegionDetector = Callable[[NDArray[Any]], Mask]
+
+BORDER_WIDTH_FRACTION: Final = 0.05  # of each side
+CORNER_SIDE_FRACTION: Final = 0.2  # of each side
+FLAT_RANGE_FRACTION: Final = 0.01  # of the image's range: compression changes the values of flat parts
+MIN_BODY_FRACTION: Final = 0.05  # of the image
+SKIN_THRESHOLD_HU: Final = -500.0  # HU, between air and fat
+SCANNER_FIELD_THRESHOLD_HU: Final = -1100.0  # HU: the noise of air stays above it, and padding lies below
+MIN_ZERO_FRACTION: Final = 0.05  # of an image: with as many exact zeros, the background was set to zero
+SHELL_WIDTH_FRACTION: Final = 0.03  # of the mean side
+APERTURE_BRIGHTNESS_FRACTION: Final = 0.1  # of the range between dark and bright percentiles: shadows are brighter
+MAX_ROUNDNESS_ERROR: Final = 0.02  # of the radius: the median distance of the outline from the circle
 RIM_WIDTH_FRACTION: Final = 0.04  # of the radius
-MAX_NOTCH_DISTANCE: Final = (
-    0.04  # of the radius: outline farther from the circle than this is a notch's or an eyelash's
-)
+MAX_NOTCH_DISTANCE: Final = 0.04  # of the radius: outline farther from the circle belongs to a notch or an eyelash
+SATURATION_TOLERANCE: Final = 0.02  # of the image's range: how far below its maximum a pixel is still saturated
+MAX_MARKER_FRACTION: Final = 0.01  # of the image
+MIN_MARKER_PIXELS: Final = 4  # smaller parts are noise
+MIN_EDGE_STEP: Final = 0.25  # of the image's range: the smallest step at a marker's edge; organs have soft edges
+INK_HUE_RANGE: Final = (0.69, 0.87)  # hues of gentian violet, 0..1
+PEN_HUE_RANGES: Final = ((0.22, 0.50), (0.50, 0.63))  # green and blue; red is also that of blood
+MIN_INK_SATURATION: Final = 0.25
+MIN_COLORED_FRACTION: Final = 0.0005  # of the image: fewer colored pixels are noise
+MIN_STAIN_SATURATION: Final = 0.04  # a slide with a lower maximum has no stain
 
 
 @dataclass(frozen=True)
-class Circle:
-    """A circle: center as (row, column) with pixel centers at whole numbers, and radius in pixels."""
+class Region:
+    """A part of an image that is detected in its pixels."""
 
-    row: float
-    column: float
-    radius: float
+    name: str
+    description: str
+    detect: RegionDetector
 
-    def signed_distance(self, points: FloatArray) -> FloatArray:
-        """How far points (2,...) lie outside; inside negative."""
-        away: FloatArray = np.hypot(points[0] - self.row, points[1] - self.column) - self.radius
-        return away
+    def __call__(self, image: NDArray[Any]) -> Mask:
+        """Return the mask (*S) of the region, neither empty nor full. UndefinedError where the image has no such part.
 
-
-def detect_outside_aperture(image: NDArray[Any]) -> BoolArray:
-    """Outside the bright circle, which may be cut off by the image's edges."""
-    return _find_aperture_circle(image).signed_distance(_build_pixel_coordinates(image)) > 0
-
-
-def detect_aperture_rim(image: NDArray[Any]) -> BoolArray:
-    """The ring along the bright circle's edge, 4 % of its radius to either side: there notches and reflections lie."""
-    circle = _find_aperture_circle(image)
-    return np.abs(circle.signed_distance(_build_pixel_coordinates(image))) <= RIM_WIDTH_FRACTION * circle.radius
-
-
-def _build_pixel_coordinates(image: NDArray[Any]) -> FloatArray:
-    return np.indices(image.shape[:2]).astype(np.float64)
+        `image` is (H,W), (H,W,3) or a volume (D,H,W).
+        """
+        values = np.asarray(image)
+        if values.ndim not in (2, 3) or not values.size:
+            raise InputError(f"an image of shape {values.shape}; expected (H,W), (H,W,3) or a volume (D,H,W)")
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise UndefinedError(f"no region {self.name!r}: the image holds NaN or infinity")
+        mask = self.detect(values)
+        if not mask.any():
+            raise UndefinedError(f"no region {self.name!r}: nothing in the image is {self.description}")
+        if mask.all():
+            raise UndefinedError(f"no region {self.name!r}: all of the image would be {self.description}")
+        return mask
 
 
-def _find_aperture_circle(image: NDArray[Any]) -> Circle:
-    """The circle along the edge of the bright part; UndefinedError where that is not round, or its corners not dark."""
-    values = to_gray_values(image)
-    if values.ndim == 3:
-        raise UndefinedError("no aperture: a volume has none")
-    dark, bright = np.percentile(values, [1, 99])
-    field = fill_holes(select_largest_component(values > dark + APERTURE_BRIGHTNESS_FRACTION * (bright - dark)))
-    if min(field.shape) < 2 or field[:: field.shape[0] - 1, :: field.shape[1] - 1].any():
-        raise UndefinedError("no aperture: not all corners of the image are dark")
-    outline = _trace_outline(field)
-    circle = _fit_circle(outline)
-    for _ in range(3):  # without what a notch or a label adds to the outline
-        near = np.abs(circle.signed_distance(outline.T)) <= MAX_NOTCH_DISTANCE * circle.radius
-        if near.sum() >= len(outline) / 2:
-            circle = _fit_circle(outline[near])
-    off = np.abs(circle.signed_distance(outline.T))
-    if np.median(off) > MAX_ROUNDNESS_ERROR * circle.radius:
-        raise UndefinedError(
-            f"no aperture: the bright part is not round ({np.median(off) / circle.radius:.0%} of the radius off a circle)"
-        )
-    return circle
+_REGIONS: dict[str, Region] = {}
+REGIONS: Final[Mapping[str, Region]] = MappingProxyType(_REGIONS)
 
 
-def _trace_outline(field_mask: BoolArray) -> FloatArray:
-    """(M,2): points halfway between the pixels inside and those outside, without what the image's edges cut off."""
-    lines = import_skimage("measure").find_contours(field_mask.astype(np.float64), 0.5)
-    points = np.concatenate(lines) if lines else np.empty((0, 2))
-    if len(points) < 8:
-        raise UndefinedError("no aperture: the bright part has no outline")
-    return np.asarray(points, np.float64)
+def _register(name: str, description: str) -> Callable[[RegionDetector], RegionDetector]:
+    def register(detect: RegionDetector) -> RegionDetector:
+        _REGIONS[name] = Region(name, description, detect)
+        return detect
+
+    return register
 
 
-def _fit_circle(points: FloatArray) -> Circle:
-    """The circle of the least squares of |p|² - 2 c·p - (r² - |c|²) over all points p (Kåsa 1976)."""
-    middle = points.mean(0)
-    centered = points - middle
-    solution, *_ = np.linalg.lstsq(
-        np.column_stack([2 * centered, np.ones(len(centered))]), (centered**2).sum(1), rcond=None
-    )
-    row, column, offset = solution.tolist()
-    return Circle(row + middle[0], column + middle[1], float(np.sqrt(max(offset + row**2 + column**2, 1e-12))))
+@_register("border", "within 5 % of an edge")
+def _detect_border(image: NDArray[Any]) -> Mask:
+    widths = _list_side_widths(image, BORDER_WIDTH_FRACTION)
+    border = np.ones([n for n, _ in widths], np.bool_)
+    border[tuple(slice(width, max(width, n - width)) for n, width in widths)] = False
+    return border
 
 
-MIN_BODY_FRACTION: Final = 0.05  # of the image: a smaller part is no body
-SKIN_THRESHOLD_HU: Final = -500.0  # HU, between air and fat
-SCANNER_FIELD_THRESHOLD_HU: Final = -1100.0  # HU: noise may bring air to it, what is padded lies below
-MIN_ZERO_FRACTION: Final = 0.05  # of an image: so many exact zeros are a background that was cut away
-SHELL_WIDTH_FRACTION: Final = 0.03  # of the mean side
+@_register("corners", "within a fifth of the sides from a corner")
+def _detect_corners(image: NDArray[Any]) -> Mask:
+    widths = _list_side_widths(image, CORNER_SIDE_FRACTION)
+    positions = np.ogrid[tuple(slice(n) for n, _ in widths)]
+    at_ends = [(i < width) | (i >= n - width) for i, (n, width) in zip(positions, widths, strict=True)]
+    return np.asarray(reduce(np.logical_and, at_ends))
 
 
-def detect_outside_body(image: NDArray[Any]) -> BoolArray:
-    """All but the largest part above Otsu's threshold and its holes."""
-    values = to_gray_values(image)
-    return ~_segment_body(values > compute_otsu_threshold(values))
-
-
-def detect_outside_body_ct(image: NDArray[Any]) -> BoolArray:
-    """All but the largest part above -500 HU and its holes."""
-    _check_hounsfield(image)
-    return ~_segment_body(image > SKIN_THRESHOLD_HU)
-
-
-def detect_outside_scanner_field(image: NDArray[Any]) -> BoolArray:
-    """Below -1100 HU: the value that a scanner writes outside of what it saw."""
-    _check_hounsfield(image)
-    outside: BoolArray = image < SCANNER_FIELD_THRESHOLD_HU
-    return outside
-
-
-def detect_background(image: NDArray[Any]) -> BoolArray:
-    """All but the foreground: what is not exactly zero, or above Otsu's threshold where nothing was cut away."""
-    return ~_segment_foreground(image)
-
-
-def detect_foreground_shell(image: NDArray[Any]) -> BoolArray:
-    """Pixels or voxels up to 3 % of a side from the edge of the foreground, inside and outside."""
-    inside = _segment_foreground(image)
-    if inside.all():
-        raise UndefinedError("no shell: the foreground fills the image")
-    max_distance, ndimage = max(1.0, SHELL_WIDTH_FRACTION * float(np.mean(inside.shape))), import_scipy_ndimage()
-    shell: BoolArray = ndimage.distance_transform_edt(inside) + ndimage.distance_transform_edt(~inside) <= max_distance
-    return shell
-
-
-def _segment_foreground(image: NDArray[Any]) -> BoolArray:
-    values = to_gray_values(image)
-    zero = values == 0
-    return _segment_body(
-        ~zero if zero.mean() >= MIN_ZERO_FRACTION and values.min() == 0 else values > compute_otsu_threshold(values)
-    )
-
-
-def _segment_body(bright_mask: BoolArray) -> BoolArray:
-    body = fill_holes(select_largest_component(bright_mask))
-    if body.mean() < MIN_BODY_FRACTION:
-        raise UndefinedError(f"no body: the largest bright part covers {body.mean():.1%} of the image")
-    return body
-
-
-def _check_hounsfield(image: NDArray[Any]) -> None:
-    """Gray levels are no HU, and every one of them is above -500."""
-    if is_color_image(image) or image.min() > SKIN_THRESHOLD_HU:
-        raise UndefinedError(
-            f"no air: the least value is {image.min():g}, and a CT in HU has some below {SKIN_THRESHOLD_HU:g}"
-        )
-
-
-BORDER_WIDTH_FRACTION: Final = 0.05  # of each side
-CORNER_SIDE_FRACTION: Final = 0.2
-FLAT_RANGE_FRACTION: Final = 0.01  # of the image's range: compression ripples what was one value
-
-
-def detect_border(image: NDArray[Any]) -> BoolArray:
-    """The outermost 5 % of each side, a pixel at least."""
-    return ~_combine_axis_masks(
-        [(i >= width) & (i < n - width) for i, n, width in _list_axis_positions(image, BORDER_WIDTH_FRACTION)]
-    )
-
-
-def detect_corners(image: NDArray[Any]) -> BoolArray:
-    """The squares at the corners, a fifth of each side; of a volume the cubes."""
-    return _combine_axis_masks(
-        [(i < width) | (i >= n - width) for i, n, width in _list_axis_positions(image, CORNER_SIDE_FRACTION)]
-    )
-
-
-def detect_padding(image: NDArray[Any]) -> BoolArray:
-    """The outermost rows and columns, as far as each has one value; of a volume the slices."""
-    values = to_gray_values(image)
+@_register("padding", "an outermost row or column of one value")
+def _detect_padding(image: NDArray[Any]) -> Mask:
+    values = _to_gray_values(image)
     flat, box = FLAT_RANGE_FRACTION * (values.max() - values.min()), [[0, n] for n in values.shape]
     while _shrink_box(values, box, flat):
         pass
-    inside = tuple(slice(*ends) for ends in box)
     padding = np.ones(values.shape, np.bool_)
-    padding[inside] = False
+    padding[tuple(slice(*ends) for ends in box)] = False
     if not padding.any():
         raise UndefinedError("no padding: the outermost rows and columns are not constant")
     return padding
 
 
-def _list_axis_positions(image: NDArray[Any], fraction: float) -> list[tuple[NDArray[np.int64], int, int]]:
-    """Of each axis its places, its length and this share of it in pixels."""
-    return [(np.arange(n), n, max(1, round(n * fraction))) for n in get_spatial_shape(image)]
-
-
-def _combine_axis_masks(axis_masks: list[BoolArray]) -> BoolArray:
-    """(*S): where all axes agree."""
-    combined = np.ones((), np.bool_)
-    for axis, along in enumerate(axis_masks):
-        combined = combined & along.reshape(-1, *[1] * (len(axis_masks) - 1 - axis))
-    return np.asarray(combined, np.bool_)
+def _list_side_widths(image: NDArray[Any], fraction: float) -> list[tuple[int, int]]:
+    """Return the length of each axis, and this fraction of it in pixels."""
+    shape = image.shape[:2] if _is_color_image(image) else image.shape
+    return [(n, max(1, round(n * fraction))) for n in shape]
 
 
 def _shrink_box(values: FloatArray, box: list[list[int]], max_value_range: float) -> bool:
-    """Whether an edge of the box was one value, and is now outside of it; an image of one value has nothing left."""
+    """Shrink the box by one constant row, column or slice. Return whether there was one."""
     for axis, ends in enumerate(box):
         for end, step in ((0, 1), (1, -1)):
             if ends[1] - ends[0] < 2:
                 continue
             edge = [slice(*other) for other in box]
-            at = ends[end] if end == 0 else ends[end] - 1
-            edge[axis] = slice(at, at + 1)
-            part = values[tuple(edge)]
-            if part.max() - part.min() <= max_value_range:
+            position = ends[0] if end == 0 else ends[1] - 1
+            edge[axis] = slice(position, position + 1)
+            if np.ptp(values[tuple(edge)]) <= max_value_range:
                 ends[end] += step
                 return True
     return False
 
 
-SATURATION_TOLERANCE: Final = 0.02  # of the image's range: how far below its maximum a pixel is still saturated
-MAX_MARKER_FRACTION: Final = 0.01  # of the image
-MIN_MARKER_PIXELS: Final = 4  # smaller parts are noise
-MIN_EDGE_STEP: Final = 0.25  # of the image's range: the smallest step at a marker's edge; organs have soft edges
-INK_HUE_RANGE: Final = (0.69, 0.87)  # hues of gentian violet, in turns
-PEN_HUE_RANGES: Final = ((0.22, 0.50), (0.50, 0.63))  # green and blue; red is also that of blood
-MIN_INK_SATURATION: Final = 0.25
-MIN_COLORED_FRACTION: Final = 0.0005  # of the image: fewer colored pixels are noise
-MIN_STAIN_SATURATION: Final = 0.04  # saturation: a slide without anything more colorful shows no stain
+@_register("outside-body", "outside the largest part above Otsu's threshold")
+def _detect_outside_body(image: NDArray[Any]) -> Mask:
+    values = _to_gray_values(image)
+    return ~_segment_body(values > compute_otsu_threshold(values))
 
 
-def detect_saturated_markers(image: NDArray[Any]) -> BoolArray:
-    """Small parts at the image's maximum with a hard edge: letters, markers, clips."""
-    values = to_gray_values(image)
+@_register("outside-body-ct", "outside the largest part above -500 HU")
+def _detect_outside_body_ct(image: NDArray[Any]) -> Mask:
+    _check_hounsfield(image)
+    return ~_segment_body(image > SKIN_THRESHOLD_HU)
+
+
+@_register("outside-field", "below -1100 HU, outside the scanner's field")
+def _detect_outside_scanner_field(image: NDArray[Any]) -> Mask:
+    """Return the pixels below -1100 HU, the value that a scanner writes outside of its field of view."""
+    _check_hounsfield(image)
+    return np.asarray(image < SCANNER_FIELD_THRESHOLD_HU)
+
+
+def _check_hounsfield(image: NDArray[Any]) -> None:
+    if _is_color_image(image) or image.min() > SKIN_THRESHOLD_HU:  # gray levels lie above -500
+        raise UndefinedError(
+            f"no air: the least value is {image.min():g}, and a CT in HU has some below {SKIN_THRESHOLD_HU:g}"
+        )
+
+
+@_register("background", "outside the foreground")
+def _detect_background(image: NDArray[Any]) -> Mask:
+    """Return everything but the foreground: the pixels that are not zero, or above Otsu's threshold where few are zero."""
+    values = _to_gray_values(image)
+    is_zero = values == 0
+    has_zero_background = is_zero.mean() >= MIN_ZERO_FRACTION and values.min() == 0
+    return ~_segment_body(~is_zero if has_zero_background else values > compute_otsu_threshold(values))
+
+
+@_register("shell", "along the edge of the foreground")
+def _detect_foreground_shell(image: NDArray[Any]) -> Mask:
+    background = _detect_background(image)
+    if not background.any():
+        raise UndefinedError("no shell: the foreground fills the image")
+    max_distance = max(1.0, SHELL_WIDTH_FRACTION * float(np.mean(background.shape)))
+    edt = require("scipy.ndimage", extra="audit").distance_transform_edt
+    return np.asarray(edt(~background) + edt(background) <= max_distance)
+
+
+def _segment_body(bright_mask: Mask) -> Mask:
+    body = _fill_holes(select_largest_component(bright_mask))
+    if body.mean() < MIN_BODY_FRACTION:
+        raise UndefinedError(f"no body: the largest bright part covers {body.mean():.1%} of the image")
+    return body
+
+
+@_register("aperture", "outside the round field")
+def _detect_outside_aperture(image: NDArray[Any]) -> Mask:
+    distances, _ = _measure_aperture_distances(image)
+    return distances > 0
+
+
+@_register("rim", "along the edge of the round field")
+def _detect_aperture_rim(image: NDArray[Any]) -> Mask:
+    """Return the ring of 4 % of the radius on both sides of the circle's edge, with notches and reflections."""
+    distances, radius = _measure_aperture_distances(image)
+    return np.abs(distances) <= RIM_WIDTH_FRACTION * radius
+
+
+def _measure_aperture_distances(image: NDArray[Any]) -> tuple[FloatArray, float]:
+    """Return the distances (H,W) outside of the bright circle, negative inside, and its radius.
+
+    UndefinedError where the bright part is not round, or a corner is not dark.
+    """
+    values = _to_gray_values(image)
+    if values.ndim == 3:
+        raise UndefinedError("no aperture: a volume has none")
+    dark, bright = np.percentile(values, [1, 99])
+    field = _fill_holes(select_largest_component(values > dark + APERTURE_BRIGHTNESS_FRACTION * (bright - dark)))
+    if min(field.shape) < 2 or field[:: field.shape[0] - 1, :: field.shape[1] - 1].any():
+        raise UndefinedError("no aperture: not all corners of the image are dark")
+    contours = require("skimage.measure", extra="audit").find_contours(field.astype(np.float64), 0.5)
+    outline = np.concatenate(contours) if contours else np.empty((0, 2))
+    if len(outline) < 8:
+        raise UndefinedError("no aperture: the bright part has no outline")
+    circle = _fit_circle(outline)
+    for _ in range(3):  # without the outline of notches and labels
+        is_near = np.abs(_measure_distances(circle, outline.T)) <= MAX_NOTCH_DISTANCE * circle[2]
+        if is_near.sum() >= len(outline) / 2:
+            circle = _fit_circle(outline[is_near])
+    error = np.median(np.abs(_measure_distances(circle, outline.T)))
+    if error > MAX_ROUNDNESS_ERROR * circle[2]:
+        raise UndefinedError(
+            f"no aperture: the bright part is not round ({error / circle[2]:.0%} of the radius off a circle)"
+        )
+    return _measure_distances(circle, np.indices(image.shape[:2]).astype(np.float64)), circle[2]
+
+
+def _measure_distances(circle: tuple[float, float, float], points: FloatArray) -> FloatArray:
+    """Return how far points (2,...) lie outside of a circle (row, column, radius). Negative inside."""
+    row, column, radius = circle
+    return np.asarray(np.hypot(points[0] - row, points[1] - column) - radius)
+
+
+def _fit_circle(points: FloatArray) -> tuple[float, float, float]:
+    """Return row, column and radius of the circle with the least squares of |p|² - 2 c·p - (r² - |c|²) (Kåsa 1976)."""
+    middle = points.mean(0)
+    centered = points - middle
+    equations = np.column_stack([2 * centered, np.ones(len(centered))])
+    row, column, offset = np.linalg.lstsq(equations, (centered**2).sum(1), rcond=None)[0].tolist()
+    return row + middle[0], column + middle[1], float(np.sqrt(max(offset + row**2 + column**2, 1e-12)))
+
+
+@_register("saturated", "a small, hard-edged part at the maximum")
+def _detect_saturated_markers(image: NDArray[Any]) -> Mask:
+    """Return small parts at the image's maximum with a hard edge: letters, markers, clips."""
+    values = _to_gray_values(image)
     span = values.max() - values.min()
     bright = values >= values.max() - SATURATION_TOLERANCE * span
-    labels, count = import_scipy_ndimage().label(bright, np.ones((3,) * values.ndim))
+    labels, count = require("scipy.ndimage", extra="audit").label(bright, np.ones((3,) * values.ndim))
     sizes = np.bincount(labels.ravel(), minlength=count + 1)
-    ring = np.where(bright, 0, import_skimage("segmentation").expand_labels(labels, 2))
-    around = np.bincount(ring.ravel(), values.ravel(), count + 1)
-    edges = np.bincount(ring.ravel(), minlength=count + 1)
-    level = np.where(edges > 0, around / np.maximum(edges, 1), np.inf)
-    fits = (
+    ring = np.where(bright, 0, require("skimage.segmentation", extra="audit").expand_labels(labels, 2))
+    ring_sums = np.bincount(ring.ravel(), values.ravel(), count + 1)
+    ring_sizes = np.bincount(ring.ravel(), minlength=count + 1)
+    ring_means = np.where(ring_sizes > 0, ring_sums / np.maximum(ring_sizes, 1), np.inf)
+    is_marker = (
         (sizes >= MIN_MARKER_PIXELS)
         & (sizes <= max(MIN_MARKER_PIXELS, MAX_MARKER_FRACTION * values.size))
-        & (level <= values.max() - MIN_EDGE_STEP * span)
+        & (ring_means <= values.max() - MIN_EDGE_STEP * span)
     )
-    fits[0] = False
-    return np.asarray(fits[labels], np.bool_)
+    is_marker[0] = False
+    return np.asarray(is_marker[labels], np.bool_)
 
 
-def detect_ink(image: NDArray[Any]) -> BoolArray:
-    """Purple and vivid: a surgeon's marker on skin."""
-    hue, vivid, light = _convert_to_hsv(image, "ink")
-    return _drop_traces(
-        (hue >= INK_HUE_RANGE[0])
-        & (hue <= INK_HUE_RANGE[1])
-        & (vivid >= MIN_INK_SATURATION)
-        & (light >= 0.15)
-        & (light <= 0.95)
-    )
+@_register("ink", "purple ink")
+def _detect_ink(image: NDArray[Any]) -> Mask:
+    """Return purple, saturated pixels: a surgeon's marker on skin."""
+    hue, saturation, value = _convert_to_hsv(image, "ink")
+    is_purple = (hue >= INK_HUE_RANGE[0]) & (hue <= INK_HUE_RANGE[1])
+    return _drop_traces(is_purple & (saturation >= MIN_INK_SATURATION) & (value >= 0.15) & (value <= 0.95))
 
 
-def detect_pen(image: NDArray[Any]) -> BoolArray:
-    """Green or blue and vivid, or black: a pathologist's marker on glass."""
-    hue, vivid, light = _convert_to_hsv(image, "pen")
+@_register("pen", "green, blue or black pen")
+def _detect_pen(image: NDArray[Any]) -> Mask:
+    """Return green or blue, saturated pixels, and black ones: a pathologist's marker on glass."""
+    hue, saturation, value = _convert_to_hsv(image, "pen")
     is_colored = np.logical_or.reduce([(hue >= low) & (hue <= high) for low, high in PEN_HUE_RANGES])
-    return _drop_traces((is_colored & (vivid >= 0.45) & (light >= 0.1)) | ((light < 0.15) & (vivid < 0.5)))
+    is_black = (value < 0.15) & (saturation < 0.5)
+    return _drop_traces((is_colored & (saturation >= 0.45) & (value >= 0.1)) | is_black)
 
 
-def detect_outside_tissue(image: NDArray[Any]) -> BoolArray:
-    """Not more colorful than Otsu's threshold of the saturation: glass."""
-    _, vivid, _ = _convert_to_hsv(image, "tissue")
-    if vivid.max() < MIN_STAIN_SATURATION or vivid.min() == vivid.max():
-        raise UndefinedError(f"no tissue: nothing in the image has a color (saturation up to {vivid.max():.2f})")
-    glass: BoolArray = vivid <= compute_otsu_threshold(vivid)
-    return glass
+@_register("outside-tissue", "glass without tissue")
+def _detect_outside_tissue(image: NDArray[Any]) -> Mask:
+    _, saturation, _ = _convert_to_hsv(image, "tissue")
+    if saturation.max() < MIN_STAIN_SATURATION or saturation.min() == saturation.max():
+        raise UndefinedError(f"no tissue: nothing in the image has a color (saturation up to {saturation.max():.2f})")
+    return np.asarray(saturation <= compute_otsu_threshold(saturation))
 
 
 def _convert_to_hsv(image: NDArray[Any], region_name: str) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Hue in turns, saturation and value, 0..1; floats that reach over 1 are read as 0..255."""
-    if not is_color_image(image):
+    """Return hue, saturation and value, 0..1. Values above 1 mean that the image has the range 0..255."""
+    if not _is_color_image(image):
         raise UndefinedError(f"no {region_name}: the image has no colors")
     values = np.asarray(image, np.float64)
-    hsv = import_skimage("color").rgb2hsv(np.clip(values / (255 if values.max() > 1 else 1), 0, 1))
+    rgb = np.clip(values / (255 if values.max() > 1 else 1), 0, 1)
+    hsv = require("skimage.color", extra="audit").rgb2hsv(rgb)
     return hsv[..., 0], hsv[..., 1], hsv[..., 2]
 
 
-def _drop_traces(mask: BoolArray) -> BoolArray:
-    """The parts of more than a speck, or nothing where all of them are traces."""
-    labels, count = import_scipy_ndimage().label(mask, np.ones((3, 3)))
+def _drop_traces(mask: Mask) -> Mask:
+    """Return the connected parts of a mask that are not too small."""
+    labels, count = require("scipy.ndimage", extra="audit").label(mask, np.ones((3, 3)))
     sizes = np.bincount(labels.ravel(), minlength=count + 1)
     is_large = sizes >= max(MIN_MARKER_PIXELS, MIN_COLORED_FRACTION * mask.size)
     is_large[0] = False
     return np.asarray(is_large[labels], np.bool_)
 
 
-_REGION_DEFINITIONS: Final[tuple[tuple[str, str, RegionDetector], ...]] = (
-    ("border", "within 5 % of an edge", detect_border),
-    ("corners", "within a fifth of the sides from a corner", detect_corners),
-    ("padding", "an outermost row or column of one value", detect_padding),
-    ("saturated", "a small, hard-edged part at the maximum", detect_saturated_markers),
-    ("outside-body", "outside the largest part above Otsu's threshold", detect_outside_body),
-    ("outside-body-ct", "outside the largest part above -500 HU", detect_outside_body_ct),
-    ("outside-field", "below -1100 HU, outside the scanner's field", detect_outside_scanner_field),
-    ("background", "outside the foreground", detect_background),
-    ("shell", "along the edge of the foreground", detect_foreground_shell),
-    ("aperture", "outside the round field", detect_outside_aperture),
-    ("rim", "along the edge of the round field", detect_aperture_rim),
-    ("ink", "purple ink", detect_ink),
-    ("outside-tissue", "glass without tissue", detect_outside_tissue),
-    ("pen", "green, blue or black pen", detect_pen),
-)
+def _is_color_image(image: NDArray[Any]) -> bool:
+    return image.ndim == 3 and image.shape[-1] == 3
 
-REGIONS: Final[Mapping[str, Region]] = MappingProxyType(
-    {name: Region(name, words, find) for name, words, find in _REGION_DEFINITIONS}
-)
+
+def _to_gray_values(image: NDArray[Any]) -> FloatArray:
+    """Return values (*S), for color images the mean of the channels. UndefinedError for a constant image."""
+    values = np.asarray(image, np.float64)
+    values = values.mean(-1) if _is_color_image(image) else values
+    if values.min() == values.max():
+        raise UndefinedError("the image has one value everywhere")
+    return values
+
+
+def select_largest_component(mask: Mask) -> Mask:
+    """Return the largest connected part of a mask, with diagonal neighbors. An empty mask unchanged."""
+    labels, count = require("scipy.ndimage", extra="audit").label(mask, np.ones((3,) * mask.ndim))
+    return mask if count < 2 else np.asarray(labels == 1 + np.bincount(labels.ravel())[1:].argmax())
+
+
+def _fill_holes(mask: Mask) -> Mask:
+    """Fill the holes of a mask. Those of a volume slice by slice, because in 3-D most cavities are open somewhere."""
+    fill = require("scipy.ndimage", extra="audit").binary_fill_holes
+    return np.stack([fill(slice_mask) for slice_mask in mask]) if mask.ndim == 3 else np.asarray(fill(mask), np.bool_)
+
 
 REGION_PRESETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -347,10 +343,3 @@ REGION_PRESETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "any": ("border", "corners", "padding", "saturated"),
     }
 )
-
-
-def get_region(name: str) -> Region:
-    """By its name; InputError that lists them for another."""
-    if name not in REGIONS:
-        raise InputError(f"no region {name!r}; expected one of {', '.join(REGIONS)}")
-    return REGIONS[name]

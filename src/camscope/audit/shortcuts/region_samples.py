@@ -1,40 +1,31 @@
 """Samples of images as model inputs, with the masks of their regions on the input."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from camscope.audit.core.context import AuditContext
-from camscope.audit.shortcuts.region_base import project_region_to_input
-from camscope.audit.shortcuts.region_detectors import REGION_PRESETS, REGIONS
-from camscope.batch.image_loading import LoadedImage
-from camscope.errors import CamscopeError, CategoryError, InputError, UndefinedError
+from camscope.audit.shortcuts.region_detectors import REGION_PRESETS, REGIONS, Region
+from camscope.errors import CamscopeError, CategoryError, GeometryError, InputError, UndefinedError
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.evaluation.map_metrics import read_image_tensor
-from camscope.geometry import Placement
+from camscope.geometry import Placement, project_mask_to_input
+from camscope.metrics.base import Mask
 
-Mask = npt.NDArray[np.bool_]
 MAX_SAMPLE_BYTES = 2_000_000_000  # inputs and masks in memory at once
 FINDING_REGION, ORGAN_REGION, OUTSIDE_ORGAN_REGION = "the finding", "the organ", "outside the organ"
 
 
 @dataclass(frozen=True, eq=False)
 class RegionSample:
-    """An image as a model input, with the masks of its regions.
+    """An image as a model input (C,*S), with the masks (*S) of its regions, and of the findings in `ground_truth`.
 
-    Attributes:
-        row: The row of the image.
-        x: The input (C,*S).
-        placement: The placement of the input on the image; None where the model sees the whole image.
-        regions: Region -> its mask (*S) on the input.
-        ground_truth: Finding -> its mask (*S) on the input.
-
+    `placement` is that of the input on the image. None where the model sees the whole image.
     """
 
     row: int
@@ -61,14 +52,7 @@ class RegionSample:
 
 @dataclass(eq=False)
 class RegionSamples:
-    """Images of one input size.
-
-    Attributes:
-        samples: The images.
-        missing_reasons: Region -> the reasons why images lack it, with their counts.
-        exclusion_reasons: The reasons why images were excluded, with their counts.
-
-    """
+    """Images of one input size, and the counts of the reasons why images lack a region, or were excluded."""
 
     samples: list[RegionSample]
     missing_reasons: dict[str, Counter[str]] = field(default_factory=dict)
@@ -113,7 +97,7 @@ def open_region_masks(context: AuditContext) -> dict[str, GroundTruth]:
 
 
 def load_region_samples(context: AuditContext, rows: Sequence[int]) -> RegionSamples:
-    """Load images with their regions; only those of the most common input size, and at most `MAX_SAMPLE_BYTES`."""
+    """Load images with their regions. Only those of the most common input size, and at most `MAX_SAMPLE_BYTES`."""
     samples, region_masks, n_bytes = RegionSamples([]), open_region_masks(context), 0
     order = np.random.default_rng((context.config.seed, 9)).permutation(list(rows)).tolist()
     for done, image in enumerate(context.load_images(order), start=1):
@@ -121,80 +105,81 @@ def load_region_samples(context: AuditContext, rows: Sequence[int]) -> RegionSam
         if image.item is None:
             samples.exclusion_reasons[image.error or "it cannot be read"] += 1
             continue
-        finding_masks = dict(_iter_finding_masks(context, image, samples))
-        regions = dict(_iter_region_masks(context, image, region_masks, samples))
-        n_bytes += image.item.x.nbytes + sum(mask.nbytes for mask in (*finding_masks.values(), *regions.values()))
+        sample = _build_sample(context, image.row["row"], image.item.x, image.item.placement, region_masks, samples)
+        masks = (*sample.regions.values(), *sample.ground_truth.values())
+        n_bytes += sample.x.nbytes + sum(mask.nbytes for mask in masks)
         if samples.samples and n_bytes > MAX_SAMPLE_BYTES:
             samples.exclusion_reasons["the images need more memory than allowed"] = len(order) - done + 1
             break
-        samples.samples.append(
-            RegionSample(image.row["row"], image.item.x, image.item.placement, regions, finding_masks)
-        )
+        samples.samples.append(sample)
     samples.samples.sort(key=lambda sample: sample.row)
-    _keep_one_size(samples)
-    return samples
-
-
-def _keep_one_size(samples: RegionSamples) -> None:
     sizes = Counter(tuple(sample.x.shape) for sample in samples.samples)
     if len(sizes) > 1:
         most_common = sizes.most_common(1)[0][0]
         samples.exclusion_reasons["the model's input has another size"] += len(samples.samples) - sizes[most_common]
         samples.samples = [sample for sample in samples.samples if tuple(sample.x.shape) == most_common]
+    return samples
 
 
-def _iter_finding_masks(
-    context: AuditContext, loaded_image: LoadedImage, samples: RegionSamples
-) -> Iterator[tuple[str, Mask]]:
-    """Yield the name and mask of each finding that the image has."""
-    row, placement = _read_manifest_row(context, loaded_image), _get_placement(loaded_image)
-    for name, ground_truth in context.ground_truth.items():
-        mask = _compute_region_mask(
-            context,
-            FINDING_REGION,
-            samples,
-            partial(_load_annotated_mask, ground_truth, row, placement),
-            placement,
-        )
-        if mask is not None:
-            yield name, mask
-
-
-def _iter_region_masks(
-    context: AuditContext, loaded_image: LoadedImage, region_masks: dict[str, GroundTruth], samples: RegionSamples
-) -> Iterator[tuple[str, Mask]]:
-    """Yield the name and mask of each region that an image has; for the others the reason is counted."""
-    row, placement = _read_manifest_row(context, loaded_image), _get_placement(loaded_image)
-    cache: dict[int, Any] = {}
-
-    def pixels() -> Any:
-        if not cache:
-            cache[0] = _to_channels_last(read_image_tensor(context.cohort.get_image_source(loaded_image.row["row"])))
-        return cache[0]
-
-    for name in [*region_masks, *(name for name in list_requested_regions(context) if name not in region_masks)]:
-        find = (
-            partial(_load_annotated_mask, region_masks[name], row, placement)
-            if name in region_masks
-            else (lambda n=name: REGIONS[n](pixels()))
-        )
-        mask = _compute_region_mask(context, name, samples, find, placement)
-        if mask is not None:
-            yield name, mask
-            if name == ORGAN_REGION and not mask.all():
-                yield OUTSIDE_ORGAN_REGION, ~mask
-
-
-def _compute_region_mask(
+def _build_sample(
     context: AuditContext,
-    region_name: str,
-    samples: RegionSamples,
-    find_mask: Callable[[], Mask],
+    row: int,
+    x: Tensor,
     placement: Placement | None,
+    region_masks: Mapping[str, GroundTruth],
+    samples: RegionSamples,
+) -> RegionSample:
+    """Return an image with the regions and findings that it has. The reasons for missing ones are counted in `samples`."""
+    cohort = context.cohort
+    position = cohort.manifest_positions[row]
+    manifest_row = cohort.manifest.rows(position, position + 1)[0]
+
+    def load_mask(ground_truth: GroundTruth) -> Mask:
+        if placement is None:
+            raise UndefinedError("where the model's input lies on the image is unknown")
+        return ground_truth.load_mask(manifest_row, placement.image_size)
+
+    @cache
+    def read_pixels() -> Any:
+        """Return the pixels (*S), or (H,W,3) for color images."""
+        values = read_image_tensor(cohort.get_image_source(row)).numpy()
+        return values[0] if len(values) == 1 else np.moveaxis(values, 0, -1)
+
+    def detect_region(region: Region) -> Mask:
+        return region(read_pixels())
+
+    def find_mask(name: str, load: Callable[[], Mask]) -> Mask | None:
+        return _project_or_count(name, load, placement, samples, hides_file_names=cohort.hides_file_names)
+
+    sources = context.ground_truth.items()
+    findings = {name: find_mask(FINDING_REGION, partial(load_mask, source)) for name, source in sources}
+    regions = {name: find_mask(name, partial(load_mask, source)) for name, source in region_masks.items()}
+    organ = regions.get(ORGAN_REGION)
+    if organ is not None and not organ.all():
+        regions[OUTSIDE_ORGAN_REGION] = ~organ
+    for name in list_requested_regions(context):
+        if name not in region_masks:
+            regions[name] = find_mask(name, partial(detect_region, REGIONS[name]))
+    return RegionSample(
+        row,
+        x,
+        placement,
+        {name: mask for name, mask in regions.items() if mask is not None},
+        {name: mask for name, mask in findings.items() if mask is not None},
+    )
+
+
+def _project_or_count(
+    region_name: str,
+    load_mask: Callable[[], Mask],
+    placement: Placement | None,
+    samples: RegionSamples,
+    *,
+    hides_file_names: bool,
 ) -> Mask | None:
-    """Return the mask of a region on the model's input; None, with the reason counted, where there is none."""
+    """Return the mask of a region on the model's input. None, with the reason counted, where it is empty or cannot be found."""
     try:
-        mask = project_region_to_input(find_mask(), placement, include_touched=True)  # keeps thin regions
+        mask = project_region_to_input(load_mask(), placement)
         if mask.any():
             return mask
         reason = "it lies outside the model's input"
@@ -203,29 +188,23 @@ def _compute_region_mask(
     except CategoryError:
         raise  # a mistake of the config, not of this image
     except CamscopeError as error:
-        hides_names = context.cohort.hides_file_names
-        reason = "its mask cannot be read, or differs in size from its image" if hides_names else str(error)
+        reason = "its mask cannot be read, or differs in size from its image" if hides_file_names else str(error)
     samples.missing_reasons.setdefault(region_name, Counter())[reason] += 1
     return None
 
 
-def _read_manifest_row(context: AuditContext, loaded_image: LoadedImage) -> dict[str, Any]:
-    """Return the row of the manifest, with all its columns."""
-    position = context.cohort.manifest_positions[loaded_image.row["row"]]
-    return context.cohort.manifest.rows(position, position + 1)[0]
+def project_region_to_input(mask: Mask, placement: Placement | None) -> Mask:
+    """Return the mask (*S) on the model's input: True where the center of a pixel lies on the mask.
 
-
-def _load_annotated_mask(ground_truth: GroundTruth, row: dict[str, Any], placement: Placement | None) -> Mask:
+    So that thin regions remain, it includes every pixel that holds the center of a pixel of the mask. Without a `placement` the
+    model sees the whole image.
+    """
     if placement is None:
-        raise UndefinedError("where the model's input lies on the image is unknown")
-    return ground_truth.load_mask(row, placement.image_size)
-
-
-def _get_placement(loaded_image: LoadedImage) -> Placement | None:
-    return None if loaded_image.item is None else loaded_image.item.placement
-
-
-def _to_channels_last(pixels: Tensor) -> Any:
-    """Return pixels (C,*S) as (*S), or (H,W,3) for color images."""
-    values = pixels.numpy()
-    return values[0] if len(values) == 1 else np.moveaxis(values, 0, -1)
+        return mask.copy()
+    if mask.shape != placement.image_size:
+        raise GeometryError(f"a mask {mask.shape} of an image {placement.image_size}: expected one size")
+    projected = project_mask_to_input(mask, placement.input_size, placement.to_image)
+    touched = np.floor(placement.to_input(np.argwhere(mask) + 0.5)).astype(np.int64)
+    touched = touched[((touched >= 0) & (touched < projected.shape)).all(1)]
+    projected[tuple(touched.T)] = True
+    return projected

@@ -2,68 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 from math import ceil, log, log1p
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final
 
+from camscope.audit.core.schema import Conclusion, InterventionEffect
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
-from camscope.errors import InputError
 from camscope.metrics.statistics import compute_min_detectable_prevalence
 from camscope.plurals import plural
-
-Conclusion = Literal["supported", "not supported", "not testable"]
 
 DEFAULT_MARGIN_SD: Final = 0.1  # standard deviations of the log odds
 DEFAULT_RELIANCE_PREVALENCE: Final = 0.05  # of patients: a reliance in a smaller share may be missed
 MIN_IMPUTATIONS: Final = 2  # for a removal, because the effect of one imputation may be its artifact
-
-
-class SupportsInterval(Protocol):
-    """An effect with its interval and its number of patients; None where undefined, for the `reason`."""
-
-    @property
-    def value(self) -> float | None:
-        """The effect."""
-
-    @property
-    def low(self) -> float | None:
-        """The lower end of the interval."""
-
-    @property
-    def high(self) -> float | None:
-        """The upper end of the interval."""
-
-    @property
-    def n_groups(self) -> int:
-        """The number of patients."""
-
-    @property
-    def reason(self) -> str:
-        """Why the interval is missing."""
-
-
-class SupportsEffect(Protocol):
-    """An intervention, as `judge_reliance` needs it."""
-
-    @property
-    def imputation(self) -> str | None:
-        """What replaced the region."""
-
-    @property
-    def effect(self) -> SupportsInterval:
-        """The effect of the intervention."""
-
-
-EffectT = TypeVar("EffectT", bound=SupportsEffect)
+Effects = Sequence[InterventionEffect]
 
 
 def judge_reliance(
-    insertions: Sequence[SupportsEffect],
-    removals: Sequence[SupportsEffect],
+    insertions: Effects,
+    removals: Effects,
     margin: float = DEFAULT_MARGIN_SD,
     prevalence: float = DEFAULT_RELIANCE_PREVALENCE,
     *,
-    uncounted_removals: Sequence[SupportsEffect] = (),
+    uncounted_removals: Effects = (),
 ) -> tuple[Conclusion, str]:
-    """Return whether the model relies on a region, and the reason in words.
+    """Return whether the model relies on a region, and the reason as text.
 
     - "supported": the intervals of every insertion, or of the removals under at least two imputations, lie beyond the margin
       on the same side. One of both is enough, because a marker may matter only where it is added or only where it is present.
@@ -75,46 +35,28 @@ def judge_reliance(
 
     `uncounted_removals`: removals that were measured but do not count, because every image has the region.
     """
-    if not 0 < prevalence < 1:
-        raise InputError(f"prevalence={prevalence}: expected a share of patients, between 0 and 1")
-    effects_by_kind, uncounted_reasons = (
-        _select_counted_by_kind(insertions, removals),
-        _describe_uncounted(insertions, removals, uncounted_removals),
-    )
-    if directions := _find_direction_by_kind(effects_by_kind, margin):
+    counted = _select_counted_by_kind(insertions, removals)
+    uncounted_reasons = _describe_uncounted(insertions, removals, uncounted_removals)
+    if directions := _find_direction_by_kind(counted, margin):
         kind, direction = next(iter(directions.items()))
-        return (
-            "supported",
-            f"{kind} {direction} the finding; {_describe_other_kind(effects_by_kind, kind, margin, uncounted_reasons)}",
-        )
-    counted = [e for effects in effects_by_kind.values() for e in effects]
-    if not counted:
+        other = _describe_other_kind(counted, kind, margin, uncounted_reasons)
+        return "supported", f"{kind} {direction} the finding; {other}"
+    effects = [*counted["insertion"], *counted["removal"]]
+    if not effects:
         uncounted = f"; {uncounted_reasons['removal']}" if _select_measured(uncounted_removals) else ""
         return "not testable", f"{_explain_no_counted_effect(insertions, removals)}{uncounted}"
-    if all(_is_within_margin(e, margin) for e in counted):
-        return _judge_absence(effects_by_kind, prevalence, uncounted_reasons)
-    return "not testable", _explain_undecided(effects_by_kind["removal"], margin)
-
-
-def _judge_absence(
-    effects_by_kind: Mapping[str, Sequence[SupportsEffect]], prevalence: float, uncounted_reasons: Mapping[str, str]
-) -> tuple[Conclusion, str]:
-    """Decide whether the number of patients suffices to claim that there is no reliance."""
-    patients = {
-        kind: min(effect.effect.n_groups for effect in effects) for kind, effects in effects_by_kind.items() if effects
-    }
-    untested_kinds = "".join(f"; {uncounted_reasons[kind]}" for kind, effects in effects_by_kind.items() if not effects)
-    if reason := describe_too_few_for_absence(max(patients.values()), prevalence):
+    if not all(_is_within_margin(effect, margin) for effect in effects):
+        return "not testable", _explain_undecided(counted["removal"], margin)
+    n_patients = max(min(item.effect.n_groups for item in kind) for kind in counted.values() if kind)
+    untested_kinds = "".join(f"; {uncounted_reasons[kind]}" for kind, items in counted.items() if not items)
+    if reason := describe_too_few_for_absence(n_patients, prevalence):
         return "not testable", f"every effect that counts lies within the margin, but {reason}{untested_kinds}"
-    missed = compute_min_detectable_prevalence(max(patients.values()))
-    return (
-        "not supported",
-        f"every effect that counts lies within the margin{untested_kinds}; {_describe_missable_share(missed)}",
-    )
+    missable = _describe_missable_share(compute_min_detectable_prevalence(n_patients))
+    return "not supported", f"every effect that counts lies within the margin{untested_kinds}; {missable}"
 
 
 def describe_too_few_for_absence(n_patients: int, prevalence: float) -> str:
-    """Return why the patients are too few to exclude a reliance in a share `prevalence` of them; "" where they suffice."""
+    """Return why the patients are too few to exclude a reliance in a share `prevalence` of them. "" where they suffice."""
     if compute_min_detectable_prevalence(n_patients) <= prevalence:
         return ""
     are_needed = plural(compute_min_patients_for_absence(prevalence), "patient is", "patients are")
@@ -132,12 +74,12 @@ def _describe_missable_share(share: float) -> str:
 
 
 def judge_finding_reliance(
-    insertions: Sequence[SupportsEffect],
-    removals: Sequence[SupportsEffect],
+    insertions: Effects,
+    removals: Effects,
     margin: float = DEFAULT_MARGIN_SD,
     prevalence: float = DEFAULT_RELIANCE_PREVALENCE,
     *,
-    uncounted_removals: Sequence[SupportsEffect] = (),
+    uncounted_removals: Effects = (),
 ) -> tuple[Conclusion, str]:
     """Return whether a region supports the finding, as the pixels of the finding should.
 
@@ -154,8 +96,8 @@ def judge_finding_reliance(
 
 
 def select_reported_effect(
-    insertions: Sequence[EffectT], removals: Sequence[EffectT], margin: float = DEFAULT_MARGIN_SD
-) -> EffectT | None:
+    insertions: Effects, removals: Effects, margin: float = DEFAULT_MARGIN_SD
+) -> InterventionEffect | None:
     """Return the largest of the effects that decide: those beyond the margin, else those that are undecided, else all.
 
     Effects with at least ten patients come first, and among them insertions. None where there is no effect.
@@ -167,64 +109,51 @@ def select_reported_effect(
         effects_by_kind.get(deciding_kind, []),
         [effect for effect in counted if not _is_within_margin(effect, margin)],
         *effects_by_kind.values(),
-        *([effect for effect in effects if effect.effect.value is not None] for effects in (insertions, removals)),
+        _select_measured(insertions),
+        _select_measured(removals),
     )
     effects = next((effect for effect in choices if effect), [])
-    return max(effects, key=lambda effect: abs(effect.effect.value or 0.0), default=None)
+    return max(effects, key=lambda item: abs(item.effect.value or 0.0), default=None)
 
 
-def _select_counted_by_kind(insertions: Sequence[EffectT], removals: Sequence[EffectT]) -> dict[str, list[EffectT]]:
-    """Return the effects with enough patients, by kind."""
+def _select_counted_by_kind(insertions: Effects, removals: Effects) -> dict[str, list[InterventionEffect]]:
+    """Return the effects with an interval and enough patients, by kind."""
     return {
-        "insertion": [e for e in insertions if _has_enough_patients(e)],
-        "removal": [e for e in removals if _has_enough_patients(e)],
+        kind: [e for e in effects if e.effect.low is not None and e.effect.n_groups >= MIN_PATIENTS_FOR_VERDICT]
+        for kind, effects in (("insertion", insertions), ("removal", removals))
     }
 
 
-def _find_direction_by_kind(effects_by_kind: Mapping[str, Sequence[SupportsEffect]], margin: float) -> dict[str, str]:
-    """Return the direction of each kind whose intervals all lie beyond the margin; insertion before removal."""
-    if not 0 < margin < float("inf"):
-        raise InputError(f"margin={margin}: expected a positive number of standard deviations")
+def _find_direction_by_kind(effects_by_kind: Mapping[str, Effects], margin: float) -> dict[str, str]:
+    """Return the direction of each kind whose intervals all lie beyond the margin. Insertion before removal."""
     directions = {kind: _find_common_direction(effects, margin) for kind, effects in effects_by_kind.items()}
     if len({effect.imputation for effect in effects_by_kind["removal"]}) < MIN_IMPUTATIONS:
         del directions["removal"]
     return {kind: direction for kind, direction in directions.items() if direction}
 
 
-def _has_enough_patients(intervention: SupportsEffect) -> bool:
-    return (
-        intervention.effect.low is not None
-        and intervention.effect.high is not None
-        and intervention.effect.n_groups >= MIN_PATIENTS_FOR_VERDICT
-    )
-
-
-def _compute_interval_sign(intervention: SupportsEffect, margin: float) -> int:
+def _compute_interval_sign(item: InterventionEffect, margin: float) -> int:
     """Return 1 where the whole interval lies above the margin, -1 where it lies below the negative margin, else 0."""
-    low, high = intervention.effect.low, intervention.effect.high
+    low, high = item.effect.low, item.effect.high
     return 0 if low is None or high is None else int(low > margin) - int(high < -margin)
 
 
-def _is_within_margin(intervention: SupportsEffect, margin: float) -> bool:
-    low, high = intervention.effect.low, intervention.effect.high
+def _is_within_margin(item: InterventionEffect, margin: float) -> bool:
+    low, high = item.effect.low, item.effect.high
     return low is not None and high is not None and -margin < low and high < margin
 
 
-def _find_common_direction(effects: Sequence[SupportsEffect], margin: float) -> str:
+def _find_common_direction(effects: Effects, margin: float) -> str:
     """Return "supports" or "contradicts" where all effects agree, else ""."""
     signs = {_compute_interval_sign(effect, margin) for effect in effects}
     return {1: "supports", -1: "contradicts"}.get(signs.pop(), "") if len(signs) == 1 else ""
 
 
-def _select_measured(interventions: Sequence[SupportsEffect]) -> list[SupportsEffect]:
-    return [intervention for intervention in interventions if intervention.effect.value is not None]
+def _select_measured(effects: Effects) -> list[InterventionEffect]:
+    return [item for item in effects if item.effect.value is not None]
 
 
-def _describe_uncounted(
-    insertions: Sequence[SupportsEffect],
-    removals: Sequence[SupportsEffect],
-    uncounted_removals: Sequence[SupportsEffect],
-) -> dict[str, str]:
+def _describe_uncounted(insertions: Effects, removals: Effects, uncounted_removals: Effects) -> dict[str, str]:
     """Return for each kind without a conclusion whether it was not tested or does not count."""
     descriptions = {
         kind: f"{kind} was measured in too few patients to count"
@@ -238,10 +167,7 @@ def _describe_uncounted(
 
 
 def _describe_other_kind(
-    effects_by_kind: Mapping[str, Sequence[SupportsEffect]],
-    decided_kind: str,
-    margin: float,
-    uncounted_reasons: Mapping[str, str],
+    effects_by_kind: Mapping[str, Effects], decided_kind: str, margin: float, uncounted_reasons: Mapping[str, str]
 ) -> str:
     """Return what the other kind of intervention shows."""
     other = next(kind for kind in effects_by_kind if kind != decided_kind)
@@ -250,30 +176,25 @@ def _describe_other_kind(
         return uncounted_reasons[other]
     if direction := _find_common_direction(effects, margin):
         return f"{other} {direction} it"
-    return (
-        f"{other} does not show it" if all(_is_within_margin(e, margin) for e in effects) else f"{other} leaves it open"
-    )
+    is_absent = all(_is_within_margin(effect, margin) for effect in effects)
+    return f"{other} does not show it" if is_absent else f"{other} leaves it open"
 
 
-def _explain_no_counted_effect(insertions: Sequence[SupportsEffect], removals: Sequence[SupportsEffect]) -> str:
-    insertion_effects, removal_effects = (
-        [effect.effect for effect in interventions if effect.effect.value is not None]
-        for interventions in (insertions, removals)
-    )
-    if insertion_effects:
-        best = max(insertion_effects, key=lambda effect: effect.n_groups)
-        return (
-            best.reason
-            or f"fewer than {MIN_PATIENTS_FOR_VERDICT} patients are given the region, have it, or lack it: {best.n_groups}"
+def _explain_no_counted_effect(insertions: Effects, removals: Effects) -> str:
+    if measured := _select_measured(insertions):
+        best = max(measured, key=lambda item: item.effect.n_groups).effect
+        few = (
+            f"fewer than {MIN_PATIENTS_FOR_VERDICT} patients are given the region, have it, or lack it: {best.n_groups}"
         )
-    if removal_effects:
-        n_patients = max(effect.n_groups for effect in removal_effects)
+        return best.reason or few
+    if measured := _select_measured(removals):
+        n_patients = max(item.effect.n_groups for item in measured)
         return f"there are fewer than {MIN_PATIENTS_FOR_VERDICT} patients with the region: {n_patients}"
-    reasons = dict.fromkeys(effect.effect.reason for effect in (*insertions, *removals) if effect.effect.reason)
+    reasons = dict.fromkeys(item.effect.reason for item in (*insertions, *removals) if item.effect.reason)
     return "; ".join(reasons) or "there is no insertion or removal that counts"
 
 
-def _explain_undecided(removals: Sequence[SupportsEffect], margin: float) -> str:
+def _explain_undecided(removals: Effects, margin: float) -> str:
     signs = {_compute_interval_sign(effect, margin) for effect in removals}
     if len(signs) > 1:
         return "the imputations disagree"

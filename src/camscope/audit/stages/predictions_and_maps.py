@@ -25,7 +25,6 @@ from camscope.audit.performance.model_outputs import (
 from camscope.audit.performance.performance_summary import (
     compute_performance,
     compute_subgroup_performance,
-    summarize_bins,
 )
 from camscope.audit.performance.subgroups import compare_subgroups
 from camscope.batch import BatchOptions, BatchRun, run_batch
@@ -141,7 +140,7 @@ def _summarize_performance(context: AuditContext, predictions: Predictions, find
             "some without are needed; is the label column right?"
         )
     patients = [cohort.patients[row] for row in rows]
-    estimates, calibration = compute_performance(truth, scores, patients, **context.config.bootstrap_options)
+    estimates, bins = compute_performance(truth, scores, patients, **context.config.bootstrap_options)
     margin = context.config.margins.auroc_difference
     differences = compare_subgroups(cohort, finding, {row: log_odds[row] for row in rows}, margin, truths)
     return FindingPerformance(
@@ -150,7 +149,7 @@ def _summarize_performance(context: AuditContext, predictions: Predictions, find
         n_negatives=n_negatives,
         log_odds_std=round_significant(predictions.log_odds_std(finding.name)) or 0.0,
         **estimates,
-        bins=tuple(summarize_bins(calibration)),
+        bins=bins,
         subgroups=tuple(compute_subgroup_performance(cohort, rows, truth, scores)),
         subgroup_differences=tuple(differences),
     )
