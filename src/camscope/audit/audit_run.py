@@ -1,13 +1,14 @@
 """Running an audit, and the finished audit with its summary, tables and report."""
 
 import csv
-import html
 import json
 import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
 
 from camscope.audit.core import output_tables
 from camscope.audit.core.config import Config
@@ -18,7 +19,8 @@ from camscope.audit.core.schema import Summary, Verdict
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.file_ownership import PLAN_FILE, REPORT_STAGE, log_stage_files
 from camscope.audit.report import build_gallery, list_predicted_images, render_page
-from camscope.audit.report.verdict_labels import find_topic
+from camscope.audit.report.number_format import format_estimate
+from camscope.audit.report.verdict_labels import classify_verdict, find_topic
 from camscope.audit.runner import (
     EstimateCallback,
     StageProgressCallback,
@@ -119,13 +121,8 @@ class AuditRun:
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """The verdicts, those that contradict the model first."""
-        order = ("contradicts", "neither", "supports")
-        return tuple(
-            sorted(
-                self.summary.verdicts,
-                key=lambda verdict: (verdict.conclusion == "not testable", order.index(verdict.direction)),
-            )
-        )
+        order = ("contradicts", "neither", "supports", "untested")
+        return tuple(sorted(self.summary.verdicts, key=lambda verdict: order.index(classify_verdict(verdict))))
 
     @property
     def report_path(self) -> Path:
@@ -162,17 +159,11 @@ class AuditRun:
     def verdict_table(self) -> "pa.Table":
         """Return the verdicts as a table.
 
-        Columns: question, claim, finding, qualifier, conclusion, direction, value, low, high, n_values, baseline, margin, reason.
+        Columns: question, claim, finding, qualifier, conclusion, direction, margin, reason, value, low, high, n_values, baseline.
         """
-        names = ("question", "claim", "finding", "qualifier", "conclusion", "direction")
-        effect_names = ("value", "low", "high", "n_values", "baseline")
+        effect_names = {"value", "low", "high", "n_values", "baseline"}
         rows = [
-            {
-                **{name: getattr(verdict, name) for name in names},
-                **{name: getattr(verdict.effect, name) for name in effect_names},
-                "margin": verdict.margin,
-                "reason": verdict.reason,
-            }
+            verdict.model_dump(exclude={"effect", "rule", "section"}) | verdict.effect.model_dump(include=effect_names)
             for verdict in self.verdicts
         ]
         return import_arrow().Table.from_pylist(rows)
@@ -186,11 +177,17 @@ class AuditRun:
         return f"<AuditRun {self.folder}: {counts}; {topics}>"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{html.escape(verdict.claim)}</td><td><b>{verdict.conclusion}</b></td><td>{_format_effect_html(verdict)}</td></tr>"
-            for verdict in self.verdicts
+        row = Markup("<tr><td>{}</td><td><b>{}</b></td><td>{}</td></tr>")
+        rows = Markup().join(
+            row.format(verdict.claim, verdict.conclusion, _format_effect(verdict)) for verdict in self.verdicts
         )
         return f"<table><thead><tr><th>claim</th><th></th><th>effect</th></tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _format_effect(verdict: Verdict) -> str:
+    if verdict.effect.value is None:
+        return verdict.reason
+    return format_estimate(verdict.effect) + f", n = {verdict.effect.n_values}"
 
 
 def check_readable(folder: Path) -> None:
@@ -199,14 +196,6 @@ def check_readable(folder: Path) -> None:
         check_regular_files(folder)
     except OSError as error:
         raise InputError(f"{folder}: the audit cannot be read: {error.strerror or error}") from error
-
-
-def _format_effect_html(verdict: Verdict) -> str:
-    effect = verdict.effect
-    if effect.value is None:
-        return html.escape(verdict.reason)
-    interval = "" if effect.low is None else f" [{effect.low:.3g}, {effect.high:.3g}]"
-    return f"{effect.value:.3g}{interval}, n = {effect.n_values}"
 
 
 def write_report(context: AuditContext, summary: Summary, provenance: Mapping[str, Any]) -> None:

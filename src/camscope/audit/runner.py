@@ -39,12 +39,15 @@ from camscope.audit.stages.map_quality import (
 from camscope.audit.stages.predictions_and_maps import explain_images, predict_images
 from camscope.audit.stages.shortcut import analyze_shortcuts
 from camscope.audit.time_estimate import estimate_stage_seconds
+from camscope.audit.verdicts import derive_verdicts
+from camscope.audit.verdicts.limitations import list_limitations, list_warnings
 from camscope.batch.run_store import TEMPORARY_FILE_PATTERN
 from camscope.errors import CamscopeError, CategoryError, InputError, OutputError, PreprocessError
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.images.scans.scan import Window
 from camscope.plurals import plural
 from camscope.safe_files import build_output_path, write_bytes
+from camscope.version import __version__
 
 IMAGES_KEY = "images"
 ESTIMATE_AFTER_STAGE = "resolve"  # this stage has run the model and the methods once
@@ -165,10 +168,6 @@ def to_json_bytes(document: Mapping[str, Any]) -> bytes:
 
 def build_summary(context: AuditContext, stage_results: Mapping[str, Any], identity: Mapping[str, str]) -> Summary:
     """Return the summary: the results of all stages, and the verdicts that follow from them."""
-    from camscope.audit.verdicts import derive_verdicts
-    from camscope.audit.verdicts.limitations import list_limitations, list_warnings
-    from camscope.version import __version__
-
     config = context.config
     summary = Summary(
         camscope_version=__version__,

@@ -85,7 +85,7 @@ def draw_forest(
     axes.set_ylim(edges[-1], 0)
     centers = [(top + bottom) / 2 for top, bottom in pairwise(edges)]
     axes.set_yticks(centers, [row.label for row in rows], fontsize=FONT_SIZE)
-    axes.tick_params(axis="y", length=0, pad=10)
+    axes.tick_params(axis="y", left=False, pad=10)
     if shaded_range is not None:
         axes.axvspan(*shaded_range, color=BAND, linewidth=0, zorder=0)
     if reference_value is not None:
@@ -199,7 +199,7 @@ def draw_randomization_curve(
     axes.set_xlim(-0.03 * last_step, 1.03 * last_step)
     names = [sanitize_text(name)[:30] for name in (step_names[0], step_names[-1])] if step_names else ["", ""]
     axes.set_xticks([0, last_step], names)
-    axes.tick_params(axis="x", length=0)
+    axes.tick_params(axis="x", bottom=False)
     for label, alignment in zip(axes.get_xticklabels(), ("left", "right"), strict=True):
         label.set(horizontalalignment=alignment)
     if similarity.null_low is not None and similarity.null_high is not None:

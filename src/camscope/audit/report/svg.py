@@ -11,6 +11,8 @@ from markupsafe import Markup
 from camscope.optional import require
 
 if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
     from matplotlib.figure import Figure
 
 # Placeholder colors; the style sheet of the page sets them for light and dark mode.
@@ -51,23 +53,24 @@ def to_inline_svg(figure: "Figure", figure_id: str, aria_label: str) -> Markup:
         for style_sheet in element.findall("{*}style"):
             element.remove(style_sheet)
         element.tag = _strip_namespace(element.tag)
-        element.attrib = dict(_convert_attributes(element.attrib, figure_id))
+        element.attrib = dict(_convert_attributes(element, figure_id))
     for attribute in ("width", "height", "version"):
         root.attrib.pop(attribute, None)
     root.attrib |= {"role": "img", "aria-label": aria_label, "class": "plot"}
     return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704 - escaped by ElementTree
 
 
-def _convert_attributes(attributes: dict[str, str], figure_id: str) -> Iterator[tuple[str, str]]:
+def _convert_attributes(element: "Element", figure_id: str) -> Iterator[tuple[str, str]]:
     """Yield the attributes with the id of the figure in every id, styles as attributes, and rounded numbers."""
     classes = []
-    for key, value in attributes.items():
+    for key, value in element.attrib.items():
         name = _strip_namespace(key)
         if name == "id" and value.startswith(VALUES_PREFIX):
             yield "data-values", value.removeprefix(VALUES_PREFIX)
-        elif name == "id":
+        elif name == "id" and value.startswith("matplotlib.axis"):
+            classes.append("tick")
+        elif name == "id" and element.tag in ("path", "clipPath"):  # no other element is referred to
             yield "id", f"{figure_id}-{value}"
-            classes += ["tick"] * value.startswith("matplotlib.axis")
         elif name == "style":
             for property_, setting in _parse_style(value):
                 if setting in COLOR_CLASS_NAMES:
@@ -76,7 +79,7 @@ def _convert_attributes(attributes: dict[str, str], figure_id: str) -> Iterator[
                     yield property_, setting
         elif name in ("href", "clip-path"):
             yield name, value.replace("#", f"#{figure_id}-")
-        else:
+        elif name != "id" and not value.startswith("rotate(-0 "):
             yield name, DECIMAL_PATTERN.sub(_round_number, value)
     if classes:
         yield "class", " ".join(sorted(classes))
