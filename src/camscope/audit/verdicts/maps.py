@@ -56,14 +56,18 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
             share = shares.get((line.method, line.layer))
             share_note = "" if share is None else f"{share:.2f} of their attribution lies inside"
             decision = conclusion, join_reasons(reason, share_note)
-            maps = f"The maps of {line.method}"
+            maps = _name_maps(line.method)
             yield build_verdict("localization", finding, decision, line.value, margin, line.method, maps=maps)
         title = next((explainer.title for explainer in summary.resolve.explainers), "the first method")
         for (name, _, column), levels in group_by_subgroup_column(stage.subgroup_differences).items():
             if name == finding:
                 yield judge_subgroup_equality(
-                    "localization by subgroup", finding, levels, column, maps=f"The maps of {title}"
+                    "localization by subgroup", finding, levels, column, maps=_name_maps(title)
                 )
+
+
+def _name_maps(method: str) -> str:
+    return f"The maps of {method}"
 
 
 def _select_metrics(stage: MetricsResult, metrics: Iterable[str], finding: str) -> list[MetricSummary]:
@@ -112,7 +116,7 @@ def judge_attribution_mass(summary: Summary) -> Iterator[Verdict]:
                 mass.enrichment,
                 margin,
                 f"{mass.region} · {mass.method}",
-                maps=f"The maps of {mass.method}",
+                maps=_name_maps(mass.method),
                 region=format_region(mass.region),
             )
 
@@ -139,7 +143,7 @@ def judge_faithfulness(summary: Summary) -> Iterator[Verdict]:
         for method in dict.fromkeys(line.method for line in lines):
             decision, reported = _combine_metrics([line for line in lines if line.method == method])
             effect = reported.difference_to_control or EMPTY_ESTIMATE
-            yield build_verdict("faithfulness", finding, decision, effect, 0.0, method, maps=f"The maps of {method}")
+            yield build_verdict("faithfulness", finding, decision, effect, 0.0, method, maps=_name_maps(method))
 
 
 def _combine_metrics(lines: Sequence[MetricSummary]) -> tuple[Decision, MetricSummary]:
@@ -193,7 +197,7 @@ def judge_sanity(summary: Summary) -> Iterator[Verdict]:
         for test in tests:
             if not test.control:
                 decision, effect = _decide_sanity(test, control), _find_deciding_similarity(test)
-                maps = f"The maps of {test.method}"
+                maps = _name_maps(test.method)
                 yield build_verdict("sanity", finding, decision, effect, qualifier=test.method, maps=maps)
 
 
@@ -235,7 +239,7 @@ def judge_robustness(summary: Summary) -> Iterator[Verdict]:
                 line.value,
                 margin,
                 line.method,
-                maps=f"The maps of {line.method}",
+                maps=_name_maps(line.method),
                 condition=ROBUSTNESS_CONDITIONS[line.metric],
             )
 
@@ -244,7 +248,7 @@ def judge_clusters(summary: Summary) -> Iterator[Verdict]:
     """Judge whether the maps of a method fall into several clusters."""
     for analysis in summary.shortcut.cluster_analyses:
         decision, effect = _decide_clusters(analysis), _find_reported_stability(analysis)
-        maps = f"The maps of {analysis.method}"
+        maps = _name_maps(analysis.method)
         yield build_verdict("clusters", analysis.finding, decision, effect, qualifier=analysis.method, maps=maps)
 
 
