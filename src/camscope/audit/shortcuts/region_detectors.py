@@ -103,7 +103,7 @@ def _detect_corners(image: NDArray[Any]) -> Mask:
 @_register("padding", "an outermost row or column of one value")
 def _detect_padding(image: NDArray[Any]) -> Mask:
     values = _to_gray_values(image)
-    max_range, box = FLAT_RANGE_FRACTION * np.ptp(values), [[0, n] for n in values.shape]
+    max_range, box = FLAT_RANGE_FRACTION * float(np.ptp(values)), [[0, n] for n in values.shape]
     while (edge := _find_constant_edge(values[tuple(slice(*ends) for ends in box)], max_range)) is not None:
         axis, end = edge
         box[axis][end] += 1 if end == 0 else -1
