@@ -9,6 +9,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from itertools import product
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -102,9 +103,10 @@ def _detect_corners(image: NDArray[Any]) -> Mask:
 @_register("padding", "an outermost row or column of one value")
 def _detect_padding(image: NDArray[Any]) -> Mask:
     values = _to_gray_values(image)
-    flat, box = FLAT_RANGE_FRACTION * (values.max() - values.min()), [[0, n] for n in values.shape]
-    while _shrink_box(values, box, flat):
-        pass
+    max_range, box = FLAT_RANGE_FRACTION * float(np.ptp(values)), [[0, n] for n in values.shape]
+    while (edge := _find_constant_edge(values[tuple(slice(*ends) for ends in box)], max_range)) is not None:
+        axis, end = edge
+        box[axis][end] += 1 if end == 0 else -1
     padding = np.ones(values.shape, np.bool_)
     padding[tuple(slice(*ends) for ends in box)] = False
     if not padding.any():
@@ -112,25 +114,16 @@ def _detect_padding(image: NDArray[Any]) -> Mask:
     return padding
 
 
+def _find_constant_edge(values: FloatArray, max_range: float) -> tuple[int, int] | None:
+    """Return axis and end (0 or -1) of an outermost row, column or slice of one value. None if there is no such edge."""
+    edges = product(range(values.ndim), (0, -1))
+    return next((e for e in edges if values.shape[e[0]] > 1 and np.ptp(values.take(e[1], e[0])) <= max_range), None)
+
+
 def _list_side_widths(image: NDArray[Any], fraction: float) -> list[tuple[int, int]]:
     """Return the length of each axis, and this fraction of it in pixels."""
     shape = image.shape[:2] if _is_color_image(image) else image.shape
     return [(n, max(1, round(n * fraction))) for n in shape]
-
-
-def _shrink_box(values: FloatArray, box: list[list[int]], max_value_range: float) -> bool:
-    """Shrink the box by one constant row, column or slice. Return whether there was one."""
-    for axis, ends in enumerate(box):
-        for end, step in ((0, 1), (1, -1)):
-            if ends[1] - ends[0] < 2:
-                continue
-            edge = [slice(*other) for other in box]
-            position = ends[0] if end == 0 else ends[1] - 1
-            edge[axis] = slice(position, position + 1)
-            if np.ptp(values[tuple(edge)]) <= max_value_range:
-                ends[end] += step
-                return True
-    return False
 
 
 @_register("outside-body", "outside the largest part above Otsu's threshold")
