@@ -170,8 +170,8 @@ def describe_stable_predictions(stable_share: StablePredictionShare) -> Markup:
         "other changes are excluded."
     )
     if stable_share.share.value is None:
-        subject = "It is not known how often the prediction for {finding} stayed the same"
-        sentence = f"{subject} under the changes of {{metric}} ({{reason}})."
+        unknown = "It is not known how often the prediction for {finding} stayed the same"
+        sentence = f"{unknown} under the changes of {{metric}} ({{reason}})."
     share, reason = stable_share.share, stable_share.share.reason
     return fill_sentence(sentence, finding=stable_share.finding, metric=stable_share.metric, share=share, reason=reason)
 
