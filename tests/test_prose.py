@@ -28,8 +28,8 @@ TARGETS = {
 }
 COMMAND = "python -m tests.test_prose --write"
 LIMITS: dict[str, dict[str, float]] = {
-    "src/camscope": {"long": 1, "phrases": 1, "semicolons": 12.2},
-    "src/camscope/audit": {"long": 4, "names": 128, "phrases": 27, "semicolons": 15.4},
+    "src/camscope": {"long": 1, "phrases": 2, "semicolons": 16.3},
+    "src/camscope/audit": {"long": 1, "phrases": 4, "semicolons": 7.2},
     "src/camscope/batch": {"phrases": 5, "semicolons": 5.0, "spelling": 1},
     "src/camscope/cli": {"names": 1, "phrases": 5, "semicolons": 17.8, "spelling": 1},
     "src/camscope/evaluation": {"long": 2, "names": 12, "phrases": 5, "semicolons": 13.0},

@@ -106,10 +106,14 @@ def test_a_folder_with_another_programs_audit_json_is_no_audit(tmp_path):
 
 def own_audit(folder: Path) -> Path:
     """What an audit that was stopped leaves behind, and some files of the user's own beside it."""
+    from camscope.audit.provenance.file_ownership import REPORT_STAGE, log_stage_start
+
     (folder / "stages").mkdir(parents=True)
     plan = dict.fromkeys(("camscope", "code", "config", "data", "model", "source", "masks"), "x")
     (folder / "audit.json").write_text(json.dumps(plan))
     (folder / "log.jsonl").write_text('{"event": "begun", "time": "now"}\n')
+    for stage in (REPORT_STAGE, "check", "explain", "faithfulness", "localization"):
+        log_stage_start(folder, stage, [0])
     (folder / "stages" / "check.json").write_text('{"tested": true, "reason": ""}')
     for name in ("maps", "faithfulness/0/maps", "localization/0"):
         store = RunStore(folder / name)

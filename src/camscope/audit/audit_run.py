@@ -1,7 +1,6 @@
 """Running an audit, and the finished audit with its summary, tables and report."""
 
 import csv
-import html
 import json
 import os
 from collections import Counter
@@ -9,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+from markupsafe import Markup
 
 from camscope.audit.core import output_tables
 from camscope.audit.core.config import Config
@@ -20,24 +19,23 @@ from camscope.audit.core.schema import Summary, Verdict
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.file_ownership import PLAN_FILE, REPORT_STAGE, log_stage_files
 from camscope.audit.report import build_gallery, list_predicted_images, render_page
-from camscope.audit.report.verdict_labels import find_topic_id
+from camscope.audit.report.number_format import format_estimate
+from camscope.audit.report.verdict_labels import classify_verdict, find_topic
 from camscope.audit.runner import (
     EstimateCallback,
     StageProgressCallback,
     build_summary,
     check_images_unchanged,
     prepare_folder,
-    resolve_output_folder,
     run_stages,
     to_json_bytes,
 )
 from camscope.audit.shortcuts import interventions
 from camscope.batch import BatchRun
 from camscope.batch.manifest import import_arrow
-from camscope.errors import InputError
-from camscope.plurals import plural
+from camscope.errors import InputError, OutputError
 from camscope.safe_files import check_regular_files, folder_locked, read_bytes, write_bytes
-from camscope.untrusted_files import MAX_JSON_BYTES, read_parquet
+from camscope.untrusted_files import MAX_JSON_BYTES, read_errors_converted, read_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,7 +68,10 @@ def run_audit(
         OutputError: The folder holds another audit, or files of another program.
 
     """
-    context = AuditContext(Config.from_source(config), resolve_output_folder(output))
+    folder = Path(output)
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file; expected a folder for the audit")
+    context = AuditContext(Config.from_source(config), folder)
     report_progress = on_progress or (lambda stage, done, total: None)
     with folder_locked(context.folder):
         identity, image_digests = prepare_folder(context, report_progress, overwrite=overwrite)
@@ -106,28 +107,22 @@ class AuditRun:
             raise InputError(f"{folder} holds no audit")
         if not (self.folder / output_tables.SUMMARY_FILE).is_file():
             raise InputError(f"{folder}: the audit is not finished; start it again to continue it")
-        try:
+        message = f"{folder}: {output_tables.SUMMARY_FILE}"
+        with read_errors_converted(message, quote_original=False):
             document = read_bytes(self.folder / output_tables.SUMMARY_FILE, MAX_JSON_BYTES)
+            version, expected = json.loads(document)["schema_version"], Summary.model_fields["schema_version"].default
+            if version != expected:
+                raise InputError(
+                    f"{message} has the schema {str(version)[:40]!r}, expected {expected!r}: it was written by another version "
+                    "of camscope; run the audit again"
+                )
             self.summary = Summary.model_validate_json(document)
-        except (OSError, MemoryError) as error:
-            reason = getattr(error, "strerror", None) or "there is not enough memory for it"
-            raise InputError(f"{folder}: {output_tables.SUMMARY_FILE} cannot be read: {reason}") from error
-        except ValidationError as error:
-            _check_schema_version(self.folder, document)
-            raise InputError(
-                f"{folder}: {output_tables.SUMMARY_FILE} is not what an audit writes: {plural(error.error_count(), 'error')}"
-            ) from None
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """The verdicts, those that contradict the model first."""
-        order = ("contradicts", "neither", "supports")
-        return tuple(
-            sorted(
-                self.summary.verdicts,
-                key=lambda verdict: (verdict.conclusion == "not testable", order.index(verdict.direction)),
-            )
-        )
+        order = ("contradicts", "neither", "supports", "untested")
+        return tuple(sorted(self.summary.verdicts, key=lambda verdict: order.index(classify_verdict(verdict))))
 
     @property
     def report_path(self) -> Path:
@@ -164,54 +159,35 @@ class AuditRun:
     def verdict_table(self) -> "pa.Table":
         """Return the verdicts as a table.
 
-        Columns: question, claim, finding, qualifier, conclusion, direction, value, low, high, n_values, baseline, margin, reason.
+        Columns: question, claim, finding, qualifier, conclusion, direction, margin, reason, value, low, high, n_values, baseline.
         """
+        effect_names = {"value", "low", "high", "n_values", "baseline"}
         rows = [
-            {
-                **{
-                    name: getattr(verdict, name)
-                    for name in ("question", "claim", "finding", "qualifier", "conclusion", "direction")
-                },
-                **{name: getattr(verdict.effect, name) for name in ("value", "low", "high", "n_values", "baseline")},
-                "margin": verdict.margin,
-                "reason": verdict.reason,
-            }
+            verdict.model_dump(exclude={"effect", "rule", "section"}) | verdict.effect.model_dump(include=effect_names)
             for verdict in self.verdicts
         ]
         return import_arrow().Table.from_pylist(rows)
 
     def __repr__(self) -> str:
-        conclusions = [verdict.conclusion for verdict in self.summary.verdicts]
-        counts = ", ".join(
-            f"{conclusions.count(conclusion)} {conclusion}"
-            for conclusion in ("supported", "not supported", "not testable")
-        )
-        n_contradicting = Counter(
-            find_topic_id(verdict.question) for verdict in self.summary.verdicts if verdict.direction == "contradicts"
-        )
+        conclusions = Counter(verdict.conclusion for verdict in self.summary.verdicts)
+        counts = ", ".join(f"{conclusions[name]} {name}" for name in ("supported", "not supported", "not testable"))
+        contradicted = [verdict for verdict in self.summary.verdicts if verdict.direction == "contradicts"]
+        n_contradicting = Counter(find_topic(verdict.question) for verdict in contradicted)
         topics = ", ".join(f"{n_contradicting[name]} against the {name}" for name in ("model", "maps"))
         return f"<AuditRun {self.folder}: {counts}; {topics}>"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{html.escape(verdict.claim)}</td><td><b>{verdict.conclusion}</b></td><td>{_format_effect_html(verdict)}</td></tr>"
-            for verdict in self.verdicts
+        row = Markup("<tr><td>{}</td><td><b>{}</b></td><td>{}</td></tr>")
+        rows = Markup().join(
+            row.format(verdict.claim, verdict.conclusion, _format_effect(verdict)) for verdict in self.verdicts
         )
         return f"<table><thead><tr><th>claim</th><th></th><th>effect</th></tr></thead><tbody>{rows}</tbody></table>"
 
 
-def _check_schema_version(folder: Path, document: bytes) -> None:
-    """Raise an InputError for a summary of another schema version."""
-    try:
-        version = json.loads(document)["schema_version"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return
-    expected = Summary.model_fields["schema_version"].default
-    if version != expected:
-        raise InputError(
-            f"{folder}: {output_tables.SUMMARY_FILE} has the schema {str(version)[:40]!r}, expected {expected!r}: it was written "
-            "by another version of camscope; run the audit again"
-        )
+def _format_effect(verdict: Verdict) -> str:
+    if verdict.effect.value is None:
+        return verdict.reason
+    return format_estimate(verdict.effect) + f", n = {verdict.effect.n_values}"
 
 
 def check_readable(folder: Path) -> None:
@@ -222,26 +198,16 @@ def check_readable(folder: Path) -> None:
         raise InputError(f"{folder}: the audit cannot be read: {error.strerror or error}") from error
 
 
-def _format_effect_html(verdict: Verdict) -> str:
-    effect = verdict.effect
-    if effect.value is None:
-        return html.escape(verdict.reason)
-    interval = "" if effect.low is None else f" [{effect.low:.3g}, {effect.high:.3g}]"
-    return f"{effect.value:.3g}{interval}, n = {effect.n_values}"
-
-
 def write_report(context: AuditContext, summary: Summary, provenance: Mapping[str, Any]) -> None:
     """Write `report.html` and `gallery.json`; the images of the gallery are read again."""
     truths = {finding.name: context.cohort.get_truth(finding) for finding in context.findings}
-    images = list_predicted_images(Predictions.read(context.folder), truths, context.cohort.ids)
     gallery = build_gallery(
         context.maps,
         summary,
-        images,
+        list_predicted_images(Predictions.read(context.folder), truths, context.cohort.ids),
         {finding.name: str(finding.class_index) for finding in context.findings},
         n_random_images=context.config.sample_sizes.gallery,
         allow_burned_in_text=context.config.report.allow_burned_in_text,
     )
-    document = json.dumps(gallery.as_dict, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
-    write_bytes(context.folder / GALLERY_FILE, document.encode())
+    write_bytes(context.folder / GALLERY_FILE, to_json_bytes(gallery.as_dict))
     write_bytes(context.folder / REPORT_FILE, render_page(summary, gallery, provenance).encode())

@@ -14,29 +14,15 @@ from camscope.plurals import plural
 from camscope.untrusted_files import read_errors_converted, read_json
 
 VALUE_SETTINGS = (
-    "seed",
-    "imputations",
-    "data",
-    "explain.findings",
-    "regions",
-    "sample_sizes",
-)  # settings that change which images are sampled, or how they are edited
+    "seed", "imputations", "data", "explain.findings", "regions", "sample_sizes",
+)  # fmt: skip  # settings that change which images are sampled, or how they are edited
 EXEMPT_SETTINGS = (
-    "data.manifest",
-    "data.root",
-    "data.masks_root",
-    "data.annotation_protocol",
-    "data.subgroups",
-    "sample_sizes.gallery",
-)  # exceptions, which change no compared number
-MODEL_SPECIFIC_SETTINGS = (
-    "explain.layer",
-    "model.preprocess",
-    "model.outputs",
-)  # may differ between different kinds of model
+    "data.manifest", "data.root", "data.masks_root", "data.annotation_protocol", "data.subgroups", "sample_sizes.gallery",
+)  # fmt: skip  # exceptions, which change no compared number
+MODEL_SPECIFIC_SETTINGS = ("explain.layer", "model.preprocess", "model.outputs")  # may differ between kinds of model
 VERDICT_SETTINGS = ("margins", "n_resamples", "skip")  # change verdicts and intervals, but no value
-ABSENT_VERDICT = "absent"
-ProvenanceRecord = Mapping[str, Any]
+Settings = Mapping[str, Any]
+Difference = tuple[str, Any, Any]  # the name of a setting, and its value in either audit
 
 
 def check_comparable(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
@@ -44,34 +30,38 @@ def check_comparable(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
 
     Different images, masks, imputations, sample sizes, seeds, regions or method settings change the numbers of the same model.
     """
-    records = [_load_provenance(run) for run in (first, second)]
+    runs = first, second
+    records = [_load_provenance(run) for run in runs]
     if first.summary.data_digest != second.summary.data_digest:
         raise InputError("the two audits are of different manifests: only audits of the same images are compared")
-    _check_same_images(*(one["rows"] for one in records))
+    _check_same_images(records[0]["rows"], records[1]["rows"])
     if records[0]["masks"] != records[1]["masks"]:
         raise InputError("the two audits have other masks: only audits with the same evidence and regions are compared")
-    configs = [
-        dict(_flatten_settings(_load_redacted_config(run, one)))
-        for run, one in zip((first, second), records, strict=True)
-    ]
-    if differences := [*_find_forbidden_differences(*configs), *_find_method_differences(first, second)]:
-        name, one, other = differences[0]
+    configs = [_flatten_settings(_load_config(run, record)) for run, record in zip(runs, records, strict=True)]
+    for name, value, other_value in [*_find_forbidden_differences(*configs), *_find_method_differences(first, second)]:
         raise InputError(
-            f"the two audits have different settings: {name} is {one} in the first and {other} in the second, which changes the "
-            "numbers of one and the same model; audit both with the same config"
+            f"the two audits have different settings: {name} is {value} in the first and {other_value} in the second, which "
+            "changes the numbers of one and the same model; audit both with the same config"
         )
-    names = [", ".join(run.summary.resolve.findings) for run in (first, second)]
+    names = [", ".join(run.summary.resolve.findings) for run in runs]
     if names[0] != names[1]:  # one model has class names, and the other has none
         raise InputError(
             f"the findings are {names[0]} in the first and {names[1]} in the second: give both models the same names"
         )
-    return tuple(_describe_allowed_differences(configs, records))
+    notes = [
+        f"{name} is {value} in the first and {other_value} in the second: this alone may change verdicts"
+        for name, value, other_value in _iter_differences(*configs)
+        if _has_prefix(name, VERDICT_SETTINGS)
+    ]
+    if records[0]["code"] != records[1]["code"]:
+        notes.append("the two audits were run with different versions of camscope, which may explain differences")
+    return tuple(notes)
 
 
-def _load_provenance(run: AuditRun) -> ProvenanceRecord:
+def _load_provenance(run: AuditRun) -> Mapping[str, Any]:
     message = f"{run.folder}: its {provenance.PROVENANCE_FILE} is missing or invalid; run the audit again"
     with read_errors_converted(message):
-        record: ProvenanceRecord = read_json(run.folder / provenance.PROVENANCE_FILE, message)
+        record: Mapping[str, Any] = read_json(run.folder / provenance.PROVENANCE_FILE, message)
         record["masks"], record["code"]
         if not isinstance(record["rows"], Mapping) or not isinstance(record["config"], Mapping):
             raise TypeError("its rows and its config are tables")
@@ -88,56 +78,49 @@ def _check_same_images(first: Mapping[str, str | None], second: Mapping[str, str
         )
 
 
-def _load_redacted_config(run: AuditRun, record: ProvenanceRecord) -> ProvenanceRecord:
+def _load_config(run: AuditRun, record: Mapping[str, Any]) -> Settings:
     try:
         return Config.model_validate(record["config"]).to_redacted_dict()
     except ValidationError:
-        raise InputError(f"{run.folder}: the config in its {provenance.PROVENANCE_FILE} is none") from None
+        raise InputError(
+            f"{run.folder}: the config in its {provenance.PROVENANCE_FILE} is invalid; run the audit again"
+        ) from None
 
 
-def _flatten_settings(settings: ProvenanceRecord, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each setting with its dotted name, as `sample_sizes.sanity`."""
+def _flatten_settings(settings: Settings, prefix: str = "") -> Settings:
+    """Return the settings by dotted names, as `sample_sizes.sanity`."""
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from _flatten_settings(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+        is_table = isinstance(value, dict) and value
+        flat |= _flatten_settings(value, f"{prefix}{name}.") if is_table else {prefix + name: value}
+    return flat
 
 
-def _find_forbidden_differences(first: ProvenanceRecord, second: ProvenanceRecord) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each setting that must be equal but differs, with both values."""
-    kinds = [str(first_value["model.source"]).rpartition(":")[2] for first_value in (first, second)]
-    relevant = VALUE_SETTINGS if kinds[0] != kinds[1] else (*VALUE_SETTINGS, *MODEL_SPECIFIC_SETTINGS)
-    for name, first_value, second_value in _iter_differences(first, second):
-        if _matches_prefix(name, relevant) and not _matches_prefix(name, EXEMPT_SETTINGS):
-            yield name, first_value, second_value
-
-
-def _iter_differences(first: ProvenanceRecord, second: ProvenanceRecord) -> Iterator[tuple[str, Any, Any]]:
+def _iter_differences(first: Settings, second: Settings) -> Iterator[Difference]:
     for name in {**first, **second}:
-        first_value, second_value = first.get(name), second.get(name)
-        if first_value != second_value:
-            yield name, first_value, second_value
+        if first.get(name) != second.get(name):
+            yield name, first.get(name), second.get(name)
 
 
-def _matches_prefix(name: str, prefixes: tuple[str, ...]) -> bool:
+def _find_forbidden_differences(first: Settings, second: Settings) -> Iterator[Difference]:
+    """Yield each setting that must be equal but differs."""
+    functions = {str(settings["model.source"]).rpartition(":")[2] for settings in (first, second)}
+    relevant = (*VALUE_SETTINGS, *MODEL_SPECIFIC_SETTINGS) if len(functions) == 1 else VALUE_SETTINGS
+    for name, value, other_value in _iter_differences(first, second):
+        if _has_prefix(name, relevant) and not _has_prefix(name, EXEMPT_SETTINGS):
+            yield name, value, other_value
+
+
+def _has_prefix(name: str, prefixes: tuple[str, ...]) -> bool:
     return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
 
 
-def _find_method_differences(first: AuditRun, second: AuditRun) -> Iterator[tuple[str, Any, Any]]:
+def _find_method_differences(first: AuditRun, second: AuditRun) -> Iterator[Difference]:
     """Yield the parameters that differ between methods of both audits, except the layer, which depends on the model."""
-    settings = [
+    settings, other_settings = (
         {explainer.title: explainer.settings for explainer in run.summary.resolve.explainers} for run in (first, second)
-    ]
-    for title in settings[0].keys() & settings[1].keys():
-        for name, first_value, second_value in _iter_differences(settings[0][title], settings[1][title]):
+    )
+    for title in settings.keys() & other_settings.keys():
+        for name, value, other_value in _iter_differences(settings[title], other_settings[title]):
             if name != "layer":
-                yield f"{name} of {title}", first_value, second_value
-
-
-def _describe_allowed_differences(configs: list[dict[str, Any]], records: list[ProvenanceRecord]) -> Iterator[str]:
-    for name, first_value, second_value in _iter_differences(*configs):
-        if _matches_prefix(name, VERDICT_SETTINGS):
-            yield f"{name} is {first_value} in the first and {second_value} in the second: this alone may change verdicts"
-    if records[0]["code"] != records[1]["code"]:
-        yield "the two audits were run with different versions of camscope, which may explain differences"
+                yield f"{name} of {title}", value, other_value

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from camscope.audit.core.config import (
     IDENTIFIER_COLUMNS,
@@ -22,47 +22,40 @@ from camscope.audit.core.subgroup_levels import (
     AGE_COLUMNS,
     MAX_LEVELS_PER_SUBGROUP,
     MIN_PATIENTS_FOR_VERDICT,
+    normalize_label,
 )
-from camscope.audit.label_columns import check_labels_match_findings, guess_findings, match_label_columns
+from camscope.audit.report.verdict_labels import MARGIN_DESCRIPTIONS
 from camscope.audit.shortcuts.reliance import compute_min_patients_for_absence
-from camscope.batch import Manifest, batch_worker, build_manifest
+from camscope.batch import batch_worker, build_manifest
 from camscope.batch.manifest import import_arrow
 from camscope.batch.sources import DATASET_PREFIXES, TABLE_SUFFIXES
-from camscope.errors import InputError, MissingExtraError
+from camscope.errors import InputError
 from camscope.model_card import get_card
 from camscope.models import load_model
+from camscope.optional import require
 from camscope.plurals import plural
 from camscope.safe_files import describe_file_problem
+
+if TYPE_CHECKING:
+    import jinja2
 
 TEMPLATE_FILE = "config.toml.jinja"
 LABEL_COLUMN_NAMES = ("label", "target", "class", "diagnosis")
 PATIENT_COLUMN_NAMES = ("patient", "patient_id", "subject", "subject_id")
 SUBGROUP_COLUMN_NAMES = (
-    "site",
-    "hospital",
-    "scanner",
-    "manufacturer",
-    "sex",
-    "age_group",
-    *AGE_COLUMNS,
-    "view",
-    "ethnicity",
-)
+    "site", "hospital", "scanner", "manufacturer", "sex", "age_group", *AGE_COLUMNS, "view", "ethnicity",
+)  # fmt: skip
 SPLIT_COLUMN_NAMES = ("split", "fold")
 GROUND_TRUTH_COLUMN_NAMES = ("mask", "mask_path", "box", "boxes", "points")
 ORGAN_COLUMN_NAMES = ("region_lungs", "region_organ", "region_body", "region_brain")
 REGION_COLUMN_PREFIX = "region_"
+NEGATIVE_CLASS_NAMES = ("no finding", "clear", "normal", "healthy", "negative", "background", "none")
+MAX_LABELS_SHOWN = 6  # in an error message
+BOOLEAN_LABELS = {"0", "1", "0.0", "1.0", "true", "false", "yes", "no"}  # in lower case
 MAX_AGES = 150  # distinct ages in a column of years
 MARGIN_COMMENTS = {
-    "effect": "of an intervention, in standard deviations of the log odds",
-    "auroc_difference": "the smallest difference between subgroups that matters",
-    "useful_auroc": "the AUROC that a useful model exceeds",
-    "masked_auroc": "an AUROC above this without the organ means that the model does not need it",
-    "enrichment": "of a region in a map; 1 is the chance level",
-    "mass_difference": "the smallest difference of a map's share between subgroups that matters",
-    "robustness_correlation": "rank correlation of maps under changes that should not matter",
-    "leakage_auroc": "the AUROC of a linear probe below which the features do not encode a column, such as the site",
-    "reliance_prevalence": "a reliance in a smaller share of patients may be missed; "
+    **MARGIN_DESCRIPTIONS,
+    "reliance_prevalence": "A reliance in a smaller share of patients may be missed; "
     + ", ".join(f"{share} takes {plural(compute_min_patients_for_absence(share), 'patient')}" for share in (0.05, 0.1)),
 }
 
@@ -94,50 +87,160 @@ def generate_config(
     """
     if modality is not None and modality not in (modalities := get_args(Modality)):
         raise InputError(f"no modality {modality!r}; expected one of {', '.join(modalities)}")
-    table, folder = _read_manifest(manifest, root).table, relative_to or Path.cwd()
-    columns = table.column_names
-    label = _find_column(columns, LABEL_COLUMN_NAMES)
+    if Path(manifest).suffix.lower() in TABLE_SUFFIXES and not Path(manifest).is_file():
+        raise InputError(f"{manifest}: this manifest cannot be read: {describe_file_problem(manifest)}")
+    table, folder = build_manifest(manifest, root, strict=False).table, relative_to or Path.cwd()
     card = get_card(load_model(model, weights=weights))
     class_names = (card.class_names if card else None) or ()
-    labels: dict[str, str] = {}
-    if label is None:
-        labels = match_label_columns(_drop_generated_columns(table), class_names, findings, LABEL_COLUMN_NAMES)
-        names = list(labels)
-    else:
-        names = list(findings) or guess_findings(table[label], class_names)
-        check_labels_match_findings(table[label], class_names, names)
-    organ = _find_column(columns, ORGAN_COLUMN_NAMES)
-    prefix = REGION_COLUMN_PREFIX
-    markers = {name[len(prefix) :]: name for name in columns if name.lower().startswith(prefix) and name != organ}
-    text = _render_template(
-        {
-            "manifest": _make_path_relative(manifest, folder),
-            "root": None if root is None else _make_path_relative(root, folder),
-            "label": label,
-            "labels": labels,
-            "patient": _find_column(columns, PATIENT_COLUMN_NAMES),
-            "subgroups": _list_subgroup_columns(table),
-            **_guess_split(table)._asdict(),
-            "ground_truth": _find_column(columns, GROUND_TRUTH_COLUMN_NAMES),
-            "model": _make_source_relative(model, folder),
-            "weights": None if weights is None else _make_path_relative(weights, folder),
-            "findings": names,
-            "modality": modality or "any",
-            "organ": organ,
-            "markers": markers,
-            "reportable_columns": [name for name in columns if name not in IDENTIFIER_COLUMNS],
-        }
+    text: str = (
+        _create_environment()
+        .get_template(TEMPLATE_FILE)
+        .render(
+            **_guess_labels(table, class_names, findings),
+            **_guess_columns(table),
+            manifest=_make_path_relative(manifest, folder),
+            root=None if root is None else _make_path_relative(root, folder),
+            model=_make_source_relative(model, folder),
+            weights=None if weights is None else _make_path_relative(weights, folder),
+            modality=modality or "any",
+        )
     )
     Config.from_toml(text, folder)
     return text
 
 
-def _render_template(values: Mapping[str, Any]) -> str:
-    try:
-        import jinja2
-    except ImportError as error:
-        raise MissingExtraError("jinja2", "audit") from error
+def _guess_labels(table: Any, class_names: Sequence[str], findings: Sequence[str]) -> dict[str, Any]:
+    """Return the column of labels, or the column of each finding, and the findings."""
+    label = _find_column(table.column_names, LABEL_COLUMN_NAMES)
+    if label is None:
+        # without row numbers, and without ids that only repeat the path
+        user_table = table.drop_columns(["row", *(["id"] if table["id"].equals(table["path"]) else [])])
+        labels = _match_label_columns(user_table, class_names, findings, LABEL_COLUMN_NAMES)
+        return {"label": None, "labels": labels, "findings": list(labels)}
+    names = list(findings) or _guess_findings(table[label], class_names)
+    _check_labels_match_findings(table[label], class_names, names)
+    return {"label": label, "labels": {}, "findings": names}
+
+
+def _guess_findings(column: Any, class_names: Sequence[str]) -> list[str]:
+    """Return the classes that occur in a column of labels, without those that mean "no finding"."""
+    labels = _distinct_labels(column)
+    if class_names:
+        names = [name for index, name in enumerate(class_names) if name in labels or str(index) in labels]
+        positives = [name for name in names if name.lower() not in NEGATIVE_CLASS_NAMES]
+        return positives or names[-1:] or list(class_names[-1:])
+    indices = sorted(label for label in labels if label.isdecimal())
+    return [index for index in indices if index != "0"] or ["1"]
+
+
+def _check_labels_match_findings(column: Any, class_names: Sequence[str], findings: Sequence[str]) -> None:
+    """Raise an InputError where no label of a column can mean a requested finding."""
+    labels = _distinct_labels(column)
+    listed = ", ".join(sorted(labels)[:MAX_LABELS_SHOWN]) + (", …" if len(labels) > MAX_LABELS_SHOWN else "")
+    if not class_names and not all(label.isdecimal() for label in labels):
+        raise InputError(
+            f"the labels are words ({listed}), and the model has no class names; list them in the model's file, in the order of "
+            'its outputs, as CATEGORIES = {"name of the function": ("clear", "lesion")}, or label by number'
+        )
+    for finding in findings:
+        index = str(class_names.index(finding)) if finding in class_names else None
+        if class_names and index is None and not (finding.isdecimal() and int(finding) < len(class_names)):
+            raise InputError(
+                f"the finding {finding!r} is no class of the model; expected one of {', '.join(class_names)}"
+            )
+        same_class = {index} if index is not None else set(class_names[int(finding) : int(finding) + 1])
+        if not ({finding} | same_class) & labels:
+            raise InputError(f"no label means the finding {finding!r}; the labels are {listed}")
+
+
+def _match_label_columns(
+    table: Any, class_names: Sequence[str], findings: Sequence[str], label_column_names: Sequence[str]
+) -> dict[str, str]:
+    """Return for each class its column of 0 and 1: for the requested findings, or for all classes that have one.
+
+    A finding is requested by its class name or by its column. `label_column_names` are the names by which a column with the
+    class of each image would have been recognized; the error lists them.
+    """
+    columns = {
+        _normalize_name(name): name
+        for name in table.column_names
+        if _normalize_name(name) and _is_boolean_column(table[name])
+    }
+    if findings:
+        return _match_findings(findings, class_names, columns)
+    matches = {name: columns[_normalize_name(name)] for name in class_names if _normalize_name(name) in columns}
+    if not matches:
+        raise InputError(
+            f"no column of labels ({', '.join(label_column_names)}) among {', '.join(table.column_names)}, and no column of 0 "
+            "and 1 that has the name of a class of the model; rename a column, or write the config by hand"
+        )
+    return {name: column for name, column in matches.items() if name.lower() not in NEGATIVE_CLASS_NAMES} or matches
+
+
+def _match_findings(findings: Sequence[str], class_names: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
+    classes, matches = {_normalize_name(name): name for name in class_names}, {}
+    for finding in findings:
+        key = _normalize_name(finding)
+        if key not in columns:
+            listed = ", ".join(columns.values()) or "none"
+            raise InputError(f"no column of 0 and 1 is named {finding!r}; expected one of {listed}")
+        if key not in classes:
+            listed = (
+                f"its classes are {', '.join(class_names)}" if class_names else "it has no class names: see CATEGORIES"
+            )
+            raise InputError(f"the column {finding!r} is not named as a class of the model; {listed}")
+        matches[classes[key]] = columns[key]
+    return matches
+
+
+def _normalize_name(name: str) -> str:
+    """Return the letters and digits of a name: "Pleural Effusion" and "pleural_effusion" are equal."""
+    return "".join(character for character in name.casefold() if character.isalnum())
+
+
+def _is_boolean_column(column: Any) -> bool:
+    if import_arrow().types.is_nested(column.type):  # boxes, points
+        return False
+    labels = {label.lower() for label in _distinct_labels(column)}
+    return bool(labels) and labels <= BOOLEAN_LABELS
+
+
+def _distinct_labels(column: Any) -> set[str]:
+    return {label for value in column.unique().to_pylist() if (label := normalize_label(value)) is not None}
+
+
+def _guess_columns(table: Any) -> dict[str, Any]:
+    columns, prefix = table.column_names, REGION_COLUMN_PREFIX
+    organ, split = _find_column(columns, ORGAN_COLUMN_NAMES), _find_column(columns, SPLIT_COLUMN_NAMES)
+    split_values: list[str] = []
+    if split is not None:
+        cells = import_arrow("compute").cast(table[split], import_arrow().string()).unique().to_pylist()
+        split_values = [cell for cell in cells if cell is not None]
+    subgroups = []
+    for name in SUBGROUP_COLUMN_NAMES:
+        max_levels = MAX_AGES if name in AGE_COLUMNS else MAX_LEVELS_PER_SUBGROUP
+        column = _find_column(columns, [name])
+        if column is not None and 1 < len(set(table[column].to_pylist()) - {None}) <= max_levels:
+            subgroups.append(column)
+    return {
+        "patient": _find_column(columns, PATIENT_COLUMN_NAMES),
+        "subgroups": subgroups,
+        "split": split if split_values else None,
+        "split_value": "test" if "test" in split_values else next(reversed(split_values), None),
+        "split_values": split_values,
+        "ground_truth": _find_column(columns, GROUND_TRUTH_COLUMN_NAMES),
+        "organ": organ,
+        "markers": {name[len(prefix) :]: name for name in columns if name.lower().startswith(prefix) and name != organ},
+        "reportable_columns": [name for name in columns if name not in IDENTIFIER_COLUMNS],
+    }
+
+
+def _create_environment() -> "jinja2.Environment":
+    require("jinja2", extra="audit")
+    import jinja2
+
     environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: files("camscope.audit").joinpath(name).read_text("utf-8")),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -146,76 +249,33 @@ def _render_template(values: Mapping[str, Any]) -> str:
     )
     environment.filters |= {
         "quote": _quote,
-        "list_of": _format_list,
-        "table_of": _format_inline_table,
+        "list_of": lambda values: f"[{', '.join(map(_quote, values))}]",
+        "table_of": lambda values: (
+            f"{{ {', '.join(f'{_quote(key)} = {_quote(value)}' for key, value in values.items())} }}"
+        ),
         "comment_list": _format_comment_list,
     }
-    template = environment.from_string(files("camscope.audit").joinpath(TEMPLATE_FILE).read_text(encoding="utf-8"))
-    return template.render(
-        **values,
-        defaults={name: field.default for name, field in Config.model_fields.items()},
-        imputation_names=get_args(ImputationName),
-        min_batch_size=batch_worker.MIN_DEFAULT_BATCH_SIZE,
-        max_batch_size=batch_worker.MAX_DEFAULT_BATCH_SIZE,
-        optional_stages=get_args(StageName),
-        age_bands=AGE_BANDS,
-        methods=ExplainConfig.model_fields["methods"].default,
-        modalities=get_args(Modality),
-        margins=Margins().model_dump(),
-        margin_comments=MARGIN_COMMENTS,
-        min_patients=MIN_PATIENTS_FOR_VERDICT,
-        sample_sizes=SampleSizes().model_dump(),
-    )
-
-
-class _Split(NamedTuple):
-    """The column of the split, the value whose rows are audited, and all values; None and empty where no column exists."""
-
-    split: str | None = None
-    split_value: str | None = None
-    split_values: tuple[str, ...] = ()
-
-
-def _guess_split(table: Any) -> _Split:
-    """Choose the rows of "test", or of the value that comes last where no row is of "test"."""
-    name = _find_column(table.column_names, SPLIT_COLUMN_NAMES)
-    if name is None:
-        return _Split()
-    cells = import_arrow("compute").cast(table[name], import_arrow().string()).to_pylist()
-    values = tuple(dict.fromkeys(cell for cell in cells if cell is not None))
-    return _Split(name, "test" if "test" in values else values[-1], values) if values else _Split()
-
-
-def _list_subgroup_columns(table: Any) -> list[str]:
-    names = [_find_column(table.column_names, [name]) for name in SUBGROUP_COLUMN_NAMES]
-    return [
-        name
-        for name in names
-        if name is not None
-        and 1 < _count_distinct(table[name]) <= (MAX_AGES if name.lower() in AGE_COLUMNS else MAX_LEVELS_PER_SUBGROUP)
-    ]
-
-
-def _read_manifest(manifest: str, root: str | None) -> Manifest:
-    """Read the manifest; the InputError for a missing file names it as the user did."""
-    if Path(manifest).suffix.lower() in TABLE_SUFFIXES and not Path(manifest).is_file():
-        raise InputError(f"{manifest}: this manifest cannot be read: {describe_file_problem(manifest)}")
-    return build_manifest(manifest, root, strict=False)
-
-
-def _drop_generated_columns(table: Any) -> Any:
-    """Return the columns of the user: without row numbers, and without ids that only repeat the path."""
-    return table.drop_columns(["row", *(["id"] if table["id"].equals(table["path"]) else [])])
+    environment.globals |= {
+        "defaults": {name: field.default for name, field in Config.model_fields.items()},
+        "imputation_names": get_args(ImputationName),
+        "min_batch_size": batch_worker.MIN_DEFAULT_BATCH_SIZE,
+        "max_batch_size": batch_worker.MAX_DEFAULT_BATCH_SIZE,
+        "optional_stages": get_args(StageName),
+        "age_bands": AGE_BANDS,
+        "methods": ExplainConfig.model_fields["methods"].default,
+        "modalities": get_args(Modality),
+        "margins": Margins().model_dump(),
+        "margin_comments": MARGIN_COMMENTS,
+        "min_patients": MIN_PATIENTS_FOR_VERDICT,
+        "sample_sizes": SampleSizes().model_dump(),
+    }
+    return environment
 
 
 def _find_column(names: Iterable[str], candidates: Sequence[str]) -> str | None:
     """Return the first candidate that is a column, without regard to case."""
     by_lower_name = {name.lower(): name for name in reversed(list(names))}
     return next((by_lower_name[name] for name in candidates if name in by_lower_name), None)
-
-
-def _count_distinct(column: Any) -> int:
-    return len({value for value in column.to_pylist() if value is not None})
 
 
 def _make_path_relative(path: str, folder: Path) -> str:
@@ -236,14 +296,6 @@ def _make_source_relative(source: str, folder: Path) -> str:
 
 def _quote(value: str) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML does not allow a raw DEL
-
-
-def _format_list(values: Sequence[str]) -> str:
-    return "[" + ", ".join(map(_quote, values)) + "]"
-
-
-def _format_inline_table(values: Mapping[str, str]) -> str:
-    return "{ " + ", ".join(f"{_quote(key)} = {_quote(value)}" for key, value in values.items()) + " }"
 
 
 def _format_comment_list(values: Sequence[str]) -> str:

@@ -4,27 +4,15 @@ Every stage writes its result when it is done. An audit that was interrupted con
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
 from camscope.audit.core.context import AuditContext
-from camscope.audit.core.schema import (
-    DataCheckResult,
-    ExplainResult,
-    MetricsResult,
-    PredictResult,
-    ResolveResult,
-    SanityResult,
-    ShortcutResult,
-    StageResult,
-    Summary,
-)
+from camscope.audit.core.schema import StageResult, Summary
 from camscope.audit.core.stage_results import StageResults
 from camscope.audit.core.subgroup_levels import MAX_LEVELS_PER_SUBGROUP
 from camscope.audit.provenance import provenance
@@ -48,15 +36,18 @@ from camscope.audit.stages.map_quality import (
     evaluate_robustness,
     evaluate_sanity,
 )
-from camscope.audit.stages.predict import explain_images, predict_images
+from camscope.audit.stages.predictions_and_maps import explain_images, predict_images
 from camscope.audit.stages.shortcut import analyze_shortcuts
 from camscope.audit.time_estimate import estimate_stage_seconds
+from camscope.audit.verdicts import derive_verdicts
+from camscope.audit.verdicts.limitations import list_limitations, list_warnings
 from camscope.batch.run_store import TEMPORARY_FILE_PATTERN
 from camscope.errors import CamscopeError, CategoryError, InputError, OutputError, PreprocessError
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.images.scans.scan import Window
 from camscope.plurals import plural
 from camscope.safe_files import build_output_path, write_bytes
+from camscope.version import __version__
 
 IMAGES_KEY = "images"
 ESTIMATE_AFTER_STAGE = "resolve"  # this stage has run the model and the methods once
@@ -66,37 +57,23 @@ EstimateCallback = Callable[[Mapping[str, float]], None]  # stage -> estimated s
 ImageDigests = Mapping[str, str | None]  # image id -> sha256, None where the image cannot be read
 
 
-@dataclass(frozen=True)
-class StageSpec:
-    """A stage: its function and the class of its result."""
-
-    function: Callable[[AuditContext, StageResults], StageResult]
-    result_cls: type[StageResult]
-    is_optional: bool = False
-
-
-STAGES: dict[str, StageSpec] = {
-    "check": StageSpec(check_data, DataCheckResult),
-    "resolve": StageSpec(resolve_model, ResolveResult),
-    "predict": StageSpec(predict_images, PredictResult),
-    "explain": StageSpec(explain_images, ExplainResult),
-    "localization": StageSpec(evaluate_localization, MetricsResult, is_optional=True),
-    "faithfulness": StageSpec(evaluate_faithfulness, MetricsResult, is_optional=True),
-    "sanity": StageSpec(evaluate_sanity, SanityResult, is_optional=True),
-    "robustness": StageSpec(evaluate_robustness, MetricsResult, is_optional=True),
-    "shortcut": StageSpec(analyze_shortcuts, ShortcutResult, is_optional=True),
-}
+STAGES: dict[str, Callable[[AuditContext, StageResults], StageResult]] = {
+    "check": check_data,
+    "resolve": resolve_model,
+    "predict": predict_images,
+    "explain": explain_images,
+    "localization": evaluate_localization,
+    "faithfulness": evaluate_faithfulness,
+    "sanity": evaluate_sanity,
+    "robustness": evaluate_robustness,
+    "shortcut": analyze_shortcuts,
+}  # the class of the result is that of the field of `Summary`
 
 
-class AuditInputs(NamedTuple):
-    """What an audit is computed from, as digests: `identity` by name, and the digest of each image."""
-
-    identity: dict[str, str]
-    image_digests: ImageDigests
-
-
-def prepare_folder(context: AuditContext, on_progress: StageProgressCallback, *, overwrite: bool) -> AuditInputs:
-    """Validate the config, claim the folder for this audit, and return the digests of its inputs.
+def prepare_folder(
+    context: AuditContext, on_progress: StageProgressCallback, *, overwrite: bool
+) -> tuple[dict[str, str], ImageDigests]:
+    """Validate the config, claim the folder for this audit, and return the digests of its inputs and of each image.
 
     The folder must be new, or belong to an audit of the same config, data, images, weights and version. All images are
     read here, before any stage uses them; `on_progress` reports them as the stage "images".
@@ -104,12 +81,14 @@ def prepare_folder(context: AuditContext, on_progress: StageProgressCallback, *,
     validate_config(context)
     _check_audit_folder(context.folder)
     identity = provenance.compute_identity(context)
-    plan_file, plan = context.folder / PLAN_FILE, None
+    plan_file = context.folder / PLAN_FILE
     has_results = any((context.folder / STAGES_FOLDER).glob("*.json"))  # a plan alone holds no work that could be lost
-    if plan_file.is_file() and has_results and not overwrite:
-        plan = _load_json_or_none(plan_file)
-    if plan is not None:
-        _check_same_audit(context.folder, identity, plan)
+    plan = _load_json_or_none(plan_file) if has_results and not overwrite else None
+    for name in identity if plan is not None else ():
+        if not isinstance(plan, dict) or plan.get(name) != identity[name]:
+            raise OutputError(
+                f"{context.folder} holds an audit with another {name}: choose another folder, or allow overwriting"
+            )
     list_audit_files(context.folder)
     image_digests = digest_images(context, lambda done, total: on_progress(IMAGES_KEY, done, total))
     if plan is not None:
@@ -119,7 +98,7 @@ def prepare_folder(context: AuditContext, on_progress: StageProgressCallback, *,
         remove_outputs(context.folder)
         log_stage_start(context.folder, REPORT_STAGE)
         write_bytes(plan_file, to_json_bytes({**identity, IMAGES_KEY: image_digests}))
-    return AuditInputs(identity, image_digests)
+    return identity, image_digests
 
 
 def run_stages(
@@ -127,13 +106,36 @@ def run_stages(
 ) -> StageResults:
     """Return the results of all stages; results that the folder already holds are read instead of computed."""
     results = StageResults(context.folder)
-    for name, stage in STAGES.items():
-        stored = _load_stage_result(context.folder, name, stage)
-        results[name] = stored or _run_stage(context, name, stage, results, on_progress)
-        if name == ESTIMATE_AFTER_STAGE and on_estimate is not None and stored is None:
-            seconds_by_stage = estimate_stage_seconds(context)
-            on_estimate({name: seconds for name, seconds in seconds_by_stage.items() if name not in results})
+    for name in STAGES:
+        stored = _load_json_or_none(context.folder / STAGES_FOLDER / f"{name}.json")
+        result_cls: Any = Summary.model_fields[name].annotation
+        try:
+            results[name] = result_cls.model_validate(stored)
+        except ValidationError:  # it is missing or incomplete
+            _run_stage(context, name, results, on_progress)
+            if name == ESTIMATE_AFTER_STAGE and on_estimate is not None:
+                seconds_by_stage = estimate_stage_seconds(context)
+                on_estimate({name: seconds for name, seconds in seconds_by_stage.items() if name not in results})
     return results
+
+
+def _run_stage(context: AuditContext, name: str, results: StageResults, on_progress: StageProgressCallback) -> None:
+    """Run a stage and write its result, also that of a stage that the config skips."""
+    start = time.monotonic()
+    result_cls: Any = Summary.model_fields[name].annotation
+    if name in context.config.skip:
+        result = result_cls(tested=False, reason="skipped by the config")
+    else:
+        on_progress(name, 0, 1)
+        class_indices = [finding.class_index for finding in context.findings] if name != "check" else []
+        log_stage_start(context.folder, name, class_indices)
+        context.on_progress = lambda done, total: on_progress(name, done, total)
+        result = STAGES[name](context, results)
+    document = to_json_bytes(result.model_dump(mode="json"))
+    write_bytes(build_output_path(context.folder, STAGES_FOLDER, f"{name}.json"), document)
+    log_stage_files(context.folder, name)
+    provenance.append_event(context.folder, {"stage": name, "seconds": round(time.monotonic() - start, 3)})
+    results[name] = result_cls.model_validate_json(document)  # exactly what a resumed audit reads
 
 
 def _check_audit_folder(folder: Path) -> None:
@@ -143,14 +145,6 @@ def _check_audit_folder(folder: Path) -> None:
         raise OutputError(f"{folder} exists and is not an audit; choose another folder")
 
 
-def _check_same_audit(folder: Path, identity: Mapping[str, str], plan: Any) -> None:
-    for name in identity:
-        if not isinstance(plan, dict) or plan.get(name) != identity[name]:
-            raise OutputError(
-                f"{folder} holds an audit with another {name}: choose another folder, or allow overwriting"
-            )
-
-
 def check_images_unchanged(folder: Path, image_digests: ImageDigests, previous: Any) -> None:
     """Raise an OutputError where images differ from `previous`; the outputs would mix results of old and new images."""
     if changed := find_changed_images(image_digests, previous if isinstance(previous, dict) else {}):
@@ -158,37 +152,6 @@ def check_images_unchanged(folder: Path, image_digests: ImageDigests, previous: 
             f"{folder}: {len(changed)} of {plural(len(image_digests), 'image')} differ from those that its stages have read: "
             "choose another folder, or allow overwriting"
         )
-
-
-def _run_stage(
-    context: AuditContext, name: str, stage: StageSpec, results: StageResults, on_progress: StageProgressCallback
-) -> StageResult:
-    """Run a stage and write its result, also that of a stage that the config skips."""
-    start = time.monotonic()
-    if name in context.config.skip:
-        result = stage.result_cls(tested=False, reason="skipped by the config")
-    else:
-        on_progress(name, 0, 1)
-        class_indices = [finding.class_index for finding in context.findings] if name != "check" else []
-        log_stage_start(context.folder, name, class_indices)
-        context.on_progress = lambda done, total: on_progress(name, done, total)
-        result = stage.function(context, results)
-    document = to_json_bytes(result.model_dump(mode="json"))
-    write_bytes(build_output_path(context.folder, STAGES_FOLDER, f"{name}.json"), document)
-    log_stage_files(context.folder, name)
-    provenance.append_event(context.folder, {"stage": name, "seconds": round(time.monotonic() - start, 3)})
-    return stage.result_cls.model_validate_json(document)  # exactly what a resumed audit reads
-
-
-def _load_stage_result(folder: Path, name: str, stage: StageSpec) -> StageResult | None:
-    """Return the stored result of a stage; None where it is missing or incomplete."""
-    document = _load_json_or_none(folder / STAGES_FOLDER / f"{name}.json")
-    if document is None:
-        return None
-    try:
-        return stage.result_cls.model_validate(document)
-    except ValidationError:
-        return None
 
 
 def _load_json_or_none(path: Path) -> Any:
@@ -205,10 +168,6 @@ def to_json_bytes(document: Mapping[str, Any]) -> bytes:
 
 def build_summary(context: AuditContext, stage_results: Mapping[str, Any], identity: Mapping[str, str]) -> Summary:
     """Return the summary: the results of all stages, and the verdicts that follow from them."""
-    from camscope.audit.verdicts import derive_verdicts
-    from camscope.audit.verdicts.limitations import list_limitations, list_warnings
-    from camscope.version import __version__
-
     config = context.config
     summary = Summary(
         camscope_version=__version__,
@@ -230,14 +189,6 @@ def build_summary(context: AuditContext, stage_results: Mapping[str, Any], ident
     return summary.model_copy(
         update={"warnings": tuple(list_warnings(summary)), "limitations": tuple(list_limitations(summary))}
     )
-
-
-def resolve_output_folder(output: str | os.PathLike[str]) -> Path:
-    """Return the path of the folder that an audit is written to; OutputError for a file."""
-    path = Path(output)
-    if path.exists() and not path.is_dir():
-        raise OutputError(f"{path} is a file; expected a folder for the audit")
-    return path
 
 
 def validate_config(context: AuditContext) -> None:

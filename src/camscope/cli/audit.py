@@ -206,11 +206,11 @@ def print_audit_result(audit: "AuditRun") -> None:
 
 def build_verdict_table(audit: "AuditRun") -> "Table":
     """Build a table with one row per verdict, those that contradict the model first."""
-    from camscope.audit.report.verdict_labels import VERDICT_TOPICS
+    from camscope.audit.report.verdict_labels import find_topic
 
     table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "reason")
     for verdict in audit.verdicts:
-        contradicts_maps = verdict.direction == "contradicts" and verdict.question in VERDICT_TOPICS["maps"].questions
+        contradicts_maps = verdict.direction == "contradicts" and find_topic(verdict.question) == "maps"
         style = MAPS_CONTRADICT_STYLE if contradicts_maps else DIRECTION_STYLES[verdict.direction]
         table.add_row(
             base.styled_text((base.display_text(verdict.claim), style)),

@@ -126,7 +126,7 @@ def test_few_of_a_class_are_undefined_and_say_how_few():
     truth = np.arange(40) < 2
     with pytest.raises(UndefinedError, match=r"2 positives and 38 negatives in 40 groups: \d+ of 2000 draws"):
         auroc(truth, np.random.default_rng(0).random(40))
-    with pytest.raises(UndefinedError, match="0 positives and 3 negatives in 3 groups: of one class there is none"):
+    with pytest.raises(UndefinedError, match="0 positives and 3 negatives in 3 groups: a class has no image"):
         auroc(np.zeros(3, bool), [1.0, 2.0, 3.0])
     one = auroc(np.array([True, False]), [1.0, 0.0], ["a", "a"])
     assert one.mean == 1.0

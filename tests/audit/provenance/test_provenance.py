@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
-import pyarrow
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 from PIL import Image, ImageOps
@@ -24,11 +23,9 @@ from camscope.audit.core.context import AuditContext
 from camscope.audit.demo import write_demo_study
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_file, digest_images, digest_masks, digest_model_source
-from camscope.audit.provenance.provenance import run_self_test
 from camscope.audit.runner import check_images_unchanged
 from camscope.audit.verification.verify import verify_audit
 from camscope.errors import InputError, OutputError
-from camscope.metrics import METRICS
 
 SKIP = ("faithfulness", "sanity", "robustness")
 CODE = """from camscope.phantom import shortcut_study as shortcut
@@ -121,23 +118,16 @@ def test_tables_have_the_digest_of_their_bytes_beside_that_of_their_content(case
 
 def test_everything_that_is_required_is_there(case):
     said = known(case[2])
-    assert said["completeness"] == 1
-    assert (
-        {"masks", "bytes", "declarations", "commit", "preprocessing", "self_test"}
-        <= set(provenance.REQUIRED_FIELDS)
-        <= set(said)
-    )
+    assert {"masks", "bytes", "declarations", "commit", "preprocessing", "seal"} <= set(said)
+    assert all(value is not None for value in said.values())
     assert said["preprocessing"].keys() == said["rows"].keys()
     assert len(set(said["preprocessing"].values())) == 1  # all are of one size, and placed alike
 
 
-def test_what_produced_it_names_kinds_of_numbers_and_that_metrics_were_tried(case, monkeypatch):
+def test_what_produced_it_names_kinds_of_numbers(case):
     said = known(case[2])
     assert said["model"]["numbers"] == ["float32"]
     assert said["model"]["loaded"].startswith("strictly")
-    assert said["self_test"] == "passed"
-    monkeypatch.setattr(provenance, "METRICS", {**METRICS, "enrichment": lambda attribution, mask: 2.0})
-    assert run_self_test.__wrapped__() == "enrichment is 2.0 and not 1.0; enrichment is 2.0 and not 4.0"
 
 
 def invert(count, folder="images"):
@@ -157,60 +147,34 @@ def resealed(**facts):
     Path("audit/provenance.json").write_bytes(provenance.serialize_record(said))
 
 
-def rewritten(name, column, change):
-    """A column of a table, changed."""
+def halved(name, column):
+    """Halve the numbers of a column of a table."""
     table = parquet.read_table(f"audit/{name}")
     place = table.column_names.index(column)
-    parquet.write_table(table.set_column(place, table.schema.field(column), change(table)), f"audit/{name}")
-
-
-def turned(table):
-    """Every second truth the other way."""
-    odd = pyarrow.array([n % 2 == 0 for n in range(table.num_rows)])
-    return compute.xor(table["truth lesion"], odd)
-
-
-def zeroed(table):
-    return pyarrow.array([0.0] * table.num_rows)
-
-
-def halved(table):
-    return compute.divide(table["value"], 2.0)
+    parquet.write_table(
+        table.set_column(place, table.schema.field(column), compute.divide(table[column], 2.0)), f"audit/{name}"
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "column", "change", "found"),
+    ("name", "column"),
     [
-        ("predictions.parquet", "truth lesion", turned, {"labels"}),
-        ("interventions.parquet", "log_odds_without", zeroed, {"removals"}),
-        ("metrics.parquet", "value", halved, {"metrics.parquet", "localization"}),
+        ("interventions.parquet", "log_odds_without"),
+        ("metrics.parquet", "value"),
+        ("predictions.parquet", "log odds lesion"),
     ],
 )
-def test_a_changed_table_is_seen_though_the_seal_was_made_again(copied, name, column, change, found):
-    rewritten(name, column, change)
+def test_a_changed_table_is_seen(copied, name, column):
+    halved(name, column)
+    assert failed() == {"outputs", name}
+
+
+def test_changed_predictions_are_seen_though_the_seal_was_made_again(copied):
+    halved("predictions.parquet", "log odds lesion")
     resealed()
-    assert failed(copied, rows=4) == found
-
-
-def test_other_words_on_the_page_are_seen_though_the_seal_was_made_again(copied):
-    page = Path("audit/report.html")
-    kept = page.read_text(encoding="utf-8")
-    for old, new in (("relies on", "makes no use of"), ("data:image/webp;base64,UklG", "data:image/webp;base64,UklH")):
-        assert old in kept
-        page.write_text(kept.replace(old, new, 1), encoding="utf-8")
-        resealed()
-        assert failed() == {"text of the report"}
-    resealed(code="another")  # whose pages may have other words
-    assert failed() == {"numbers of the report"}
-
-
-def test_a_number_that_no_stage_left_is_seen_though_the_seal_was_made_again(copied):
-    stage = Path("audit/stages/shortcut.json")
-    left = json.loads(stage.read_bytes())
-    left["masked_auroc"][0]["auroc"]["value"] = 0.123
-    stage.write_text(json.dumps(left))
-    resealed()
-    assert failed() == {"stages"}
+    found = failed(copied, rows=4)
+    assert len(found) == 4
+    assert all(name.startswith("row ") for name in found)
 
 
 def test_a_file_that_was_added_is_seen_wherever_it_is(copied):
@@ -220,13 +184,6 @@ def test_a_file_that_was_added_is_seen_wherever_it_is(copied):
         place.write_text("{}")
         assert failed() == {"outputs", name}
         place.unlink()
-
-
-def test_a_declaration_that_is_not_counted_is_seen(copied):
-    provenance.append_event(Path("audit"), {"event": "begun", "config": "another"})
-    provenance.append_event(Path("audit"), {"event": "begun", "config": known()["config_digest"]})
-    resealed()
-    assert failed() == {"declarations"}
 
 
 # Its images

@@ -1,5 +1,6 @@
 """Sentences of the report, compared with the numbers they speak of, for empty, partial and contradicting results."""
 
+import html as html_entities
 import importlib
 import re
 
@@ -26,11 +27,8 @@ from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.performance.auc import auroc, average_precision
 from camscope.audit.performance.leakage import probe_leakage
 from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
-from camscope.audit.report import find_unsupported_claims, render_page
-from camscope.audit.report.number_format import number_to_text
+from camscope.audit.report import render_page
 from camscope.audit.report.sentences import (
-    ExternalText,
-    ItemCount,
     describe_absent_objections,
     describe_clusters,
     describe_config_declarations,
@@ -42,13 +40,15 @@ from camscope.audit.report.sentences import (
     iter_estimates,
     list_interval_methods,
 )
-from camscope.audit.report.verdict_labels import VERDICT_TOPICS, find_topic_id
+from camscope.audit.report.verdict_labels import TOPIC_DESCRIPTIONS, find_topic
 from camscope.audit.shortcuts.effect_sizes import estimate_insertion_effect
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations import list_warnings
+from camscope.audit.verdicts.questions import QUESTIONS
 from camscope.metrics.clustered_mean import estimate_clustered_mean
 from camscope.metrics.statistics import estimate_difference, estimate_mean
 from tests.audit_summary import FINDINGS, full, nothing, num, verdict
+from tests.report_consistency import find_unsupported_claims
 
 ROUNDS = 80
 WORDS = ("supported", "not supported", "not testable")
@@ -76,20 +76,7 @@ def without_figures(monkeypatch):
 
 def text(sentence):
     """As a reader sees it."""
-    made = []
-    for part in sentence:
-        match part:
-            case ExternalText(words):
-                made.append(words)
-            case ItemCount():
-                made.append(number_to_text(part.value))
-            case EstimateSummary():
-                made.append(number_to_text(part.value))
-            case str():
-                made.append(part)
-            case _:
-                made.append(number_to_text(part))
-    return "".join(made)
+    return html_entities.unescape(re.sub(r"<[^>]*>", "", sentence))
 
 
 def on_page(html):
@@ -101,11 +88,11 @@ def on_page(html):
 
 def some_verdicts(random):
     """Any number of verdicts, also none: of one word alone, or of any."""
-    questions = [(name, question) for name, subject in VERDICT_TOPICS.items() for question in subject.questions]
+    questions = list(QUESTIONS)
     only = random.choice([*WORDS, "any"])
     made = []
     for n in range(random.choice([0, 1, 3, 16])):
-        _, question = questions[random.integers(len(questions))]
+        question = questions[random.integers(len(questions))]
         word = only if only != "any" else str(random.choice(WORDS))
         speaks = "neither" if word == "not testable" else str(random.choice(["supports", "contradicts", "neither"]))
         made.append(
@@ -117,9 +104,10 @@ def some_verdicts(random):
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_nothing_speaks_against_only_what_could_be_tested(seed):
     made = nothing().model_copy(update={"verdicts": some_verdicts(np.random.default_rng(seed))})
-    for name, subject in VERDICT_TOPICS.items():
-        said = text(describe_absent_objections(made, subject.name_in_sentence, subject.questions))
-        about = [one for one in made.verdicts if find_topic_id(one.question) == name]
+    for name in TOPIC_DESCRIPTIONS:
+        of_topic = [question for question in QUESTIONS if find_topic(question) == name]
+        said = text(describe_absent_objections(made, f"the {name}", of_topic))
+        about = [one for one in made.verdicts if find_topic(one.question) == name]
         tested = [one for one in about if one.conclusion != "not testable"]
         if found := re.match(r"No verdict contradicts .*: (\d+) of (\d+) (questions?) could be tested", said):
             assert (int(found[1]), int(found[2])) == (len(tested), len(about))

@@ -11,7 +11,7 @@ from camscope.audit.shortcuts.region_attribution import compute_equivalent_diame
 from camscope.audit.shortcuts.region_detectors import REGION_PRESETS, REGIONS
 from camscope.audit.shortcuts.region_samples import project_region_to_input
 from camscope.errors import GeometryError, InputError, UndefinedError
-from camscope.geometry import Placement
+from camscope.geometry import Placement, project_mask_to_input
 from camscope.images.scans.dicom import read_dicom
 from camscope.phantom.shortcut_study import draw_study
 
@@ -243,8 +243,8 @@ def test_a_mask_is_carried_to_where_the_model_sees_it():
 def test_a_thin_mask_is_not_lost_on_a_coarse_input():
     thin = box((90, 90), (29, 30), (10, 50))
     coarse = Placement.identity((90, 90)).resized((10, 10))
-    assert not project_region_to_input(thin, coarse).any()  # no pixel's center lies on it
-    assert (project_region_to_input(thin, coarse, include_touched=True) == box((10, 10), (3, 4), (1, 6))).all()
+    assert not project_mask_to_input(thin, coarse.input_size, coarse.to_image).any()  # no pixel's center lies on it
+    assert (project_region_to_input(thin, coarse) == box((10, 10), (3, 4), (1, 6))).all()
 
 
 def test_the_equivalent_diameter_is_that_of_a_disc_or_ball():

@@ -31,7 +31,6 @@ from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations import list_warnings
 from camscope.audit.verdicts.maps import FAITHFULNESS_VERDICT_METRICS
 from camscope.audit.verdicts.rules import build_verdict, decide_above_margin
-from camscope.metrics import RandomizationResult as Curves
 from camscope.metrics import estimate_mean
 from camscope.metrics.randomization_result import SAME_MAP_SIMILARITY
 from camscope.metrics.statistics import compute_min_detectable_prevalence
@@ -102,28 +101,10 @@ def test_of_eight_patients_nothing_is_said_but_why():
 
 
 def test_no_word_stands_beside_no_value():
-    found = build_verdict(
-        "leakage",
-        "It can.",
-        "nodule",
-        ("not supported", ""),
-        EstimateSummary(reason="no map"),
-        "shortcut",
-        "a rule",
-        supported_is_good=True,
-    )
+    missing = EstimateSummary(reason="no map")
+    found = build_verdict("leakage", "nodule", ("not supported", ""), missing, column="site")
     assert (found.conclusion, found.direction, found.reason) == ("not testable", "neither", "no map")
-    found = build_verdict(
-        "leakage",
-        "It can.",
-        "nodule",
-        ("not testable", ""),
-        EstimateSummary(),
-        "shortcut",
-        "a rule",
-        supported_is_good=True,
-    )
-    assert found.reason
+    assert build_verdict("leakage", "nodule", ("not testable", ""), EstimateSummary(), column="site").reason
 
 
 def test_every_open_verdict_says_why():
@@ -205,18 +186,14 @@ def test_what_is_left_when_all_training_is_lost_has_an_interval_by_patient():
     from camscope.audit.stages.map_quality import _summarize_final_similarity
 
     last = np.array([[0.1, 0.3, 0.2, 0.4, np.nan, 0.6, 0.5], [0.3, 0.1, 0.2, 0.4, np.nan, np.nan, 0.5]])
-    curves = Curves("m", "cascading", ("fc",), (0, 1), {"ssim": last[:, None]}, {}, False, np.zeros((2, 4, 4)))
-    found = _summarize_final_similarity(curves, "ssim", [1, 2, 3, 4, 5, 6, 7], {})
+    found = _summarize_final_similarity(last, [1, 2, 3, 4, 5, 6, 7], {})
     assert (found.n_values, found.n_groups, found.n_undefined) == (6, 6, 1)
     assert found.value == pytest.approx(np.nanmean(last))
     assert found.low is not None
     assert found.low < found.value < found.high
-    assert _summarize_final_similarity(curves, "ssim", [1, 1, 1, 1, 1, 2, 2], {}).low is None
-    curves.similarities["ssim"][:] = np.nan
-    assert (
-        _summarize_final_similarity(curves, "ssim", [1] * 7, {}).value,
-        _summarize_final_similarity(curves, "ssim", [1] * 7, {}).reason[:6],
-    ) == (None, "no map")
+    assert _summarize_final_similarity(last, [1, 1, 1, 1, 1, 2, 2], {}).low is None
+    empty = _summarize_final_similarity(np.full_like(last, np.nan), [1] * 7, {})
+    assert (empty.value, empty.reason[:6]) == (None, "no map")
 
 
 # Leaks
@@ -397,7 +374,8 @@ def test_few_maps_do_not_say_that_there_is_one_way_of_looking(claimed, patients,
 
 def test_the_page_says_why_there_is_no_interval_and_that_a_difference_may_not_matter():
     pytest.importorskip("jinja2")
-    from camscope.audit.report import find_unsupported_claims, render_page
+    from camscope.audit.report import render_page
+    from tests.report_consistency import find_unsupported_claims
 
     whole = full(findings=("nodule",))
     few = summarize_estimate(estimate_mean([0.1, 0.2, 0.3]))

@@ -102,7 +102,7 @@ def _build_map_clusters(
 def _compute_mass_shares(
     rows: Sequence[int], attributions: Mapping[int, FloatArray], samples: RegionSamples
 ) -> dict[str, FloatArray]:
-    """Return region -> the share (N,) of each map in it; NaN where the image lacks the region."""
+    """Return region -> the share (N,) of each map in it. NaN where the image lacks the region."""
     samples_by_row = {sample.row: sample for sample in samples.samples}
     mass_shares = {name: np.full(len(rows), np.nan) for name in samples.region_names}
     for i, row in enumerate(rows):
@@ -144,7 +144,7 @@ class LevelEnrichment:
 def compute_level_enrichment(
     labels: npt.NDArray[np.int64], column_values: Sequence[Hashable], groups: Sequence[Hashable] | None = None
 ) -> tuple[LevelEnrichment, ...]:
-    """Return the enrichment of each level in each cluster, the smallest p-value first; Holm's correction is over all.
+    """Return the enrichment of each level in each cluster, the smallest p-value first. Holm's correction is over all.
 
     Each patient counts once, by the first row, because images of one patient are not independent. Rows in no cluster (-1) or
     without a level are left out. Of two clusters, or of two levels, only the last is tested, because the other is its

@@ -42,7 +42,7 @@ class ClusterMembers:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The maps in k clusters, the largest first; `labels` (N,) are -1 for maps without positive attribution.
+    """The maps in k clusters, the largest first. `labels` (N,) are -1 for maps without positive attribution.
 
     `stability` is the mean adjusted Rand index with the clusters of subsamples of four fifths of the patients, and
     `reference_stability` the largest one of references: points from one Gaussian with the covariance of the maps. `eigengap` is
@@ -65,7 +65,7 @@ class Partition:
 
 @dataclass(frozen=True, eq=False)
 class ClusteringResult:
-    """The clusters of `n_maps` maps of `n_patients`; `zero_rows` without positive attribution are left out.
+    """The clusters of `n_maps` maps of `n_patients`. `zero_rows` without positive attribution are left out.
 
     `n_clusters` is the number that is stable and separate with the largest eigengap, or 1. `partitions`: number of clusters
     -> the clusters. `eigenvalues`: the smallest ones of the graph's Laplacian.
@@ -175,7 +175,7 @@ def _number_by_size(labels: IntArray) -> IntArray:
 def _build_clusters(
     labels: IntArray, rows: IntArray, patient_index: IntArray, subset: IntArray, distances: FloatArray
 ) -> tuple[ClusterMembers, ...]:
-    """Return the clusters; medoids come from the subset (m,), whose distances (m,m) are known."""
+    """Return the clusters. Medoids come from the subset (m,), whose distances (m,m) are known."""
     clusters = []
     for number in range(int(labels.max()) + 1):
         members, subset_members = np.flatnonzero(labels == number), np.flatnonzero(labels[subset] == number)

@@ -116,7 +116,7 @@ def sample_reference_points(points: FloatArray, rng: np.random.Generator) -> Flo
 
 
 def pool_maps(maps: npt.ArrayLike, grid_size: int) -> FloatArray:
-    """Return the area means of the positive part of finite maps (N,*s) on a grid; an axis with fewer cells keeps them."""
+    """Return the area means of the positive part of finite maps (N,*s) on a grid. An axis with fewer cells keeps them."""
     values = np.asarray(maps, np.float64)
     weights = [_build_area_weights(size, min(grid_size, size)) for size in values.shape[1:]]
     return _apply_along_axes(values.clip(min=0), weights)
@@ -143,14 +143,14 @@ def _apply_along_axes(values: FloatArray, weights: list[FloatArray]) -> FloatArr
 
 
 def _build_area_weights(size: int, grid_size: int) -> FloatArray:
-    """Return the share (grid_size,size) of each of `size` cells in each larger cell; rows sum to 1."""
+    """Return the share (grid_size,size) of each of `size` cells in each larger cell. Rows sum to 1."""
     edges, cells = np.linspace(0, size, grid_size + 1), np.arange(size)
     shared = np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells)
     return np.asarray(shared.clip(min=0) * grid_size / size)
 
 
 def _build_gaussian_weights(size: int, sigma: float) -> FloatArray:
-    """Return a Gaussian (size,size) around each cell; rows sum to 1."""
+    """Return a Gaussian (size,size) around each cell. Rows sum to 1."""
     if sigma <= 0:
         return np.eye(size)
     gaussian = np.exp(-0.5 * (np.subtract.outer(np.arange(size), np.arange(size)) / sigma) ** 2)

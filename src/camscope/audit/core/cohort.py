@@ -42,7 +42,7 @@ class Cohort:
 
     @cached_property
     def full_manifest(self) -> Manifest:
-        """The manifest with all its rows and columns; InputError where the config names a column that it lacks."""
+        """The manifest with all its rows and columns. InputError where the config names a column that it lacks."""
         config, data = self.config, self.config.data
         manifest = build_manifest(data.manifest, data.root, strict=False)
         mask_sources = [*config.regions.columns.values(), config.regions.organ]
@@ -76,7 +76,7 @@ class Cohort:
 
     @cached_property
     def output_manifest(self) -> Manifest:
-        """The audited rows as the outputs name them; the profile "research" replaces file names by pseudonyms."""
+        """The audited rows as the outputs name them. The profile "research" replaces file names by pseudonyms."""
         table, report_columns = self.manifest.table, list(self.config.report.columns)
         if not self.hides_file_names:
             names = [name for name in table.column_names if name.lower() not in RESULT_COLUMNS or name == "row"]
@@ -113,7 +113,7 @@ class Cohort:
         return dict(zip(self.rows, self.manifest.table[name].to_pylist(), strict=True))
 
     def get_subgroup_levels(self, column: str) -> dict[int, str | None]:
-        """Row -> its level in a subgroup column, None where the cell is empty; ages in years become age bands."""
+        """Row -> its level in a subgroup column, None where the cell is empty. Ages in years become age bands."""
         values = {row: None if is_missing(value) else value for row, value in self.get_column(column).items()}
         if has_ages_in_years(column, values.values()):
             return {row: None if age is None else format_age_band(age) for row, age in values.items()}
@@ -135,7 +135,7 @@ class Cohort:
         return {row: numbers[self.patients[row]] for row in self.rows}
 
     def get_truth(self, finding: Finding) -> dict[int, bool | None]:
-        """Row -> whether it has the finding; None where the label is missing."""
+        """Row -> whether it has the finding. None where the label is missing."""
         data = self.config.data
         names = (finding.name, str(finding.class_index))
         column = data.label or data.labels.get(names[0]) or data.labels.get(names[1])
@@ -216,7 +216,7 @@ class Cohort:
     def sample_rows_of_all_findings(
         self, candidate_rows: Iterable[int], n_rows: int, salt: int, findings: Sequence[Finding]
     ) -> list[int]:
-        """Draw rows for every finding; each finding gets its share of `n_rows`, and enough rows for a verdict."""
+        """Draw rows for every finding. Each finding gets its share of `n_rows`, and enough rows for a verdict."""
         candidates = list(candidate_rows)
         n_each = max(n_rows // len(findings), min(n_rows, 3 * MIN_PATIENTS_FOR_VERDICT))
         return sorted({row for finding in findings for row in self.sample_rows(candidates, n_each, salt, finding)})

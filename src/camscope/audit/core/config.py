@@ -42,7 +42,7 @@ UniqueNames = Annotated[tuple[str, ...], AfterValidator(_reject_duplicates)]
 
 
 def _to_category_names(value: Any) -> Any:
-    """Return one category or several as a tuple of names; labels by number become text."""
+    """Return one category or several as a tuple of names. Labels by number become text."""
     values = value if isinstance(value, list | tuple) else [value]
     return tuple(str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in values)
 
@@ -59,7 +59,7 @@ class _ConfigTable(BaseModel):
 class MaskSource(_ConfigTable):
     """A file or folder of masks, or in place of it a column of the manifest with masks, boxes or points.
 
-    `category`: the categories of a COCO file, or the labels of a mask, that count; "all" selects every one. Required where the
+    `category`: the categories of a COCO file, or the labels of a mask, that count. "all" selects every one. Required where the
     source has several, as `{ file = "annotations.json", category = "WBC" }`.
     """
 
@@ -81,7 +81,7 @@ class DataConfig(_ConfigTable):
     """`[data]`: the images, their labels and their masks.
 
     Paths of images and masks are relative to `root` and may not leave it. By default it is the manifest's folder, and "" allows
-    any path. `masks_root` is the folder that `ground_truth` is relative to; for a TOML file its folder. `label` is the column
+    any path. `masks_root` is the folder that `ground_truth` is relative to, for a TOML file its folder. `label` is the column
     with the class of each image, by name or number. `labels` replaces it: finding -> its column of 0 and 1. The report shows
     the levels of `subgroups`, so that a column that names images or patients is an error. `annotation_protocol` says who
     labeled and located the findings, as free text. `window` is that of CT images, as "center,width".
@@ -214,9 +214,9 @@ class Config(_ConfigTable):
         intended_use: What the model is meant for, as free text.
         seed: The seed of every random choice.
         n_resamples: The number of bootstrap resamples of patients.
-        imputations: What replaces removed pixels; at least two, because the effect of one may be its artifact.
+        imputations: What replaces removed pixels. At least two, because the effect of one may be its artifact.
         batch_size: The number of images in a forward pass.
-        skip: The stages to skip; the report lists them as not tested.
+        skip: The stages to skip. The report lists them as not tested.
 
     Example:
         >>> config = Config.from_source({
@@ -296,7 +296,7 @@ class Config(_ConfigTable):
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def to_redacted_dict(self) -> dict[str, Any]:
-        """Return the tables as JSON values without paths; of the model's source the file name stays."""
+        """Return the tables as JSON values without paths. Of the model's source the file name stays."""
         tables = self.model_dump(mode="json")
         data, model, regions = tables["data"], tables["model"], tables["regions"]
         data |= {"manifest": "a file", "root": None if data["root"] is None else "files", "masks_root": None}
@@ -333,7 +333,7 @@ def _resolve_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def resolve_manifest_source(source: str, folder: Path) -> str:
-    """Return the path of a manifest relative to the current folder, also of an `hf:FOLDER`; URLs and names stay."""
+    """Return the path of a manifest relative to the current folder, also of an `hf:FOLDER`. URLs and names stay."""
     prefix = next((prefix for prefix in DATASET_PREFIXES if source.startswith(prefix)), "")
     path = folder / source.removeprefix(prefix)
     return source if "://" in source or (prefix and not path.is_dir()) else f"{prefix}{path}"
@@ -344,7 +344,7 @@ def _redact_mask_sources(mask_sources: dict[str, Any]) -> dict[str, Any]:
 
 
 def _redact_mask_source(mask_source: Any) -> Any:
-    """Replace the name of a file or a folder, which a path separator tells from a column; columns and categories stay."""
+    """Replace the name of a file or a folder, which a path separator tells from a column. Columns and categories stay."""
     if isinstance(mask_source, dict):
         return {**mask_source, "file": None if mask_source["file"] is None else "files"}
     is_path = mask_source and ("/" in mask_source or os.sep in mask_source or mask_source.lower().endswith(".json"))

@@ -59,7 +59,7 @@ class AuditContext:
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
-        """The class names of the model; empty where it declares none."""
+        """The class names of the model. Empty where it declares none."""
         card = get_card(self.model)
         return (card.class_names if card else None) or ()
 
@@ -81,7 +81,7 @@ class AuditContext:
 
     @cached_property
     def explainers(self) -> list[Explainer]:
-        """The explainers of the config; CAM methods use the layer of the config, or the default layer of the model."""
+        """The explainers of the config. CAM methods use the layer of the config, or the default layer of the model."""
         from camscope.explainers.comparison.grid_layout import accepts_layer_choice
 
         config, explainers = self.config.explain, []
@@ -138,7 +138,7 @@ class AuditContext:
         return load_images(manifest, manifest_rows, self.worker.read_item, NUM_READ_THREADS)
 
     def iter_batches(self, rows: Sequence[int] | None = None) -> Iterator[list[LoadedImage]]:
-        """Yield batches of neighboring images of one size; an image that cannot be read is a batch by itself."""
+        """Yield batches of neighboring images of one size. An image that cannot be read is a batch by itself."""
         batch: list[LoadedImage] = []
         for image in self.load_images(rows):
             shapes = {each.item.x.shape if each.item is not None else None for each in (*batch[:1], image)}

@@ -76,7 +76,7 @@ class Predictions:
 
     @classmethod
     def read(cls, folder: Path, *, features: bool = False) -> "Predictions":
-        """Read what `write` wrote; the features, which are large, only if `features` is True."""
+        """Read what `write` wrote. The features, which are large, only if `features` is True."""
         schema = import_arrow("parquet").read_schema(folder / PREDICTIONS_FILE)
         table = read_parquet(
             folder / PREDICTIONS_FILE, [name for name in schema.names if features or name != "features"]

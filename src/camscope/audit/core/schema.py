@@ -8,7 +8,7 @@ Conclusion = Literal["supported", "not supported", "not testable"]
 
 
 class SchemaModel(BaseModel):
-    """A frozen model of the schema; NaN and infinity raise an error."""
+    """A frozen model of the schema. NaN and infinity raise an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -17,7 +17,7 @@ class EstimateSummary(SchemaModel):
     """An estimate with the ends of its 95 % confidence interval by patient, and its baseline.
 
     `value` is None where no estimate exists, for the `reason`. `n_values` counts the `unit`, and `n_undefined` the rows without
-    a value. `n_groups` counts patients; for insertions, whose values belong to several patients each, `n_groups_by_role` counts
+    a value. `n_groups` counts patients. For insertions, whose values belong to several patients each, `n_groups_by_role` counts
     the patients in each role, and `n_groups` is the smallest count. `p_value` is for no difference. `baseline` is the value
     expected by chance, or of a control. `interval_method` is "" where there is no interval.
     """
@@ -76,7 +76,7 @@ class LevelCount(SchemaModel):
 class AnnotationSource(SchemaModel):
     """The kind of the source of the masks of a finding or a region.
 
-    `categories` are those that count; empty for boxes, points, and masks of one label. `excluded_categories` are the
+    `categories` are those that count. Empty for boxes, points, and masks of one label. `excluded_categories` are the
     categories of a COCO file that do not count.
     """
 
@@ -102,7 +102,7 @@ class DataCheckResult(StageResult):
 class ExplainerInfo(SchemaModel):
     """A method with its parameters.
 
-    `stride`: the distance between the cells of its map in pixels of the model's input; `stride_mm`: on the image.
+    `stride`: the distance between the cells of its map in pixels of the model's input. `stride_mm`: on the image.
     """
 
     method: str
@@ -138,7 +138,7 @@ class ResolveResult(StageResult):
 class SubgroupDifference(SchemaModel):
     """The value of a subgroup level for a finding, and its difference to the other levels, compared with the margin.
 
-    `region`: the region whose effect on the prediction the value is; "" for other values.
+    `region`: the region whose effect on the prediction the value is. "" for other values.
     """
 
     finding: str
@@ -237,7 +237,7 @@ class MetricSummary(SchemaModel):
 
 
 class StablePredictionShare(SchemaModel):
-    """The share of input changes of a stability metric under which the prediction stayed; only these are scored."""
+    """The share of input changes of a stability metric under which the prediction stayed. Only these are scored."""
 
     metric: str
     finding: str
@@ -258,7 +258,7 @@ class RandomizationSimilarity(SchemaModel):
     """The similarity of the maps of the trained model and of the model with re-initialized weights.
 
     `curve` is the mean similarity after each step of the cascade, and `final_similarity` that after the last step. The null is
-    the similarity of maps of different images. `passes`: whether the maps change enough; None where nothing can be compared.
+    the similarity of maps of different images. `passes`: whether the maps change enough. None where nothing can be compared.
     """
 
     name: str
@@ -351,7 +351,7 @@ class ColumnLeakage(SchemaModel):
 
 
 class MapCluster(SchemaModel):
-    """A cluster of images with similar maps; `number` 0 is the largest.
+    """A cluster of images with similar maps. `number` 0 is the largest.
 
     `prototypes`: the ids of its most typical images. `attribution_mass`: region -> the mean share of its maps in the region.
     `missed_share`: the share of its images with a probability below 0.5. `associated_columns`: the subgroup levels that are

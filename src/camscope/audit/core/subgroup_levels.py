@@ -32,7 +32,7 @@ def is_missing(value: Hashable) -> bool:
 
 
 def normalize_label(value: Any) -> str | None:
-    """Return a cell as text for comparing labels; None if it is empty.
+    """Return a cell as text for comparing labels. None if it is empty.
 
     1.0 becomes "1", because pandas writes integers as floats if a cell is empty.
     """
@@ -49,12 +49,12 @@ def has_ages_in_years(column: str, values: Iterable[Any]) -> bool:
 
 
 def format_age_band(age: float) -> str:
-    """Return the age band of an age, as `40-64`; the last band has no upper end."""
+    """Return the age band of an age, as `40-64`. The last band has no upper end."""
     return AGE_BANDS[sum(age >= start for start in AGE_BAND_STARTS)]
 
 
 def sort_levels(levels: set[Hashable]) -> list[Any]:
-    """Sort numbers by size and text alphabetically; mixed values by type and text."""
+    """Sort numbers by size and text alphabetically. Mixed values by type and text."""
     try:
         return sorted(cast(set[Any], levels))
     except TypeError:

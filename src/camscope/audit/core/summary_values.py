@@ -67,7 +67,7 @@ def format_patient_count(estimate: Estimate | EstimateSummary) -> str:
 
 
 def round_significant(value: float | None) -> float | None:
-    """Round a number to `SIGNIFICANT_DIGITS`; None if it is missing, infinite or NaN."""
+    """Round a number to `SIGNIFICANT_DIGITS`. None if it is missing, infinite or NaN."""
     if value is None or not math.isfinite(value):
         return None
     return float(np.format_float_positional(value, SIGNIFICANT_DIGITS, unique=False, fractional=False, trim="-"))
@@ -90,7 +90,7 @@ def collect_formulas(metric_summaries: Iterable[MetricSummary]) -> dict[str, str
 
 
 def summarize_metrics(table: "pa.Table", finding: str, *, n_resamples: int, seed: int) -> list[MetricSummary]:
-    """Summarize the values of one finding by patient; `add_patient_column` has added the patients to the table."""
+    """Summarize the values of one finding by patient. `add_patient_column` has added the patients to the table."""
     if not table.num_rows:
         return []
     summaries = evaluation_summary.summarize_values(table, PATIENT_COLUMN, seed=seed, n_resamples=n_resamples)

@@ -66,7 +66,7 @@ class Ranking:
         return len(np.unique(self.group_index))
 
     def select_rows(self, row_mask: Mask) -> "Ranking":
-        """Return the ranking of the original rows in a mask (M,); resamples still draw from all groups."""
+        """Return the ranking of the original rows in a mask (M,). Resamples still draw from all groups."""
         selected = row_mask[self.row_index]
         names = ("truth", "group_index", "rank", "row_index")
         return _check_two_classes(replace(self, **{name: getattr(self, name)[selected] for name in names}))
@@ -92,7 +92,7 @@ class Ranking:
 
 
 def rank_scores(truth: npt.ArrayLike, score: npt.ArrayLike, groups: Sequence[Hashable] | None) -> Ranking:
-    """Rank scores (N,) of rows with a truth (N,) and groups (N,); UndefinedError where a class has no row."""
+    """Rank scores (N,) of rows with a truth (N,) and groups (N,). UndefinedError where a class has no row."""
     truths, scores = np.asarray(truth), np.asarray(score, np.float64)
     if truths.dtype != np.bool_ or truths.shape != scores.shape or scores.ndim != 1 or not np.isfinite(scores).all():
         raise InputError(
@@ -106,12 +106,12 @@ def rank_scores(truth: npt.ArrayLike, score: npt.ArrayLike, groups: Sequence[Has
 
 def _check_two_classes(ranking: Ranking) -> Ranking:
     if ranking.truth.all() or not ranking.truth.any():
-        raise UndefinedError(f"{ranking.describe_counts()}: of one class there is none")
+        raise UndefinedError(f"{ranking.describe_counts()}: a class has no image")
     return ranking
 
 
 def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: int, seed: int) -> FloatArray:
-    """Return the area in each bootstrap resample of groups; NaN where a resample holds one class only."""
+    """Return the area in each bootstrap resample of groups. NaN where a resample holds one class only."""
     areas, n_groups = [], ranking.n_resampled_groups
     for drawn_groups in iter_bootstrap_indices(n_groups, n_resamples, seed, len(ranking.truth)):
         weights = count_draws(drawn_groups, n_groups)[:, ranking.group_index]
@@ -124,7 +124,7 @@ def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: 
 
 
 def drop_undefined(resampled_areas: FloatArray, description: str) -> FloatArray:
-    """Return the resampled areas that are defined; UndefinedError where more than a tenth are not."""
+    """Return the resampled areas that are defined. UndefinedError where more than a tenth are not."""
     n_undefined = int(np.isnan(resampled_areas).sum())
     if n_undefined > MAX_UNDEFINED_SHARE * len(resampled_areas):
         raise UndefinedError(
@@ -141,7 +141,7 @@ def count_draws(drawn_groups: IntArray, n_groups: int) -> FloatArray:
 
 
 def compute_roc_area(positive_weights: FloatArray, negative_weights: FloatArray) -> FloatArray:
-    """Return the share (r,) of pairs with a higher positive score; ties count half."""
+    """Return the share (r,) of pairs with a higher positive score. Ties count half."""
     lower = np.cumsum(negative_weights, 1) - 0.5 * negative_weights
     return np.asarray((positive_weights * lower).sum(1) / (positive_weights.sum(1) * negative_weights.sum(1)))
 
@@ -164,7 +164,7 @@ def auroc(
 ) -> Estimate:
     """Return the area under the ROC curve of scores (N,) for a truth (N,), with the interval of `compute_auroc_interval`.
 
-    `groups` (N,) are the patients, which are resampled as a whole; by default each image is its own group. UndefinedError if a
+    `groups` (N,) are the patients, which are resampled as a whole. By default each image is its own group. UndefinedError if a
     class has no row, or if more than a tenth of the resamples hold one class.
     """
     ranking = rank_scores(truth, score, groups)
@@ -179,7 +179,7 @@ def average_precision(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
-    """Return the average precision, Σ_k (R_k - R_{k-1}) P_k, with a bootstrap interval; arguments as for `auroc`.
+    """Return the average precision, Σ_k (R_k - R_{k-1}) P_k, with a bootstrap interval. Arguments as for `auroc`.
 
     The chance level is the share of positives. If all pairs are in order, every resample is 1 and there is no interval.
     """
@@ -207,7 +207,7 @@ def compute_auroc_interval(
     """Return the two limits a of an AUROC A where |A - a| = t √(D V(a)).
 
     V is the variance of Hanley and McNeil for the numbers of patients, at the limit and not at A (method 5 of Newcombe 2006,
-    doi:10.1002/sim.2324). D is the ratio of the variance of the resamples to V(A); it is 1 where all pairs are in order. For
+    doi:10.1002/sim.2324). D is the ratio of the variance of the resamples to V(A). It is 1 where all pairs are in order. For
     an area of 0.98, percentiles of resamples miss the truth in more than one of ten datasets, and these limits half as often.
     The limits are NaN with fewer than two patients of a class, or too few effective patients. With several rankings, the
     ranking with the fewest patients and the one with the fewest effective patients count.

@@ -36,12 +36,12 @@ def compute_calibration(
 ) -> tuple[dict[str, EstimateSummary], tuple[ReliabilityPoint, ...]]:
     """Return the calibration of the probabilities of log odds (N,) for a truth (N,), and the reliability diagram.
 
-    `groups` (N,) are the patients; by default each image is its own group.
+    `groups` (N,) are the patients. By default each image is its own group.
 
     - brier: the mean of (p - y)².
-    - calibration_error: Σ_b n_b/N |p_b - y_b| over bins of equally many images. It is never 0; its baseline is the mean for
+    - calibration_error: Σ_b n_b/N |p_b - y_b| over bins of equally many images. It is never 0. Its baseline is the mean for
       simulated truths for which every probability is right.
-    - slope, intercept: the line from the model's log odds to those of the truth; a slope below 1 means too extreme.
+    - slope, intercept: the line from the model's log odds to those of the truth. A slope below 1 means too extreme.
     """
     probability, group, prevalence = 1 / (1 + np.exp(-log_odds)), index_groups(groups, len(truth)), float(truth.mean())
     brier = estimate_mean((probability - truth) ** 2, groups, bounds=(0.0, 1.0))
@@ -99,7 +99,7 @@ def _has_class_overlap(y: Mask, z: FloatArray, weights: FloatArray) -> npt.NDArr
 
 
 def _fit_lines(y: Mask, z: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return slope and intercept (r,2) for weights (r,N) of the rows; NaN where no line fits."""
+    """Return slope and intercept (r,2) for weights (r,N) of the rows. NaN where no line fits."""
     lines = np.full((len(weights), 2), np.nan)
     can_fit = _has_class_overlap(y, z, weights)
     center, scale = z.mean(), z.std()
@@ -109,7 +109,7 @@ def _fit_lines(y: Mask, z: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def _fit_standardized_lines(y: Mask, x: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return slope and intercept (r,) by Newton's method; NaN where it does not converge."""
+    """Return slope and intercept (r,) by Newton's method. NaN where it does not converge."""
     share = weights @ y / weights.sum(1)
     slope, intercept = np.zeros(len(weights)), np.log(share) - np.log1p(-share)
     step_size = np.full(len(weights), np.inf)
@@ -131,7 +131,7 @@ def _fit_standardized_lines(y: Mask, x: FloatArray, weights: FloatArray) -> tupl
 
 
 def _assign_bins(p: FloatArray, n_bins: int) -> IntArray:
-    """Return the bin (N,) of each row; equal probabilities share a bin, so that there may be fewer."""
+    """Return the bin (N,) of each row. Equal probabilities share a bin, so that there may be fewer."""
     edges = np.quantile(p, np.arange(1, n_bins) / n_bins)
     return np.unique(np.searchsorted(edges, p, side="right"), return_inverse=True)[1]
 
@@ -139,7 +139,7 @@ def _assign_bins(p: FloatArray, n_bins: int) -> IntArray:
 def _estimate_calibration_error(
     y: Mask, p: FloatArray, group: IntArray, bin_index: IntArray, n_resamples: int, seed: int
 ) -> Estimate:
-    """Return the expected calibration error; resamples use the bins of all rows."""
+    """Return the expected calibration error. Resamples use the bins of all rows."""
     count = int(group.max()) + 1
     gaps = np.zeros((count, int(bin_index.max()) + 1))
     np.add.at(gaps, (group, bin_index), p - y)
@@ -153,7 +153,7 @@ def _estimate_calibration_error(
 
 
 def _simulate_chance_error(p: FloatArray, group: IntArray, bin_index: IntArray, seed: int) -> float:
-    """Return the mean error if all probabilities were right; images of one patient have the finding together."""
+    """Return the mean error if all probabilities were right. Images of one patient have the finding together."""
     random = np.random.default_rng(seed)
     count, bins = int(group.max()) + 1, int(bin_index.max()) + 1
     sums = np.bincount(bin_index, weights=p, minlength=bins)
@@ -179,7 +179,7 @@ def _build_bins(y: Mask, p: FloatArray, group: IntArray, bin_index: IntArray) ->
 
 
 def compute_wilson_interval(share: float, n: float) -> tuple[float, float]:
-    """Return the 95 % interval of a share of n independent images; Wilson 1927, doi:10.1080/01621459.1927.10502953."""
+    """Return the 95 % interval of a share of n independent images. Wilson 1927, doi:10.1080/01621459.1927.10502953."""
     z = 1.959963984540054
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)

@@ -111,7 +111,7 @@ def _select_levels(levels: dict[Hashable, Mask], group: IntArray) -> list[Mask]:
 
 
 def _standardize_features(x: FloatArray) -> FloatArray:
-    """Return the features (N,d) that vary, with mean 0 and standard deviation 1 / √d; rotated into N if these are fewer."""
+    """Return the features (N,d) that vary, with mean 0 and standard deviation 1 / √d. If N < d, they are rotated into N."""
     varying = x[:, np.ptp(x, 0) > 0]
     if not varying.shape[1]:
         raise UndefinedError(f"no feature of {x.shape[1]} varies")
@@ -126,7 +126,7 @@ def _standardize_features(x: FloatArray) -> FloatArray:
 
 
 def _rank_levels(x: FloatArray, level_index: IntArray, group: IntArray, seed: int) -> list[Ranking]:
-    """Rank the out-of-fold scores of each level; resamples of all rankings draw the same patients."""
+    """Rank the out-of-fold scores of each level. Resamples of all rankings draw the same patients."""
     scores = _predict_log_odds(x, level_index, group, seed)
     rankings = [rank_scores(level_index == k, scores[:, k], None) for k in range(scores.shape[1])]
     return [

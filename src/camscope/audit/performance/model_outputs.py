@@ -28,9 +28,9 @@ from camscope.targets.outputs import are_probabilities, class_scores
 def compute_logits_and_features(
     context: AuditContext, x: Tensor, layer: str | None = None, grid: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor]:
-    """Return the logits (N,K) of inputs (N,C,*S), and their features (N,D); NonFiniteError for NaN and infinity.
+    """Return the logits (N,K) of inputs (N,C,*S), and their features (N,D). NonFiniteError for NaN and infinity.
 
-    The features are the output of a layer with this grid, averaged over space; without a layer they are the logits.
+    The features are the output of a layer with this grid, averaged over space. Without a layer they are the logits.
     """
     x = x.to(*device_and_dtype(context.model))
     settings = ScoringSettings("eval", None, context.class_names or None)
@@ -98,7 +98,7 @@ def compute_log_odds(
 def compute_softmax_log_odds(outputs: Tensor, class_index: int, *, is_probability: bool = False) -> Tensor:
     """Return the log odds (N,) of one class against all others, o_c - logsumexp of the others, from logits (N,K).
 
-    Of probabilities the logarithm is taken; a probability of 0 becomes the smallest number of its type.
+    Of probabilities the logarithm is taken. A probability of 0 becomes the smallest number of its type.
     """
     logits = outputs.clamp(min=torch.finfo(outputs.dtype).tiny).log() if is_probability else outputs
     other_logits = torch.cat([logits[:, :class_index], logits[:, class_index + 1 :]], 1)

@@ -47,7 +47,7 @@ class Contrast:
 
     `difference` is the first minus the second estimate. Its interval and p-value come from one procedure, and are corrected for
     the number of contrasts (Bonferroni). `conclusion` is "equivalent" where the interval lies within the margin, else
-    "different" where it excludes zero, else "undecided"; where a side is too small it is None, as are all estimates. `reason`:
+    "different" where it excludes zero, else "undecided". Where a side is too small it is None, as are all estimates. `reason`:
     why there is no conclusion, or only a weak one.
     """
 
@@ -79,7 +79,7 @@ class _MeanSide:
         return gap - half, gap + half
 
     def _compute_standard_error(self, reference: Self) -> float:
-        """Return the jackknife standard error of the difference; patients on both sides are left out of both at once.
+        """Return the jackknife standard error of the difference. Patients on both sides are left out of both at once.
 
         A side whose values are all equal is taken to vary as the other one.
         """
@@ -142,7 +142,7 @@ def compare_level_means(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> tuple[Contrast, ...]:
-    """Compare the mean of each level with that of all others; two levels make one contrast.
+    """Compare the mean of each level with that of all others. Two levels make one contrast.
 
     Rows (N,) without a value or a level are left out. `groups` (N,) are the patients, who may have images of several levels.
     `margin` is the difference that would not matter, declared before the results are known. A side needs `min_patients`.
@@ -177,7 +177,7 @@ def compare_level_aurocs(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> tuple[Contrast, ...]:
-    """Compare the AUROC of each level as `compare_level_means` does; a side needs five patients of either class."""
+    """Compare the AUROC of each level as `compare_level_means` does. A side needs five patients of either class."""
     ranking = rank_scores(truth, score, groups)
 
     def build_side(rows: Mask) -> _AurocSide:
@@ -278,7 +278,7 @@ def compare_subgroups(
     truth: Mapping[int, bool] | None = None,
     region: str = "",
 ) -> Iterator[SubgroupDifference]:
-    """Yield the contrasts of every subgroup column for values by row; with a `truth`, of their AUROCs in place of their means.
+    """Yield the contrasts of every subgroup column for values by row. With a `truth`, of their AUROCs in place of their means.
 
     `margin` is the difference that would not matter, and `region` the region that the values are about.
     """

@@ -61,20 +61,16 @@ def digest_optional_file(path: str | None) -> str | None:
 
 def digest_model_source(source: str) -> str:
     """Digest the source file of FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; "none" for a model of a library."""
-    where, colon, _ = source.rpartition(":")
+    location, colon, _ = source.rpartition(":")
     if not colon or source.partition(":")[0] in LOADER_BY_LIBRARY:
         return NO_DIGEST
-    file = Path(where).expanduser() if where.endswith(".py") else _find_module_file(where)
-    return digest_file(file) if file is not None and file.is_file() else NO_DIGEST
-
-
-def _find_module_file(module: str) -> Path | None:
-    """Find the source file of a module without importing it; parent packages are imported."""
+    if location.endswith(".py"):
+        return digest_optional_file(str(Path(location).expanduser())) or NO_DIGEST
     try:
-        spec = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(location)  # does not import the module, but its parent packages
     except (ImportError, ValueError):
-        return None
-    return None if spec is None or spec.origin is None else Path(spec.origin)
+        return NO_DIGEST
+    return digest_optional_file(spec.origin if spec else None) or NO_DIGEST
 
 
 def digest_images(
@@ -85,12 +81,11 @@ def digest_images(
     `on_progress`: called with the number of images done and their total.
     """
     digests: dict[str, str | None] = {}
-    for row, digits in _map_in_threads(lambda row: _digest_image(context, row), context.cohort.rows):
-        digests[context.cohort.ids[row]] = digits
-        if on_progress is not None and (
-            len(digests) % PROGRESS_INTERVAL == 0 or len(digests) == len(context.cohort.rows)
-        ):
-            on_progress(len(digests), len(context.cohort.rows))
+    n_rows = len(context.cohort.rows)
+    for row, digest in _map_in_threads(lambda row: _digest_image(context, row), context.cohort.rows):
+        digests[context.cohort.ids[row]] = digest
+        if on_progress is not None and (len(digests) % PROGRESS_INTERVAL == 0 or len(digests) == n_rows):
+            on_progress(len(digests), n_rows)
     return digests
 
 
@@ -119,21 +114,19 @@ def find_changed_images(images: Mapping[str, str | None], previous: Mapping[str,
 def digest_masks(context: AuditContext) -> str:
     """Digest all masks of the audited rows that the config names; "none" if it names none."""
     data, regions = context.config.data, context.config.regions
-    several: Mapping[str, str | MaskSource | None] = (
-        data.ground_truth if isinstance(data.ground_truth, dict) else {"": data.ground_truth}
-    )
-    named = {"organ": regions.organ, **{f"evidence {name}".strip(): place for name, place in sorted(several.items())}}
-    named |= {f"region {name}": column for name, column in sorted(regions.columns.items())}
-    if not any(named.values()):
+    ground_truth = data.ground_truth if isinstance(data.ground_truth, dict) else {"": data.ground_truth}
+    sources: dict[str, str | MaskSource | None] = {"organ": regions.organ}
+    sources |= {f"evidence {name}".strip(): source for name, source in sorted(ground_truth.items())}
+    sources |= {f"region {name}": column for name, column in sorted(regions.columns.items())}
+    if not any(sources.values()):
         return NO_DIGEST
     sha = hashlib.sha256()
-    for part, name in named.items():
-        if isinstance(name, MaskSource) and name.category:
-            sha.update(f"{part}\n{name.category}\n".encode())
-        for (file_key, _), digest in _map_in_threads(
-            lambda item: _digest_mask(*item[1]), () if name is None else _iter_mask_files(context, name)
-        ):
-            sha.update(f"{part}\n{file_key}\n{digest}\n".encode())
+    for part, source in sources.items():
+        if isinstance(source, MaskSource) and source.category:
+            sha.update(f"{part}\n{source.category}\n".encode())
+        files = () if source is None else _iter_mask_files(context, source)
+        for (key, _), digest in _map_in_threads(lambda item: _digest_mask(*item[1]), files):
+            sha.update(f"{part}\n{key}\n{digest}\n".encode())
     return sha.hexdigest()
 
 

@@ -1,8 +1,4 @@
-"""Provenance: what an audit was computed from, with digests, versions and a self-test of the metrics.
-
-- Record: inputs, code, model and outputs by their digests.
-- Self-test: the metrics of two maps whose values are known.
-"""
+"""Provenance: what an audit was computed from, with digests and versions, and the log of the folder."""
 
 import hashlib
 import importlib.metadata
@@ -12,17 +8,16 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from camscope.audit.core.context import AuditContext
-from camscope.audit.performance.auc import auroc
 from camscope.audit.provenance.digests import (
     NO_DIGEST,
     digest_content,
@@ -32,7 +27,6 @@ from camscope.audit.provenance.digests import (
     digest_optional_file,
 )
 from camscope.batch.manifest import hash_manifest
-from camscope.metrics import METRICS
 from camscope.model_card import compute_model_digest
 from camscope.models import redact_file_names
 from camscope.safe_files import make_folder, make_write_error, open_regular_file, read_bytes, write_bytes
@@ -40,41 +34,14 @@ from camscope.untrusted_files import MAX_JSON_BYTES, read_errors_converted
 from camscope.version import __version__
 
 PROVENANCE_FILE, LOG_FILE = "provenance.json", "log.jsonl"
-MAX_LOG = 2**28  # bytes
-PARQUET = b"PAR1"  # magic bytes at both ends of a Parquet file
+MAX_LOG_BYTES = 2**28
+PARQUET_MAGIC = b"PAR1"  # at both ends of a file
 PACKAGES = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "pyarrow",
-    "scipy",
-    "scikit-learn",
-    "scikit-image",
-    "pydantic",
-    "pydicom",
-    "nibabel",
-    "pillow",
-    "matplotlib",
-    "jinja2",
-)
-PREPROCESSING_COLUMNS = ("image_size", "input_size", "placement", "affine", "scan_steps")
-NO_CHECKOUT = "not from a checkout"
-FIELDS_NOT_ON_PAGE = (
-    "started",
-    "ended",
-    "stages",
-    "rows",
-    "preprocessing",
-    "outputs",
-    "bytes",
-    "completeness",
-    "seal",
-)
-START_EVENT = "begun"  # event of the log when an audit starts
-REQUIRED_FIELDS = (
-    "camscope", "code", "config", "config_digest", "data", "masks", "model", "rows", "seeds", "versions", "machine", "outputs",
-    "bytes", "started", "ended", "stages", "declarations", "declared_before_results", "commit", "preprocessing", "self_test",
+    "torch", "torchvision", "numpy", "pyarrow", "scipy", "scikit-learn", "scikit-image", "pydantic", "pydicom", "nibabel",
+    "pillow", "matplotlib", "jinja2",
 )  # fmt: skip
+PREPROCESSING_COLUMNS = ("image_size", "input_size", "placement", "affine", "scan_steps")
+START_EVENT = "begun"  # event of the log when an audit starts
 
 
 def compute_identity(context: AuditContext) -> dict[str, str]:
@@ -105,7 +72,7 @@ def describe_commit() -> str:
     """Return the commit of the checkout that camscope runs from, with "-dirty" if files differ from it."""
     root, git = Path(__file__).parents[4], shutil.which("git")
     if git is None or not (root / ".git").exists() or not (root / "src" / "camscope").is_dir():
-        return NO_CHECKOUT
+        return "not from a checkout"
     command = [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # read-only
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)  # noqa: S603 - fixed arguments
@@ -130,7 +97,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     """Read the events of the log; a truncated line is skipped."""
     log, events = folder / LOG_FILE, []
     with read_errors_converted(f"{log} is not a valid audit log"):
-        text = read_bytes(log, MAX_LOG).decode("utf-8", errors="replace") if log.is_file() else ""
+        text = read_bytes(log, MAX_LOG_BYTES).decode("utf-8", errors="replace") if log.is_file() else ""
     for line in text.splitlines():
         try:
             events.append(json.loads(line))
@@ -160,15 +127,11 @@ def count_declarations(folder: Path, config_digest: str) -> dict[str, int | bool
     return {"declarations": len(config_digests), "declared_before_results": config_digests[0] == config_digest}
 
 
-def _latest_audit_events(log_events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the events of the latest audit."""
-    last = max((n for n, event in enumerate(log_events) if event.get("event") == START_EVENT), default=0)
-    return log_events[last:]
-
-
 def write_provenance(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
     """Write `provenance.json`, after all other outputs because it holds their digests."""
-    events = _latest_audit_events(read_events(context.folder))
+    events = read_events(context.folder)
+    start = max((n for n, event in enumerate(events) if event.get("event") == START_EVENT), default=0)
+    events = events[start:]  # of the latest audit
     record = collect_facts(context, identity) | {
         "started": events[0]["time"] if events else None,
         "ended": events[-1]["time"] if events else None,
@@ -178,7 +141,6 @@ def write_provenance(context: AuditContext, identity: Mapping[str, str]) -> dict
         "outputs": digest_outputs(context.folder),
         "bytes": digest_files(context.folder),
     }
-    record["completeness"] = sum(record.get(name) is not None for name in REQUIRED_FIELDS) / len(REQUIRED_FIELDS)
     record["seal"] = compute_seal(record)
     write_bytes(context.folder / PROVENANCE_FILE, serialize_record(record))
     return record
@@ -191,9 +153,9 @@ def serialize_record(record: Mapping[str, Any]) -> bytes:
 
 def collect_facts(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
     """Collect the facts about inputs, model and machine, which do not change between starts on one machine."""
-    config = context.config
+    config, parameters = context.config, list(context.model.parameters())
     return {
-        "schema_version": "camscope/audit-provenance/1",
+        "schema_version": "camscope/audit-provenance/2",
         "camscope": __version__,
         "code": identity["code"],
         "commit": describe_commit(),
@@ -210,17 +172,14 @@ def collect_facts(context: AuditContext, identity: Mapping[str, str]) -> dict[st
             "digest": identity["model"],
             "weights": digest_optional_file(config.model.weights),
             "code": identity["source"],
-            "parameters": sum(parameter.numel() for parameter in context.model.parameters()),
-            "numbers": sorted(
-                {str(parameter.dtype).removeprefix("torch.") for parameter in context.model.parameters()}
-            ),
+            "parameters": sum(parameter.numel() for parameter in parameters),
+            "numbers": sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters}),
             "loaded": "strictly: no missing and no unexpected keys" if config.model.weights else "by the model source",
         },
-        "self_test": run_self_test(),
         "seeds": {"audit": config.seed, "replicates": config.n_resamples},
         "versions": {
             "python": platform.python_version(),
-            **{name: parameter for name, parameter in iter_package_versions(PACKAGES) if parameter is not None},
+            **_list_package_versions(),
             **({"cuda": torch.version.cuda} if torch.version.cuda else {}),
         },
         "machine": {
@@ -242,17 +201,15 @@ def compute_seal(record: Mapping[str, Any]) -> str:
 
 
 def read_map_image_digests(context: AuditContext) -> dict[str, str | None]:
-    """Read the sha256 of the image of every row by its id."""
+    """Read the sha256 of the image of every row by its id, as the maps were computed from it."""
     table = context.maps.table(["id", "sha256"])
     return dict(sorted(zip(table["id"].to_pylist(), table["sha256"].to_pylist(), strict=True)))
 
 
 def update_image_digests(context: AuditContext, image_digests: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return the digests of the images as the maps were computed from them; `image_digests` of those without a map."""
-    return {
-        **image_digests,
-        **{name: digits for name, digits in read_map_image_digests(context).items() if digits is not None},
-    }
+    map_image_digests = read_map_image_digests(context).items()
+    return {**image_digests, **{name: digest for name, digest in map_image_digests if digest is not None}}
 
 
 def digest_preprocessing(context: AuditContext) -> dict[str, str]:
@@ -265,22 +222,29 @@ def digest_preprocessing(context: AuditContext) -> dict[str, str]:
     return dict(sorted(digests.items()))
 
 
-def select_page_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the fields shown in the report, which is written before the record."""
-    return {name: value for name, value in record.items() if name not in FIELDS_NOT_ON_PAGE}
-
-
 def digest_outputs(folder: Path) -> dict[str, str]:
     """Digest the content of every reproducible output; columns of times are excluded."""
-    files = (
-        (name, path) for name, path in _iter_output_files(folder) if name != LOG_FILE and not path.name.startswith(".")
-    )
-    return {name: digest_content(path) for name, path in files}
+    return {
+        name: digest_content(path)
+        for name, path in _iter_output_files(folder)
+        if name != LOG_FILE and not path.name.startswith(".")
+    }
 
 
 def digest_files(folder: Path) -> dict[str, str]:
-    """Digest the bytes of every output except the record itself; "none" if a file cannot be read."""
-    return {name: _digest_or_placeholder(path) for name, path in _iter_output_files(folder)}
+    """Digest the bytes of every output except the record itself; "none" if a file cannot be read.
+
+    A truncated table and any other file above the size limit count as unreadable.
+    """
+    digests = {}
+    for name, path in _iter_output_files(folder):
+        digests[name] = NO_DIGEST
+        with suppress(OSError):
+            if path.suffix != ".parquet":
+                digests[name] = digest_file(path, MAX_JSON_BYTES)
+            elif _is_whole_table(path):
+                digests[name] = digest_file(path)
+    return digests
 
 
 def _iter_output_files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -290,20 +254,11 @@ def _iter_output_files(folder: Path) -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
-def _digest_or_placeholder(path: Path) -> str:
-    """Digest a file; "none" for a Parquet table whose end is missing, and for a file above the size limit."""
-    table = path.suffix == ".parquet"
-    try:
-        return digest_file(path, None if table else MAX_JSON_BYTES) if not table or _is_whole(path) else NO_DIGEST
-    except OSError:
-        return NO_DIGEST
-
-
-def _is_whole(table: Path) -> bool:
-    with open_regular_file(table) as file:
-        first = file.read(len(PARQUET))
-        file.seek(-min(len(first), len(PARQUET)), os.SEEK_END)
-        return first == PARQUET == file.read()
+def _is_whole_table(path: Path) -> bool:
+    with open_regular_file(path) as file:
+        start = file.read(len(PARQUET_MAGIC))
+        file.seek(-len(start), os.SEEK_END)
+        return start == PARQUET_MAGIC == file.read()
 
 
 def _redact_config(context: AuditContext) -> dict[str, Any]:
@@ -315,40 +270,9 @@ def _redact_config(context: AuditContext) -> dict[str, Any]:
     return redacted
 
 
-def iter_package_versions(packages: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield the version of each package; None if it is not installed."""
-    for name in packages:
-        try:
-            yield name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            yield name, None
-
-
-MAP_SIDE, MASK_SIDE = 8, 4
-EXPECTED_VALUES = {
-    "energy-inside": (0.25, 1.0),
-    "enrichment": (1.0, 4.0),
-    "pointing-game": (0.25, 1.0),
-    "average-precision": (0.25, 1.0),
-}  # for a uniform map and for a map equal to the mask, which covers a quarter of the image
-
-
-@cache
-def run_self_test() -> str:
-    """Return "passed" or a description of the failures."""
-    return "; ".join(_find_failures()) or "passed"
-
-
-def _find_failures() -> Iterator[str]:
-    mask = np.zeros((MAP_SIDE, MAP_SIDE), np.bool_)
-    mask[:MASK_SIDE, :MASK_SIDE] = True
-    for name, expected_values in EXPECTED_VALUES.items():
-        for heat, expected in zip(
-            (np.ones((MAP_SIDE, MAP_SIDE)), mask.astype(np.float64)), expected_values, strict=True
-        ):
-            if abs((value := float(METRICS[name](heat, mask))) - expected) > 1e-9:
-                yield f"{name} is {value} and not {expected}"
-    odds, truth = np.arange(20.0), np.arange(20) >= 10
-    for answers, area in ((odds, 1.0), (odds[[*range(9), 10, 9, *range(11, 20)]], 0.99)):
-        if abs((mean := auroc(truth, answers, n_resamples=200).mean) - area) > 1e-9:
-            yield f"AUROC is {mean} and not {area}"
+def _list_package_versions() -> dict[str, str]:
+    versions = {}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions

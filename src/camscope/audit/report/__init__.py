@@ -1,18 +1,13 @@
 """The report of an audit: one page with verdicts, methods, results, and what was not tested."""
 
-from camscope.audit.report.consistency import extract_numbers, find_unsupported_claims
-from camscope.audit.report.gallery import build_gallery, list_predicted_images
-from camscope.audit.report.gallery_schema import Gallery, PredictedImage, replace_images_with_digests
+from camscope.audit.report.gallery import Gallery, PredictedImage, build_gallery, list_predicted_images
 from camscope.audit.report.page import read_norms_csv, render_page
 
 __all__ = [
     "Gallery",
     "PredictedImage",
     "build_gallery",
-    "extract_numbers",
-    "find_unsupported_claims",
     "list_predicted_images",
     "read_norms_csv",
     "render_page",
-    "replace_images_with_digests",
 ]

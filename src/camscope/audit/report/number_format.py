@@ -7,70 +7,71 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from markupsafe import Markup
 
 from camscope.audit.core.schema import EstimateSummary
 from camscope.errors import InputError
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 MIN_P_VALUE_SHOWN = 0.001  # smaller p-values are shown as "< 0.001"
 MAX_DECIMALS = 4
 
 
-def format_number(value: float | int | None, decimals: int | None = None) -> "Markup":
+def format_number(value: float | int | None, decimals: int | None = None) -> Markup:
     """Format a number with `decimals` places, or else three significant digits; None as a dash."""
-    from markupsafe import Markup
-
     if value is None:
         return Markup('<span class="none">–</span>')
-    return Markup('<data value="{}">{}</data>').format(repr(value), number_to_text(value, decimals))
+    return _tag_number(value, number_to_text(value, decimals))
 
 
-def format_estimate(estimate: EstimateSummary) -> "Markup":
+def _tag_number(value: float, text: str) -> Markup:
+    return Markup('<data value="{}">{}</data>').format(repr(value), text)
+
+
+def format_estimate(estimate: EstimateSummary) -> Markup:
     """Format an estimate as `0.83 [0.79, 0.87]` or `1.0 [no width]`, or as a dash without a value."""
-    from markupsafe import Markup
-
-    if estimate.value is None:
+    numbers, width_note = list_number_texts(estimate)
+    if not numbers:
         return format_number(None)
-    value = format_number(estimate.value, choose_decimals(estimate))
-    if estimate.low is None or estimate.high is None:
-        return value
-    if width_note := ci_width_note(estimate):
-        return Markup('{} <span class="interval">[{}]</span>').format(value, width_note)
-    low, high = (format_number(end, choose_decimals(estimate)) for end in (estimate.low, estimate.high))
-    return Markup('{} <span class="interval">[{}, {}]</span>').format(value, low, high)
+    value, *ends = (_tag_number(number, text) for number, text in numbers)
+    interval = width_note or Markup(", ").join(ends)
+    return Markup('{} <span class="interval">[{}]</span>').format(value, interval) if interval else value
 
 
-def format_interval(value: float | None, low: float | None = None, high: float | None = None) -> "Markup":
+def list_number_texts(estimate: EstimateSummary) -> tuple[list[tuple[float, str]], str]:
+    """Return the value and the ends of its interval with their texts; a note in place of the ends of a narrow interval."""
+    if estimate.value is None:
+        return [], ""
+    numbers, width_note, decimals = [estimate.value], _describe_narrow_interval(estimate), choose_decimals(estimate)
+    if estimate.low is not None and estimate.high is not None and not width_note:
+        numbers += [estimate.low, estimate.high]
+    return [(number, number_to_text(number, decimals)) for number in numbers], width_note
+
+
+def format_interval(value: float | None, low: float | None = None, high: float | None = None) -> Markup:
     """Format a value with the ends of its band, such as a mean over images."""
     return format_estimate(EstimateSummary(value=value, low=low, high=high))
 
 
-def format_number_like(value: float | None, estimate: EstimateSummary) -> "Markup":
+def format_number_like(value: float | None, estimate: EstimateSummary) -> Markup:
     """Format a number with as many decimals as an estimate."""
-    return format_number(value, None if value is None else choose_decimals(estimate))
+    return format_number(value, choose_decimals(estimate))
 
 
-def ci_width_note(estimate: EstimateSummary) -> str:
-    """Return a note for an interval whose ends round to the same number, else ""."""
-    if (
-        estimate.low is None
-        or estimate.high is None
-        or f"{estimate.low:.{MAX_DECIMALS}f}" != f"{estimate.high:.{MAX_DECIMALS}f}"
-    ):
-        return ""
-    return "no width" if estimate.low == estimate.high else "hardly any width"
-
-
-def format_p_value(p_value: float | None) -> "Markup":
+def format_p_value(p_value: float | None) -> Markup:
     """Format a p-value."""
-    from markupsafe import Markup
+    if p_value is not None and p_value < MIN_P_VALUE_SHOWN:
+        return _tag_number(p_value, "< 0.001")
+    return format_number(p_value, 3)
 
-    if p_value is None or p_value >= MIN_P_VALUE_SHOWN:
-        return format_number(p_value, None if p_value is None else 3)
-    return Markup('<data value="{}">&lt; 0.001</data>').format(repr(p_value))
+
+def _describe_narrow_interval(estimate: EstimateSummary) -> str:
+    """Return a note for an interval whose ends round to the same number, else ""."""
+    low, high = estimate.low, estimate.high
+    if low is None or high is None or f"{low:.{MAX_DECIMALS}f}" != f"{high:.{MAX_DECIMALS}f}":
+        return ""
+    return "no width" if low == high else "hardly any width"
 
 
 def choose_decimals(estimate: EstimateSummary) -> int | None:
@@ -81,12 +82,9 @@ def choose_decimals(estimate: EstimateSummary) -> int | None:
     """
     value = estimate.value or 0.0
     decimals_for_two_digits = 1 if value == 0 else max(0, 1 - math.floor(math.log10(abs(value))))
-    if estimate.low is None or estimate.high is None or ci_width_note(estimate):
-        return (
-            None
-            if len(re.sub(r"^[−0.]+|\D", "", number_to_text(value))) > 1
-            else min(decimals_for_two_digits, MAX_DECIMALS)
-        )
+    if estimate.low is None or estimate.high is None or _describe_narrow_interval(estimate):
+        n_digits = len(re.sub(r"^[−0.]+|\D", "", number_to_text(value)))
+        return None if n_digits > 1 else min(decimals_for_two_digits, MAX_DECIMALS)
     decimals_for_width = 1 - math.floor(math.log10(estimate.high - estimate.low))
     return max(0, min(MAX_DECIMALS, max(decimals_for_width, min(decimals_for_two_digits, 2))))
 
@@ -110,13 +108,11 @@ def number_to_text(value: float | int, decimals: int | None = None) -> str:
     return f"−{text[1:]}" if text.strip("-0.,") else text[1:]  # a value rounded to zero has no sign
 
 
-def format_item_count(data: Mapping[str, Any], path: str, **field_values: str | Sequence[str]) -> "Markup":
+def format_item_count(data: Mapping[str, Any], path: str, **field_values: str | Sequence[str]) -> Markup:
     """Format the number of items of a list with these field values, e.g. `("verdicts", direction="contradicts")`.
 
-    A list of values matches any of them.
+    `path`: the names of the list, such as `check.level_counts`. A list of values matches any of them.
     """
-    from markupsafe import Markup
-
     query = json.dumps([path, field_values], sort_keys=True)
     count = count_items(data, path, field_values)
     return Markup('<data value="{}" data-counts="{}">{}</data>').format(count, query, number_to_text(count))
@@ -128,4 +124,4 @@ def count_items(data: Mapping[str, Any], path: str, field_values: Mapping[str, s
     for name in path.split("."):
         items = items[name]
     options = {name: [value] if isinstance(value, str) else value for name, value in field_values.items()}
-    return sum(not options or all(item[name] in allowed for name, allowed in options.items()) for item in items)
+    return sum(all(item[name] in allowed for name, allowed in options.items()) for item in items)

@@ -1,91 +1,127 @@
-"""Sentences of the report that contain numbers of the summary."""
+"""Sentences of the report that contain numbers of the summary, as HTML."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from markupsafe import Markup
 from pydantic import BaseModel
 
 from camscope.audit.core.schema import (
     ClusterAnalysis,
     DataCheckResult,
     EstimateSummary,
-    FindingPerformance,
+    InterventionEffect,
     MetricsResult,
     StablePredictionShare,
-    SubgroupDifference,
-    SubgroupPerformance,
     Summary,
     Verdict,
 )
-from camscope.audit.report.number_format import count_items
+from camscope.audit.report.number_format import format_estimate, format_item_count, format_number
+from camscope.audit.report.verdict_labels import DECIDED_CONCLUSIONS, sanitize_text
 from camscope.plurals import inflect
 
-TESTED_CONCLUSIONS = ["supported", "not supported"]
+INTERVAL_METHODS: Mapping[str, tuple[str, str]] = {
+    "bootstrap": (
+        "bootstrap over patients with all their images, {n_resamples} resamples; percentiles, widened for few patients",
+        "Hesterberg 2015, doi:10.1080/00031305.2015.1089789",
+    ),
+    "korn-graubard": (
+        "Korn and Graubard interval of a share, from the numbers of patients and images and the variation between patients",
+        "Korn and Graubard 1998, Survey Methodology 24, 193",
+    ),
+    "student": (
+        "Student's t interval of the jackknife over patients, with degrees of freedom adjusted for the numbers of images",
+        "Bell and McCaffrey 2002, Survey Methodology 28, 169; MacKinnon, Nielsen and Webb 2023, doi:10.1002/jae.2969",
+    ),
+    "newcombe": (
+        "Newcombe interval of the area under the ROC curve, from the number of patients of either class, widened by the "
+        "variance over {n_resamples} bootstrap resamples",
+        "Newcombe 2006, method 5, doi:10.1002/sim.2324",
+    ),
+    "square-and-add": ("square-and-add of the intervals of both groups", "Zou 2007, doi:10.1037/1082-989X.12.4.399"),
+    "clustered": (
+        "Student's t interval of the jackknife over receivers, donors and control patients together",
+        "Cameron, Gelbach and Miller 2011, doi:10.1198/jbes.2010.07136",
+    ),
+    "wilson": (
+        "Wilson interval of a share, from the number of patients",
+        "Wilson 1927, doi:10.1080/01621459.1927.10502953",
+    ),
+}  # the description of each method and its paper
+PERFORMANCE_LABELS = {
+    "auroc": "AUROC",
+    "average_precision": "average precision",
+    "brier": "Brier score",
+    "calibration_error": "calibration error",
+    "slope": "calibration slope",
+    "intercept": "calibration intercept",
+}
+ESTIMATE_LABELS = {
+    "SubgroupDifference.value": "values of subgroups",
+    "SubgroupDifference.difference": "differences between subgroups",
+    **{f"FindingPerformance.{name}": label for name, label in PERFORMANCE_LABELS.items()},
+    **{f"SubgroupPerformance.{name}": label for name, label in PERFORMANCE_LABELS.items()},
+    "MetricSummary.value": "metrics of maps",
+    "MetricSummary.difference_to_control": "differences between maps and control maps",
+    "StablePredictionShare.share": "shares of changes with an unchanged prediction",
+    "RandomizationSimilarity.final_similarity": "similarity of maps after randomization",
+    "AttributionMass.share": "shares of maps in regions",
+    "AttributionMass.enrichment": "enrichment of maps in regions",
+    "AttributionMass.confounder_sensitivity": "shares of regions in the highest tenth of maps",
+    "insert": "effects of insertion",
+    "remove": "effects of removal",
+    "keep only": "effects of keeping only a region",
+    "MaskedAuroc.auroc": "AUROC of masked images",
+    "ColumnLeakage.auroc": "AUROC of probes",
+}  # by the kind of an intervention, or by class and field
 
 
-@dataclass(frozen=True)
-class ExternalText:
-    """A text supplied by the user, such as the name of a finding."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class ItemCount:
-    """The number of items of a list in the summary with given field values: `("verdicts", {"conclusion": "not testable"})`."""
-
-    path: str
-    field_values: Mapping[str, str | list[str]]
-    value: int
+def fill_sentence(template: str, **values: float | str | EstimateSummary) -> Markup:
+    """Fill a sentence of this package with numbers, which are tagged, and texts of the user, which are isolated."""
+    parts: dict[str, Markup] = {}
+    for name, value in values.items():
+        if isinstance(value, Markup):
+            parts[name] = value
+        elif isinstance(value, str):
+            parts[name] = Markup("<bdi>{}</bdi>").format(sanitize_text(value))
+        else:
+            parts[name] = format_estimate(value) if isinstance(value, EstimateSummary) else format_number(value)
+    return Markup(template).format(**parts)  # noqa: S704 - the template is a text of this package
 
 
-SentencePart = str | int | float | ExternalText | ItemCount | EstimateSummary
-Sentence = tuple[SentencePart, ...]
-
-
-def describe_absent_objections(summary: Summary, topic_name: str, questions: Sequence[str]) -> Sentence:
+def describe_absent_objections(summary: Summary, topic_name: str, questions: Sequence[str]) -> Markup:
     """Describe what the absence of a contradicting verdict means, given how many questions could be tested."""
-    n_questions = _count_verdicts(summary, question=list(questions))
-    n_tested = _count_verdicts(summary, question=list(questions), conclusion=TESTED_CONCLUSIONS)
-    if not n_questions.value:
-        return (f"No question about {topic_name} was tested. This is not evidence in favor of {topic_name}.",)
-    if not n_tested.value:
-        if n_questions.value == 1:
-            return (
-                f"The only question about {topic_name} was not testable. This is not evidence in favor of {topic_name}.",
-            )
-        return (
-            "None of the ",
-            n_questions,
-            f" questions about {topic_name} was testable. This is not evidence in favor of {topic_name}.",
-        )
-    return (
-        f"No verdict contradicts {topic_name}: ",
-        n_tested,
-        " of ",
-        n_questions,
-        f" {inflect(n_questions.value, 'question')} could be tested. This is not proof of soundness.",
+    data = {"verdicts": [vars(verdict) for verdict in summary.verdicts]}
+    conclusions = [verdict.conclusion for verdict in summary.verdicts if verdict.question in questions]
+    n_questions = format_item_count(data, "verdicts", question=list(questions))
+    no_evidence = f"This is not evidence in favor of {topic_name}."
+    if not conclusions:
+        return fill_sentence(f"No question about {topic_name} was tested. {no_evidence}")
+    if not set(conclusions) & set(DECIDED_CONCLUSIONS):
+        if len(conclusions) == 1:
+            return fill_sentence(f"The only question about {topic_name} was not testable. {no_evidence}")
+        sentence = f"None of the {{n_questions}} questions about {topic_name} was testable. {no_evidence}"
+        return fill_sentence(sentence, n_questions=n_questions)
+    return fill_sentence(
+        f"No verdict contradicts {topic_name}: {{n_tested}} of {{n_questions}} {inflect(len(conclusions), 'question')} could "
+        "be tested. This is not proof of soundness.",
+        n_tested=format_item_count(data, "verdicts", question=list(questions), conclusion=DECIDED_CONCLUSIONS),
+        n_questions=n_questions,
     )
 
 
-def _count_verdicts(summary: Summary, **field_values: str | list[str]) -> ItemCount:
-    data = {
-        "verdicts": [{"question": verdict.question, "conclusion": verdict.conclusion} for verdict in summary.verdicts]
-    }
-    return ItemCount("verdicts", field_values, count_items(data, "verdicts", field_values))
-
-
-def describe_patient_grouping(check: DataCheckResult) -> Sentence:
+def describe_patient_grouping(check: DataCheckResult) -> Markup:
     """Describe whether images are grouped by patient."""
-    if check.has_patient_column:
-        noun = inflect(check.n_patients, "patient")
-        return (
-            "The images come from ",
-            check.n_patients,
-            f" {noun}. All images of a patient count as one unit of the statistics.",
+    if not check.has_patient_column:
+        return Markup(
+            "No column identifies the patient: each image counts as a patient, and intervals may be too narrow."
         )
-    return ("No column identifies the patient: each image counts as a patient, and intervals may be too narrow.",)
+    noun = inflect(check.n_patients, "patient")
+    sentence = (
+        f"The images come from {{n_patients}} {noun}. All images of a patient count as one unit of the statistics."
+    )
+    return fill_sentence(sentence, n_patients=check.n_patients)
 
 
 def describe_statistical_unit(check: DataCheckResult) -> str:
@@ -93,89 +129,67 @@ def describe_statistical_unit(check: DataCheckResult) -> str:
     return "all images of a patient count as one unit" if check.has_patient_column else "each image counts as a patient"
 
 
-def describe_config_declarations(provenance: Mapping[str, Any]) -> Sentence:
+def describe_config_declarations(provenance: Mapping[str, Any]) -> Markup:
     """Describe whether the margins were declared before any result was available, according to the log of the folder."""
     count = provenance.get("declarations")
     if not isinstance(count, int):
-        return ("It is not recorded whether other margins were declared earlier.",)
+        return Markup("It is not recorded whether other margins were declared earlier.")
     if count == 1:
-        return ("The config was declared before the first prediction, and no other config was used in this folder.",)
+        return Markup(
+            "The config was declared before the first prediction, and no other config was used in this folder."
+        )
     when = (
         "this is the first of them, declared before the first prediction"
         if provenance.get("declared_before_results")
         else "this one was declared when results of another config were available"
     )
-    return (count, f" different configs were declared in this folder: {when}.")
+    return fill_sentence(f"{{count}} different configs were declared in this folder: {when}.", count=count)
 
 
-def describe_localization_images(stage: MetricsResult) -> Iterator[Sentence]:
+def describe_localization_images(stage: MetricsResult) -> Iterator[Markup]:
     """Yield the number of images on which localization was measured, for each finding."""
-    for finding, images in _count_images_by_finding(stage, "enrichment").items():
-        yield "Images with ", ExternalText(finding), " that are annotated and whose maps have a value: ", images, "."
+    counts: dict[str, int] = {}
+    for line in stage.metric_summaries:
+        if line.metric == "enrichment" and not line.control:
+            counts[line.finding] = max(counts.get(line.finding, 0), line.value.n_values)
+    sentence = "Images with {finding} that are annotated and whose maps have a value: {count}."
+    return (fill_sentence(sentence, finding=finding, count=count) for finding, count in counts.items())
 
 
-def describe_image_count(stage: MetricsResult) -> Iterator[Sentence]:
+def describe_image_count(stage: MetricsResult) -> Iterator[Markup]:
     """Yield the number of tested images."""
     if stage.n_images:
         noun = inflect(stage.n_images, "image with a finding was", "images with a finding were")
-        yield stage.n_images, f" {noun} used, drawn by the seed."
+        yield fill_sentence(f"{{n_images}} {noun} used, drawn by the seed.", n_images=stage.n_images)
 
 
-def _count_images_by_finding(stage: MetricsResult, metric: str) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for line in stage.metric_summaries:
-        if line.metric == metric and not line.control:
-            counts[line.finding] = max(counts.get(line.finding, 0), line.value.n_values)
-    return counts
-
-
-def describe_stable_predictions(stable_share: StablePredictionShare) -> Sentence:
+def describe_stable_predictions(stable_share: StablePredictionShare) -> Markup:
     """Describe under which share of the changes the prediction stayed the same."""
-    finding, metric = ExternalText(stable_share.finding), ExternalText(stable_share.metric)
+    sentence = (
+        "The prediction for {finding} stayed the same under this share of the changes of {metric}: {share}. Maps under the "
+        "other changes are excluded."
+    )
     if stable_share.share.value is None:
-        reason = ExternalText(stable_share.share.reason)
-        return (
-            "It is not known how often the prediction for ",
-            finding,
-            " stayed the same under the changes of ",
-            metric,
-            " (",
-            reason,
-            ").",
-        )
-    return (
-        "The prediction for ",
-        finding,
-        " stayed the same under this share of the changes of ",
-        metric,
-        ": ",
-        stable_share.share,
-        ". Maps under the other changes are excluded.",
-    )
+        unknown = "It is not known how often the prediction for {finding} stayed the same"
+        sentence = f"{unknown} under the changes of {{metric}} ({{reason}})."
+    share, reason = stable_share.share, stable_share.share.reason
+    return fill_sentence(sentence, finding=stable_share.finding, metric=stable_share.metric, share=share, reason=reason)
 
 
-def describe_clusters(analysis: ClusterAnalysis) -> Sentence:
+def describe_clusters(analysis: ClusterAnalysis) -> Markup:
     """Describe the clusters of the maps, or why they were not tested."""
-    if analysis.reason:
-        verb = inflect(analysis.n_maps, "There is ", "There are ")
-        return (
-            "Not tested: ",
-            ExternalText(analysis.reason),
-            f". {verb}",
-            analysis.n_maps,
-            f" {inflect(analysis.n_maps, 'map')}.",
-        )
-    beginning: Sentence = (
-        ("No clusters were found among ",)
-        if analysis.n_clusters < 2
-        else (analysis.n_clusters, " clusters were found among ")
-    )
-    excluded_text = inflect(
-        analysis.n_excluded, "more has no positive values, and is", "more have no positive values, and are"
-    )
-    excluded_part = (": ", analysis.n_excluded, f" {excluded_text} excluded") if analysis.n_excluded else ()
     maps, patients = inflect(analysis.n_maps, "map"), inflect(analysis.n_patients, "patient")
-    return *beginning, analysis.n_maps, f" {maps} of ", analysis.n_patients, f" {patients}", *excluded_part, "."
+    if analysis.reason:
+        sentence = f"Not tested: {{reason}}. {inflect(analysis.n_maps, 'There is', 'There are')} {{n_maps}} {maps}."
+    else:
+        beginning = "No clusters were" if analysis.n_clusters < 2 else "{n_clusters} clusters were"
+        excluded = inflect(
+            analysis.n_excluded, "more has no positive values, and is", "more have no positive values, and are"
+        )
+        ending = f": {{n_excluded}} {excluded} excluded" if analysis.n_excluded else ""
+        sentence = f"{beginning} found among {{n_maps}} {maps} of {{n_patients}} {patients}{ending}."
+    names = ("reason", "n_maps", "n_clusters", "n_excluded", "n_patients")
+    return fill_sentence(sentence, **{name: getattr(analysis, name) for name in names})
 
 
 def describe_target(summary: Summary) -> str:
@@ -193,7 +207,7 @@ def describe_target(summary: Summary) -> str:
 class IntervalMethod:
     """A method of 95 % intervals: its description, its paper, and the estimates that use it."""
 
-    description: Sentence
+    description: Markup
     paper: str
     estimate_labels: tuple[str, ...]
 
@@ -206,103 +220,22 @@ def list_interval_methods(summary: Summary) -> list[IntervalMethod]:
             labels_by_method.setdefault(estimate.interval_method, {})[label] = None
     if any(performance.bins for performance in summary.predict.performance):
         labels_by_method.setdefault("wilson", {})["shares of a reliability diagram"] = None
-    descriptions = _describe_interval_methods(summary.n_resamples)
-    names = sorted(
-        labels_by_method,
-        key=lambda name: (list(descriptions).index(name) if name in descriptions else len(descriptions), name),
-    )
+    unknown = {name: ("{name}", "") for name in sorted(labels_by_method) if name not in INTERVAL_METHODS}
     return [
-        IntervalMethod(*descriptions.get(name, ((ExternalText(name),), "")), tuple(labels_by_method[name]))
-        for name in names
+        IntervalMethod(
+            fill_sentence(description, n_resamples=summary.n_resamples, name=name), paper, tuple(labels_by_method[name])
+        )
+        for name, (description, paper) in {**INTERVAL_METHODS, **unknown}.items()
+        if name in labels_by_method
     ]
-
-
-def _describe_interval_methods(n_resamples: int) -> dict[str, tuple[Sentence, str]]:
-    return {
-        "bootstrap": (
-            (
-                "bootstrap over patients with all their images, ",
-                n_resamples,
-                " resamples; percentiles, widened for few patients",
-            ),
-            "Hesterberg 2015, doi:10.1080/00031305.2015.1089789",
-        ),
-        "korn-graubard": (
-            (
-                "Korn and Graubard interval of a share, from the numbers of patients and images ",
-                "and the variation between patients",
-            ),
-            "Korn and Graubard 1998, Survey Methodology 24, 193",
-        ),
-        "student": (
-            (
-                "Student's t interval of the jackknife over patients, with degrees of freedom adjusted for the numbers of images",
-            ),
-            "Bell and McCaffrey 2002, Survey Methodology 28, 169; MacKinnon, Nielsen and Webb 2023, doi:10.1002/jae.2969",
-        ),
-        "newcombe": (
-            (
-                "Newcombe interval of the area under the ROC curve, from the number of patients of either class, widened by "
-                "the variance over ",
-                n_resamples,
-                " bootstrap resamples",
-            ),
-            "Newcombe 2006, method 5, doi:10.1002/sim.2324",
-        ),
-        "square-and-add": (
-            ("square-and-add of the intervals of both groups",),
-            "Zou 2007, doi:10.1037/1082-989X.12.4.399",
-        ),
-        "clustered": (
-            ("Student's t interval of the jackknife over receivers, donors and control patients together",),
-            "Cameron, Gelbach and Miller 2011, doi:10.1198/jbes.2010.07136",
-        ),
-        "wilson": (
-            ("Wilson interval of a share, from the number of patients",),
-            "Wilson 1927, doi:10.1080/01621459.1927.10502953",
-        ),
-    }
-
-
-INTERVENTION_NOUNS = {"insert": "insertion", "remove": "removal", "keep only": "keeping only a region"}
-PERFORMANCE_FIELD_LABELS = {
-    "auroc": "AUROC",
-    "average_precision": "average precision",
-    "brier": "Brier score",
-    "calibration_error": "calibration error",
-    "slope": "calibration slope",
-    "intercept": "calibration intercept",
-}
 
 
 def iter_estimates(model: BaseModel) -> Iterator[tuple[str, EstimateSummary]]:
     """Yield every estimate of a part of the summary with its label; verdicts are skipped because they hold copies."""
-    for name in type(model).model_fields:
-        value = getattr(model, name)
+    for name, value in model:
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, EstimateSummary):
-                yield _describe_field(model, name), item
+                key = model.kind if isinstance(model, InterventionEffect) else f"{type(model).__name__}.{name}"
+                yield ESTIMATE_LABELS.get(key, name.replace("_", " ")), item
             elif isinstance(item, BaseModel) and not isinstance(item, Verdict):
                 yield from iter_estimates(item)
-
-
-def _describe_field(model: BaseModel, field_name: str) -> str:
-    if isinstance(model, SubgroupDifference):
-        return "differences between subgroups" if field_name == "difference" else "values of subgroups"
-    if isinstance(model, FindingPerformance | SubgroupPerformance):
-        return PERFORMANCE_FIELD_LABELS.get(field_name, field_name)
-    return {
-        ("MetricSummary", "value"): "metrics of maps",
-        ("MetricSummary", "difference_to_control"): "differences between maps and control maps",
-        ("StablePredictionShare", "share"): "shares of changes with an unchanged prediction",
-        ("RandomizationSimilarity", "final_similarity"): "similarity of maps after randomization",
-        ("AttributionMass", "share"): "shares of maps in regions",
-        ("AttributionMass", "enrichment"): "enrichment of maps in regions",
-        ("AttributionMass", "confounder_sensitivity"): "shares of regions in the highest tenth of maps",
-        (
-            "InterventionEffect",
-            "effect",
-        ): f"effects of {INTERVENTION_NOUNS.get(getattr(model, 'kind', ''), 'interventions')}",
-        ("MaskedAuroc", "auroc"): "AUROC of masked images",
-        ("ColumnLeakage", "auroc"): "AUROC of probes",
-    }.get((type(model).__name__, field_name), field_name.replace("_", " "))

@@ -4,83 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from camscope.audit.core.schema import Summary, Verdict
+from camscope.audit.verdicts.questions import QUESTIONS
 
-EFFECT_QUANTITIES: Mapping[str, str] = {
-    "performance": "AUROC",
-    "performance by subgroup": "difference in AUROC",
-    "ground truth": "change of the log odds, in SD",
-    "shortcut": "change of the log odds, in SD",
-    "shortcut by subgroup": "difference in the change, in SD",
-    "masked organ": "AUROC of masked images",
-    "localization": "enrichment",
-    "localization by subgroup": "difference in the share inside",
-    "attribution mass": "enrichment",
-    "faithfulness": "difference from the best control",
-    "sanity": "similarity after randomization",
-    "robustness": "rank correlation",
-    "leakage": "AUROC of the probe",
-    "clusters": "stability of the clusters",
+TOPIC_DESCRIPTIONS = {
+    "model": "Performance, and the image regions that predictions rely on.",
+    "maps": "Whether maps show what the model uses. An unfaithful map is not evidence against the model.",
+    "data": "Image properties that correlate with a finding and could be learned instead of it.",
 }
-
-
-@dataclass(frozen=True)
-class VerdictTopic:
-    """A topic of verdicts (model, maps or data), with its questions."""
-
-    title: str
-    description: str
-    name_in_sentence: str
-    questions: tuple[str, ...]
-
-
-VERDICT_TOPICS: Mapping[str, VerdictTopic] = {
-    "model": VerdictTopic(
-        "The model",
-        "Performance, and the image regions that predictions rely on.",
-        "the model",
-        (
-            "performance",
-            "performance by subgroup",
-            "ground truth",
-            "shortcut",
-            "shortcut by subgroup",
-            "masked organ",
-        ),
-    ),
-    "maps": VerdictTopic(
-        "The maps",
-        "Whether maps show what the model uses. An unfaithful map is not evidence against the model.",
-        "the maps",
-        (
-            "localization",
-            "localization by subgroup",
-            "attribution mass",
-            "faithfulness",
-            "sanity",
-            "robustness",
-            "clusters",
-        ),
-    ),
-    "data": VerdictTopic(
-        "The data",
-        "Image properties that correlate with a finding and could be learned instead of it.",
-        "the data",
-        ("leakage",),
-    ),
-}
-
 CONCLUSION_MEANINGS: Mapping[str, str] = {
     "supported": "the claim holds",
     "not supported": "the claim does not hold",
     "not testable": "the rule gives no conclusion",
 }
-
-
-def find_topic_id(question: str) -> str:
-    """Return the topic of a question: "model", "maps" or "data"; "model" for unknown questions."""
-    return next((name for name, topic in VERDICT_TOPICS.items() if question in topic.questions), "model")
-
-
 MARGIN_DESCRIPTIONS: Mapping[str, str] = {
     "effect": "Smallest relevant change of the log odds by an intervention, in standard deviations",
     "auroc_difference": "Smallest relevant difference in AUROC between subgroups",
@@ -92,8 +27,17 @@ MARGIN_DESCRIPTIONS: Mapping[str, str] = {
     "leakage_auroc": "AUROC of a probe below which a column is considered not predictable from the features",
     "reliance_prevalence": "Share of patients with a reliance that the test must be able to detect before it is called absent",
 }
-
-
+DECIDED_CONCLUSIONS = ["supported", "not supported"]
+VERDICT_KIND_LABELS = {
+    "contradicts": "contradicts",
+    "supports": "supports",
+    "neither": "neutral",
+    "untested": "not testable",
+}
+VERDICT_KIND_FILTERS: Mapping[str, Mapping[str, str | list[str]]] = {
+    **{kind: {"direction": kind, "conclusion": DECIDED_CONCLUSIONS} for kind in ("contradicts", "supports", "neither")},
+    "untested": {"conclusion": "not testable"},
+}  # the fields of the verdicts of each kind
 JOINING_CHARACTERS = (
     "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}\N{SOFT HYPHEN}"  # used inside words of some scripts
 )
@@ -110,46 +54,31 @@ def sanitize_text(text: str) -> str:
     )
 
 
-VERDICT_KIND_LABELS: Mapping[str, str] = {
-    "contradicts": "contradicts",
-    "supports": "supports",
-    "neither": "neutral",
-    "untested": "not testable",
-}
-DECIDED_CONCLUSIONS = ["supported", "not supported"]
-VERDICT_KIND_FILTERS: Mapping[str, Mapping[str, str | list[str]]] = {
-    "contradicts": {"direction": "contradicts", "conclusion": DECIDED_CONCLUSIONS},
-    "supports": {"direction": "supports", "conclusion": DECIDED_CONCLUSIONS},
-    "neither": {"direction": "neither", "conclusion": DECIDED_CONCLUSIONS},
-    "untested": {"conclusion": "not testable"},
-}
+def find_topic(question: str) -> str:
+    """Return the topic of a question: "model", "maps" or "data"; "model" for unknown questions."""
+    return QUESTIONS[question].topic if question in QUESTIONS else "model"
 
 
 @dataclass(frozen=True)
-class VerdictGroup:
+class TopicVerdicts:
     """The verdicts of one topic by kind; `questions`: the questions with a verdict, or all questions of the topic."""
 
-    id: str
-    topic: VerdictTopic
+    topic: str
+    description: str
     verdicts_by_kind: Mapping[str, Sequence[Verdict]]
     questions: list[str]
 
 
-@dataclass(frozen=True)
-class VerdictRowGroup:
-    """Verdicts shown together; `regions_overlap`: their regions share most of their pixels."""
-
-    verdicts: list[Verdict]
-    regions_overlap: bool = False
-
-
-def group_verdicts_by_topic(summary: Summary) -> list[VerdictGroup]:
+def group_verdicts_by_topic(summary: Summary) -> list[TopicVerdicts]:
     """Group the verdicts of a summary by topic and kind."""
     groups = []
-    for name, topic in VERDICT_TOPICS.items():
-        verdicts = [verdict for verdict in summary.verdicts if find_topic_id(verdict.question) == name]
-        questions = list(dict.fromkeys(verdict.question for verdict in verdicts)) or list(topic.questions)
-        groups.append(VerdictGroup(name, topic, group_verdicts_by_kind(verdicts), questions))
+    for topic, description in TOPIC_DESCRIPTIONS.items():
+        verdicts = [verdict for verdict in summary.verdicts if find_topic(verdict.question) == topic]
+        questions = [verdict.question for verdict in verdicts] or [
+            name for name in QUESTIONS if find_topic(name) == topic
+        ]
+        kinds = group_verdicts_by_kind(verdicts)
+        groups.append(TopicVerdicts(topic, description, kinds, list(dict.fromkeys(questions))))
     return groups
 
 
@@ -167,39 +96,36 @@ def group_verdicts_by_kind(verdicts: Sequence[Verdict]) -> dict[str, list[Verdic
 
 def describe_direction(verdict: Verdict) -> str:
     """Return `contradicts the model`, `supports the maps`, `neutral`, or "" if not testable."""
-    kind, name = classify_verdict(verdict), VERDICT_TOPICS[find_topic_id(verdict.question)].name_in_sentence
-    return {
-        "contradicts": f"contradicts {name}",
-        "supports": f"supports {name}",
-        "neither": "neutral",
-        "untested": "",
-    }[kind]
+    kind = classify_verdict(verdict)
+    if kind in ("contradicts", "supports"):
+        return f"{kind} the {find_topic(verdict.question)}"
+    return "neutral" if kind == "neither" else ""
+
+
+@dataclass(frozen=True)
+class VerdictRowGroup:
+    """Verdicts shown together; `regions_overlap`: their regions share most of their pixels."""
+
+    verdicts: list[Verdict]
+    regions_overlap: bool = False
 
 
 def group_overlapping_verdicts(
     verdicts: Sequence[Verdict], overlapping_regions: Mapping[str, list[list[str]]]
 ) -> list[VerdictRowGroup]:
     """Group verdicts in their order; verdicts on overlapping regions follow the first of them."""
-    groups: list[tuple[tuple[str, ...], VerdictRowGroup]] = []
+    groups: list[VerdictRowGroup] = []
+    groups_by_region: dict[tuple[str, str], VerdictRowGroup] = {}
     for verdict in verdicts:
-        key = _get_overlap_key(verdict, overlapping_regions)
-        matching = [row_group for other_key, row_group in (groups if key else groups[-1:]) if other_key == key]
-        if matching:
-            matching[0].verdicts.append(verdict)
-        else:
-            groups.append((key, VerdictRowGroup([verdict], regions_overlap=bool(key))))
-    return [row_group for _, row_group in groups]
-
-
-def _get_overlap_key(verdict: Verdict, overlapping_regions: Mapping[str, list[list[str]]]) -> tuple[str, ...]:
-    """Return the finding and the overlapping regions of a verdict; () if its region overlaps with no other."""
-    if (verdict.question, verdict.conclusion) != ("shortcut", "supported"):
-        return ()
-    return next(
-        (
-            (verdict.finding, *group)
-            for group in overlapping_regions.get(verdict.finding, [])
-            if verdict.qualifier in group
-        ),
-        (),
-    )
+        is_reliance = (verdict.question, verdict.conclusion) == ("shortcut", "supported")
+        region_groups = overlapping_regions.get(verdict.finding, []) if is_reliance else []
+        regions = next((regions for regions in region_groups if verdict.qualifier in regions), [])
+        group = groups_by_region.get((verdict.finding, verdict.qualifier)) if regions else None
+        if group is None and not regions and groups and not groups[-1].regions_overlap:
+            group = groups[-1]
+        if group is None:
+            group = VerdictRowGroup([], regions_overlap=bool(regions))
+            groups.append(group)
+            groups_by_region |= {(verdict.finding, region): group for region in regions}
+        group.verdicts.append(verdict)
+    return groups

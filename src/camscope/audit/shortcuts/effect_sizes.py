@@ -89,7 +89,7 @@ def _summarize_effect(
 
 
 def _describe_few_patients(roles: Mapping[str, Sequence[Hashable]], *, is_dominated: bool) -> str:
-    """Return which roles have too few patients, or which role is dominated by one patient; "" for neither."""
+    """Return which roles have too few patients, or which role is dominated by one patient. "" for neither."""
     counts = {name: len(set(patients)) for name, patients in roles.items()}
     few = [plural(n, name.removesuffix("s")) for name, n in counts.items() if n < MIN_PATIENTS_FOR_VERDICT]
     if few:

@@ -28,7 +28,7 @@ class InsertionTriples(NamedTuple):
 
 
 def remove_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean", seed: int = 0) -> Tensor:
-    """Return images (N,C,*S) with the regions (N,*S) replaced; images without the region stay unchanged.
+    """Return images (N,C,*S) with the regions (N,*S) replaced. Images without the region stay unchanged.
 
     An imputation is an intervention, too: black looks like a collimator or like air, and blur keeps coarse structures. An
     effect that two imputations agree on is that of the region.
@@ -51,11 +51,11 @@ def match_insertion_triples(
 ) -> InsertionTriples:
     """Return which image is given whose region, for the truth (N,), the presence of the region (N,) and patients (N,).
 
-    Receivers are the negatives without the region; all images without it where such negatives are few; or the negatives where
-    every image has the region. Donors are the positives with the region, or all images with it where those are few. Controls
-    are of the same kind as receivers. The three are of different patients, and donors are used about equally often. With
-    fewer than ten patients as controls, no patient is a control twice while another one is unused. UndefinedError if there is
-    nothing to paste, or nothing to paste it into.
+    Receivers are the negatives without the region, or all images without it where such negatives are few. Where every image has
+    the region, they are the negatives. Donors are the positives with the region, or all images with it where those are few.
+    Controls are of the same kind as receivers. The three are of different patients, and donors are used about equally often.
+    With fewer than ten patients as controls, no patient is a control twice while another one is unused. UndefinedError if there
+    is nothing to paste, or nothing to paste it into.
     """
     positive, carriers = np.asarray(truth, np.bool_), np.asarray(has_region, np.bool_)
     receivers = (
@@ -100,7 +100,7 @@ def _iter_triples(
 def _find_next_row(
     candidate_rows: list[int], start: int, patients: Sequence[Hashable], excluded_patients: set[Hashable]
 ) -> int | None:
-    """Return the first row from a position on, cyclically, of a patient that is not excluded; None if there is no such row."""
+    """Return the first row from a position on, cyclically, of a patient that is not excluded. None if there is no such row."""
     rotated = (candidate_rows[(start + step) % len(candidate_rows)] for step in range(len(candidate_rows)))
     return next((row for row in rotated if patients[row] not in excluded_patients), None)
 

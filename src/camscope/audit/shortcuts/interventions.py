@@ -65,7 +65,7 @@ def write_interventions(folder: Path, records: Iterable[InterventionRecord], ima
 
 
 def read_interventions(folder: Path) -> "pa.Table":
-    """Read `interventions.parquet`; an empty table where it does not exist."""
+    """Read `interventions.parquet`. An empty table where it does not exist."""
     place = folder / INTERVENTIONS_FILE
     return read_parquet(place) if place.is_file() else _build_interventions_schema().empty_table()
 
@@ -81,7 +81,7 @@ def _build_interventions_schema() -> "pa.Schema":
 class InterventionRunner:
     """Runs the interventions for a finding.
 
-    `log_odds`: row -> log odds of the original image; `log_odds_std`: their standard deviation, the unit of effects.
+    `log_odds`: row -> log odds of the original image. `log_odds_std`: their standard deviation, the unit of effects.
     """
 
     context: AuditContext
@@ -166,7 +166,7 @@ class InterventionRunner:
         )
 
     def _match_insertion_samples(self, region_name: str) -> list[list[RegionSample]]:
-        """Return receivers, donors and controls; see `match_insertion_triples`."""
+        """Return receivers, donors and controls. See `match_insertion_triples`."""
         labeled = [sample for sample in self.samples.samples if self.truth_by_row[sample.row] is not None]
         has_region = np.array([region_name in sample.regions for sample in labeled], np.bool_)
         truth = np.array([bool(self.truth_by_row[sample.row]) for sample in labeled], np.bool_)
@@ -182,7 +182,7 @@ class InterventionRunner:
         log_odds_with: FloatArray,
         *samples: Sequence[RegionSample],
     ) -> None:
-        """Record interventions on samples; for insertions these are the receivers, the donors and the controls."""
+        """Record interventions on samples. For insertions these are the receivers, the donors and the controls."""
         rows = zip(*([sample.row for sample in group] for group in samples), strict=True)
         values = zip(log_odds_without.tolist(), log_odds_with.tolist(), strict=True)
         self.records += [

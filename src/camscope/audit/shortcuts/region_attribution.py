@@ -115,14 +115,14 @@ def compute_equivalent_diameter(mask: Mask) -> float:
 
 
 def compute_mass_share(attribution: FloatArray, mask: Mask) -> float:
-    """Return the share of a map's positive attribution in the region; NaN where nothing is positive."""
+    """Return the share of a map's positive attribution in the region. NaN where nothing is positive."""
     positive = np.maximum(attribution, 0)
     whole = positive.sum()
     return float(positive[mask].sum() / whole) if whole > 0 else float("nan")
 
 
 def compute_confounder_sensitivity(attribution: FloatArray, mask: Mask) -> float:
-    """Return the share of the region's pixels in the top tenth of the map; ties count in expectation. NaN if constant."""
+    """Return the share of the region's pixels in the top tenth of the map. Ties count in expectation. NaN if constant."""
     count = max(1, round(attribution.size * TOP_PIXEL_FRACTION))
     threshold = np.partition(attribution.ravel(), attribution.size - count)[attribution.size - count]
     if attribution.max() == attribution.min():

@@ -9,6 +9,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from itertools import product
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -54,7 +55,7 @@ class Region:
     detect: RegionDetector
 
     def __call__(self, image: NDArray[Any]) -> Mask:
-        """Return the mask (*S) of the region, neither empty nor full; UndefinedError where the image has no such part.
+        """Return the mask (*S) of the region, neither empty nor full. UndefinedError where the image has no such part.
 
         `image` is (H,W), (H,W,3) or a volume (D,H,W).
         """
@@ -102,9 +103,10 @@ def _detect_corners(image: NDArray[Any]) -> Mask:
 @_register("padding", "an outermost row or column of one value")
 def _detect_padding(image: NDArray[Any]) -> Mask:
     values = _to_gray_values(image)
-    flat, box = FLAT_RANGE_FRACTION * (values.max() - values.min()), [[0, n] for n in values.shape]
-    while _shrink_box(values, box, flat):
-        pass
+    max_range, box = FLAT_RANGE_FRACTION * float(np.ptp(values)), [[0, n] for n in values.shape]
+    while (edge := _find_constant_edge(values[tuple(slice(*ends) for ends in box)], max_range)) is not None:
+        axis, end = edge
+        box[axis][end] += 1 if end == 0 else -1
     padding = np.ones(values.shape, np.bool_)
     padding[tuple(slice(*ends) for ends in box)] = False
     if not padding.any():
@@ -112,25 +114,16 @@ def _detect_padding(image: NDArray[Any]) -> Mask:
     return padding
 
 
+def _find_constant_edge(values: FloatArray, max_range: float) -> tuple[int, int] | None:
+    """Return axis and end (0 or -1) of an outermost row, column or slice of one value. None if there is no such edge."""
+    edges = product(range(values.ndim), (0, -1))
+    return next((e for e in edges if values.shape[e[0]] > 1 and np.ptp(values.take(e[1], e[0])) <= max_range), None)
+
+
 def _list_side_widths(image: NDArray[Any], fraction: float) -> list[tuple[int, int]]:
     """Return the length of each axis, and this fraction of it in pixels."""
     shape = image.shape[:2] if _is_color_image(image) else image.shape
     return [(n, max(1, round(n * fraction))) for n in shape]
-
-
-def _shrink_box(values: FloatArray, box: list[list[int]], max_value_range: float) -> bool:
-    """Shrink the box by one constant row, column or slice; return whether there was one."""
-    for axis, ends in enumerate(box):
-        for end, step in ((0, 1), (1, -1)):
-            if ends[1] - ends[0] < 2:
-                continue
-            edge = [slice(*other) for other in box]
-            position = ends[0] if end == 0 else ends[1] - 1
-            edge[axis] = slice(position, position + 1)
-            if np.ptp(values[tuple(edge)]) <= max_value_range:
-                ends[end] += step
-                return True
-    return False
 
 
 @_register("outside-body", "outside the largest part above Otsu's threshold")
@@ -228,7 +221,7 @@ def _measure_aperture_distances(image: NDArray[Any]) -> tuple[FloatArray, float]
 
 
 def _measure_distances(circle: tuple[float, float, float], points: FloatArray) -> FloatArray:
-    """Return how far points (2,...) lie outside of a circle (row, column, radius); negative inside."""
+    """Return how far points (2,...) lie outside of a circle (row, column, radius). Negative inside."""
     row, column, radius = circle
     return np.asarray(np.hypot(points[0] - row, points[1] - column) - radius)
 
@@ -289,7 +282,7 @@ def _detect_outside_tissue(image: NDArray[Any]) -> Mask:
 
 
 def _convert_to_hsv(image: NDArray[Any], region_name: str) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return hue, saturation and value, 0..1; values above 1 mean that the image has the range 0..255."""
+    """Return hue, saturation and value, 0..1. Values above 1 mean that the image has the range 0..255."""
     if not _is_color_image(image):
         raise UndefinedError(f"no {region_name}: the image has no colors")
     values = np.asarray(image, np.float64)
@@ -312,7 +305,7 @@ def _is_color_image(image: NDArray[Any]) -> bool:
 
 
 def _to_gray_values(image: NDArray[Any]) -> FloatArray:
-    """Return values (*S), for color images the mean of the channels; UndefinedError for a constant image."""
+    """Return values (*S), for color images the mean of the channels. UndefinedError for a constant image."""
     values = np.asarray(image, np.float64)
     values = values.mean(-1) if _is_color_image(image) else values
     if values.min() == values.max():
@@ -321,13 +314,13 @@ def _to_gray_values(image: NDArray[Any]) -> FloatArray:
 
 
 def select_largest_component(mask: Mask) -> Mask:
-    """Return the largest connected part of a mask, with diagonal neighbors; an empty mask unchanged."""
+    """Return the largest connected part of a mask, with diagonal neighbors. An empty mask unchanged."""
     labels, count = require("scipy.ndimage", extra="audit").label(mask, np.ones((3,) * mask.ndim))
     return mask if count < 2 else np.asarray(labels == 1 + np.bincount(labels.ravel())[1:].argmax())
 
 
 def _fill_holes(mask: Mask) -> Mask:
-    """Fill the holes of a mask; those of a volume slice by slice, because in 3-D most cavities are open somewhere."""
+    """Fill the holes of a mask. Those of a volume slice by slice, because in 3-D most cavities are open somewhere."""
     fill = require("scipy.ndimage", extra="audit").binary_fill_holes
     return np.stack([fill(slice_mask) for slice_mask in mask]) if mask.ndim == 3 else np.asarray(fill(mask), np.bool_)
 

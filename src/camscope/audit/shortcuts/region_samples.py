@@ -25,7 +25,7 @@ FINDING_REGION, ORGAN_REGION, OUTSIDE_ORGAN_REGION = "the finding", "the organ",
 class RegionSample:
     """An image as a model input (C,*S), with the masks (*S) of its regions, and of the findings in `ground_truth`.
 
-    `placement` is that of the input on the image; None where the model sees the whole image.
+    `placement` is that of the input on the image. None where the model sees the whole image.
     """
 
     row: int
@@ -97,7 +97,7 @@ def open_region_masks(context: AuditContext) -> dict[str, GroundTruth]:
 
 
 def load_region_samples(context: AuditContext, rows: Sequence[int]) -> RegionSamples:
-    """Load images with their regions; only those of the most common input size, and at most `MAX_SAMPLE_BYTES`."""
+    """Load images with their regions. Only those of the most common input size, and at most `MAX_SAMPLE_BYTES`."""
     samples, region_masks, n_bytes = RegionSamples([]), open_region_masks(context), 0
     order = np.random.default_rng((context.config.seed, 9)).permutation(list(rows)).tolist()
     for done, image in enumerate(context.load_images(order), start=1):
@@ -129,7 +129,7 @@ def _build_sample(
     region_masks: Mapping[str, GroundTruth],
     samples: RegionSamples,
 ) -> RegionSample:
-    """Return an image with the regions and findings that it has; the reasons for missing ones are counted in `samples`."""
+    """Return an image with the regions and findings that it has. The reasons for missing ones are counted in `samples`."""
     cohort = context.cohort
     position = cohort.manifest_positions[row]
     manifest_row = cohort.manifest.rows(position, position + 1)[0]
@@ -151,10 +151,8 @@ def _build_sample(
     def find_mask(name: str, load: Callable[[], Mask]) -> Mask | None:
         return _project_or_count(name, load, placement, samples, hides_file_names=cohort.hides_file_names)
 
-    findings = {
-        name: find_mask(FINDING_REGION, partial(load_mask, ground_truth))
-        for name, ground_truth in context.ground_truth.items()
-    }
+    sources = context.ground_truth.items()
+    findings = {name: find_mask(FINDING_REGION, partial(load_mask, source)) for name, source in sources}
     regions = {name: find_mask(name, partial(load_mask, source)) for name, source in region_masks.items()}
     organ = regions.get(ORGAN_REGION)
     if organ is not None and not organ.all():
@@ -179,9 +177,9 @@ def _project_or_count(
     *,
     hides_file_names: bool,
 ) -> Mask | None:
-    """Return the mask of a region on the model's input; None, with the reason counted, where it is empty or cannot be found."""
+    """Return the mask of a region on the model's input. None, with the reason counted, where it is empty or cannot be found."""
     try:
-        mask = project_region_to_input(load_mask(), placement, include_touched=True)  # keeps thin regions
+        mask = project_region_to_input(load_mask(), placement)
         if mask.any():
             return mask
         reason = "it lies outside the model's input"
@@ -195,19 +193,18 @@ def _project_or_count(
     return None
 
 
-def project_region_to_input(mask: Mask, placement: Placement | None, *, include_touched: bool = False) -> Mask:
+def project_region_to_input(mask: Mask, placement: Placement | None) -> Mask:
     """Return the mask (*S) on the model's input: True where the center of a pixel lies on the mask.
 
-    Without a `placement` the model sees the whole image. `include_touched` also includes every pixel that holds the center of a
-    pixel of the mask, so that thin regions remain.
+    So that thin regions remain, it includes every pixel that holds the center of a pixel of the mask. Without a `placement` the
+    model sees the whole image.
     """
     if placement is None:
         return mask.copy()
     if mask.shape != placement.image_size:
         raise GeometryError(f"a mask {mask.shape} of an image {placement.image_size}: expected one size")
     projected = project_mask_to_input(mask, placement.input_size, placement.to_image)
-    if include_touched:
-        touched = np.floor(placement.to_input(np.argwhere(mask) + 0.5)).astype(np.int64)
-        touched = touched[((touched >= 0) & (touched < projected.shape)).all(1)]
-        projected[tuple(touched.T)] = True
+    touched = np.floor(placement.to_input(np.argwhere(mask) + 0.5)).astype(np.int64)
+    touched = touched[((touched >= 0) & (touched < projected.shape)).all(1)]
+    projected[tuple(touched.T)] = True
     return projected

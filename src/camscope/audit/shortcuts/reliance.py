@@ -56,7 +56,7 @@ def judge_reliance(
 
 
 def describe_too_few_for_absence(n_patients: int, prevalence: float) -> str:
-    """Return why the patients are too few to exclude a reliance in a share `prevalence` of them; "" where they suffice."""
+    """Return why the patients are too few to exclude a reliance in a share `prevalence` of them. "" where they suffice."""
     if compute_min_detectable_prevalence(n_patients) <= prevalence:
         return ""
     are_needed = plural(compute_min_patients_for_absence(prevalence), "patient is", "patients are")
@@ -125,7 +125,7 @@ def _select_counted_by_kind(insertions: Effects, removals: Effects) -> dict[str,
 
 
 def _find_direction_by_kind(effects_by_kind: Mapping[str, Effects], margin: float) -> dict[str, str]:
-    """Return the direction of each kind whose intervals all lie beyond the margin; insertion before removal."""
+    """Return the direction of each kind whose intervals all lie beyond the margin. Insertion before removal."""
     directions = {kind: _find_common_direction(effects, margin) for kind, effects in effects_by_kind.items()}
     if len({effect.imputation for effect in effects_by_kind["removal"]}) < MIN_IMPUTATIONS:
         del directions["removal"]

@@ -37,12 +37,12 @@ from camscope.models import redact_file_names
 from camscope.plurals import inflect, plural
 
 MAX_IDS_PER_ISSUE = 20  # ids listed for each issue
+MAX_TRIAL_IMAGES = 32  # images tried to find one that can be explained
 
 
 def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
     """Inspect all images of all splits, because patients may be in several splits."""
-    data = context.config.data
-    columns = context.cohort.full_manifest.table.column_names
+    data, columns = context.config.data, context.cohort.full_manifest.table.column_names
     inspection = inspect_images(
         _renumber_rows(context.cohort.full_manifest),
         patient_column=data.patient,
@@ -55,7 +55,7 @@ def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
         all_scans=accepts_scans(context.explainers[0].preprocess),
         on_progress=context.on_progress,
     )
-    issues = [
+    issues = tuple(
         DataIssue(
             code=issue.code,
             severity=issue.severity,
@@ -65,14 +65,14 @@ def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
         )
         for issue in inspection.issues
         if issue.code != "reserved-columns"  # about tables of a batch run, which a manifest is not
-    ]
+    )
     return DataCheckResult(
         annotation_protocol=data.annotation_protocol,
         annotation_sources=tuple(_list_annotation_sources(context)),
         flow=tuple(_describe_row_flow(context)),
         n_patients=len(set(context.cohort.patients.values())),
         has_patient_column=data.patient is not None,
-        issues=tuple(issues),
+        issues=issues,
         metadata_value_counts=inspection.value_counts,
         level_counts=tuple(_count_levels(context)),
     )
@@ -112,43 +112,31 @@ def _describe_row_flow(context: AuditContext) -> list[FlowStep]:
     paths = whole["path"].to_pylist()
     steps = [FlowStep(name=f"{inflect(len(paths), 'row')} of the manifest", n_rows=len(paths))]
     if data.split is not None:
-        paths = [
-            path
-            for path, value in zip(paths, whole[data.split].to_pylist(), strict=True)
-            if str(value) == data.split_value
-        ]
+        splits = map(str, whole[data.split].to_pylist())
+        paths = [path for path, split in zip(paths, splits, strict=True) if split == data.split_value]
         steps.append(FlowStep(name=f"{inflect(len(paths), 'row')} of the audited split", n_rows=len(paths)))
     if lost := sum(not path for path in paths):
         steps.append(
             FlowStep(name=f"{inflect(lost, 'row')} without a path", n_rows=lost, reason="left out", is_exclusion=True)
         )
-    reason = "drawn by the seed" if len(context.cohort.rows) < len(paths) - lost else ""
-    return [
-        *steps,
-        FlowStep(
-            name=f"{inflect(len(context.cohort.rows), 'row')} audited", n_rows=len(context.cohort.rows), reason=reason
-        ),
-    ]
+    n_audited = len(context.cohort.rows)
+    reason = "drawn by the seed" if n_audited < len(paths) - lost else ""
+    return [*steps, FlowStep(name=f"{inflect(n_audited, 'row')} audited", n_rows=n_audited, reason=reason)]
 
 
-def _count_levels(context: AuditContext) -> list[LevelCount]:
-    truths = {level_of_row.name: context.cohort.get_truth(level_of_row) for level_of_row in context.findings}
-    counts = []
+def _count_levels(context: AuditContext) -> Iterator[LevelCount]:
+    truths = {finding.name: context.cohort.get_truth(finding) for finding in context.findings}
     for column in context.config.data.subgroups:
         level_by_row = context.cohort.get_subgroup_levels(column)
-        for level in sort_levels({level_of_row for level_of_row in level_by_row.values() if level_of_row is not None}):
+        for level in sort_levels({level for level in level_by_row.values() if level is not None}):
             rows = [row for row, level_of_row in level_by_row.items() if level_of_row == level]
-            positives = {name: sum(truth[row] is True for row in rows) for name, truth in truths.items()}
-            patients = len({context.cohort.patients[row] for row in rows})
-            counts.append(
-                LevelCount(
-                    column=column, level=level, n_rows=len(rows), n_patients=patients, positives_by_finding=positives
-                )
+            yield LevelCount(
+                column=column,
+                level=level,
+                n_rows=len(rows),
+                n_patients=len({context.cohort.patients[row] for row in rows}),
+                positives_by_finding={name: sum(truth[row] is True for row in rows) for name, truth in truths.items()},
             )
-    return counts
-
-
-MAX_TRIAL_IMAGES = 32  # images tried to find one that can be explained
 
 
 def resolve_model(context: AuditContext, results: StageResults) -> ResolveResult:
@@ -156,21 +144,17 @@ def resolve_model(context: AuditContext, results: StageResults) -> ResolveResult
     rows = _explain_first_image(context)
     model, card = context.model, get_card(context.model)
     source = card.source if card else context.config.model.source
-    explainers = [
-        _build_explainer_info(explainer, row)
-        for explainer, row in zip(context.explainers, rows[: len(context.explainers)], strict=True)
-    ]
     return ResolveResult(
         model=redact_file_names(source) if context.cohort.hides_file_names else source,
         weights_digest=compute_model_digest(model),
-        n_parameters=sum(item.numel() for item in model.parameters()),
+        n_parameters=sum(parameter.numel() for parameter in model.parameters()),
         n_classes=len(context.class_names),
         class_names=context.class_names,
-        findings=tuple(item.name for item in context.findings),
+        findings=tuple(finding.name for finding in context.findings),
         input_size=tuple(rows[0]["input_size"]),
         preprocess=format_without_address(context.explainers[0].preprocess),
         outputs=context.config.model.outputs,
-        explainers=tuple(explainers),
+        explainers=tuple(map(_build_explainer_info, context.explainers, rows)),
     )
 
 

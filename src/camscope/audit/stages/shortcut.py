@@ -1,6 +1,7 @@
 """The stage that tests for shortcuts: regions that maps highlight or predictions rely on, and images for review."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,82 +20,80 @@ from camscope.audit.core.schema import (
 from camscope.audit.core.stage_results import StageResults
 from camscope.audit.performance.leakage import probe_columns
 from camscope.audit.performance.subgroups import compare_subgroups
-from camscope.audit.shortcuts import interventions as trials
-from camscope.audit.shortcuts.interventions import InterventionRunner
+from camscope.audit.shortcuts.interventions import InterventionRunner, write_interventions
 from camscope.audit.shortcuts.region_attribution import compute_attribution_mass_by_region, compute_region_overlaps
 from camscope.audit.shortcuts.region_samples import FINDING_REGION, ORGAN_REGION, RegionSamples, load_region_samples
+
+SHORTCUT_SALT = 4  # separates this random stream from those of other stages
+MAX_REVIEW_IMAGES_PER_REASON = 4
 
 
 def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutResult:
     """Measure attribution mass, interventions, leakage and clusters on sampled images; write `interventions.parquet`."""
-    config, predictions = context.config, Predictions.read(context.folder, features=True)
-
-    def draw(n_rows: int) -> list[int]:
-        return context.cohort.sample_rows_of_all_findings(predictions.rows, n_rows, 4, context.findings)
-
-    samples = load_region_samples(context, draw(config.sample_sizes.regions))
-    intervention_samples = _select_samples(
-        samples, draw(min(config.sample_sizes.interventions, config.sample_sizes.regions))
+    sizes, findings = context.config.sample_sizes, context.findings
+    predictions = Predictions.read(context.folder, features=True)
+    region_rows, edited_rows = (
+        context.cohort.sample_rows_of_all_findings(predictions.rows, n_rows, SHORTCUT_SALT, findings)
+        for n_rows in (sizes.regions, min(sizes.interventions, sizes.regions))
     )
-    runners = [
-        InterventionRunner(
-            context,
-            intervention_samples.for_finding(one.name),
-            one,
-            predictions.log_odds_by_row(one.name),
-            predictions.log_odds_std(one.name),
-            predictions.outputs_are_probabilities,
-        )
-        for one in context.findings
-    ]
-    interventions = [result for one in runners for result in one.run_interventions()]
-    masked_aurocs = [result for one in runners for result in one.compute_masked_aurocs()]
-    trials.write_interventions(context.folder, [trial for one in runners for trial in one.records], context.cohort.ids)
-    cluster_analyses = [
-        analyze_clusters(context, explainer, finding, samples.for_finding(finding.name), predictions)
-        for finding in context.findings
+    samples = load_region_samples(context, region_rows)
+    edited = replace(samples, samples=[sample for sample in samples.samples if sample.row in edited_rows])
+    runners = [_create_runner(context, edited, finding, predictions) for finding in findings]
+    interventions = [effect for runner in runners for effect in runner.run_interventions()]
+    masked_aurocs = [masked for runner in runners for masked in runner.compute_masked_aurocs()]
+    records = [record for runner in runners for record in runner.records]
+    write_interventions(context.folder, records, context.cohort.ids)
+    by_finding = {finding.name: samples.for_finding(finding.name) for finding in findings}
+    analyses = [
+        analyze_clusters(context, explainer, finding, by_finding[finding.name], predictions)
+        for finding in findings
         for explainer in context.explainers
     ]
-    samples_by_finding = {one.name: samples.for_finding(one.name) for one in context.findings}
-    names = dict.fromkeys(
-        name for region_samples in samples_by_finding.values() for name in region_samples.region_names
-    )
+    overlaps = [overlap for name, subset in by_finding.items() for overlap in compute_region_overlaps(subset, name)]
+    names = dict.fromkeys(name for subset in by_finding.values() for name in subset.region_names)
     return ShortcutResult(
         region_counts={
-            name: max(len(region_samples.select_with_region(name)) for region_samples in samples_by_finding.values())
-            for name in names
+            name: max(len(subset.select_with_region(name)) for subset in by_finding.values()) for name in names
         },
-        markers_by_finding={
-            finding: _list_markers(region_samples) for finding, region_samples in samples_by_finding.items()
-        },
+        markers_by_finding={finding: _list_markers(subset) for finding, subset in by_finding.items()},
         missing_regions=tuple(_list_missing_regions(samples)),
-        overlaps=tuple(
-            one
-            for finding in context.findings
-            for one in compute_region_overlaps(samples.for_finding(finding.name), finding.name)
-        ),
-        attribution_mass=tuple(_compute_attribution_mass(context, results, samples)),
+        overlaps=tuple(overlaps),
+        attribution_mass=tuple(_compute_attribution_mass(context, results, by_finding)) if samples.samples else (),
         interventions=tuple(interventions),
         masked_auroc=tuple(masked_aurocs),
         subgroup_differences=tuple(_compare_marker_effects(context, runners)),
         leakage=tuple(probe_columns(context.cohort, predictions)),
-        cluster_analyses=tuple(cluster_analyses),
-        review_cases=tuple(list_review_cases(context, predictions, runners, cluster_analyses)),
+        cluster_analyses=tuple(analyses),
+        review_cases=tuple(_list_review_cases(context, predictions, runners, analyses)),
     )
+
+
+def _create_runner(
+    context: AuditContext, samples: RegionSamples, finding: Finding, predictions: Predictions
+) -> InterventionRunner:
+    """Create the runner of the interventions for a finding, on samples of all findings."""
+    return InterventionRunner(
+        context,
+        samples.for_finding(finding.name),
+        finding,
+        predictions.log_odds_by_row(finding.name),
+        predictions.log_odds_std(finding.name),
+        predictions.outputs_are_probabilities,
+    )
+
+
+def _compute_attribution_mass(
+    context: AuditContext, results: StageResults, by_finding: Mapping[str, RegionSamples]
+) -> Iterator[AttributionMass]:
+    for explainer in context.explainers:
+        stride = max(results.resolve.get_explainer_info(explainer.full_name).stride)
+        for finding in context.findings:
+            yield from compute_attribution_mass_by_region(context, by_finding[finding.name], explainer, finding, stride)
 
 
 def _list_markers(samples: RegionSamples) -> tuple[str, ...]:
     """Return the regions that only some images have."""
     return tuple(name for name in samples.region_names if len(samples.select_with_region(name)) < len(samples.samples))
-
-
-def _select_samples(samples: RegionSamples, rows: list[int]) -> RegionSamples:
-    selected = set(rows)
-    return RegionSamples(
-        [sample for sample in samples.samples if sample.row in selected],
-        samples.missing_reasons,
-        samples.exclusion_reasons,
-    )
 
 
 def _list_missing_regions(samples: RegionSamples) -> Iterator[FlowStep]:
@@ -103,17 +102,6 @@ def _list_missing_regions(samples: RegionSamples) -> Iterator[FlowStep]:
             yield FlowStep(name=name, n_rows=count, reason=reason)
     for reason, count in samples.exclusion_reasons.items():
         yield FlowStep(name="the image", n_rows=count, reason=reason)
-
-
-def _compute_attribution_mass(
-    context: AuditContext, results: StageResults, samples: RegionSamples
-) -> Iterator[AttributionMass]:
-    for explainer in context.explainers if samples.samples else ():
-        stride = max(results.resolve.get_explainer_info(explainer.full_name).stride)
-        for finding in context.findings:
-            yield from compute_attribution_mass_by_region(
-                context, samples.for_finding(finding.name), explainer, finding, stride
-            )
 
 
 def _compare_marker_effects(context: AuditContext, runners: list[InterventionRunner]) -> Iterator[SubgroupDifference]:
@@ -131,61 +119,54 @@ def _compare_marker_effects(context: AuditContext, runners: list[InterventionRun
                 )
 
 
-MAX_REVIEW_IMAGES_PER_REASON = 4  # for each reason
-
-
-def list_review_cases(
+def _list_review_cases(
     context: AuditContext,
     predictions: Predictions,
     runners: Sequence[InterventionRunner],
     cluster_analyses: Sequence[ClusterAnalysis],
 ) -> Iterator[ReviewCase]:
     """Yield the images for review by reason; an image may occur several times."""
-    for finding, runner in zip(context.findings, runners, strict=True):
-        yield from _list_wrong_predictions(context, predictions, finding)
-        yield from _list_region_sensitive_images(context, runner)
+    ids = context.cohort.ids
+    for runner in runners:
+        finding = runner.finding.name
+        rows_by_reason = _list_wrong_predictions(context, predictions, runner.finding)
+        for reason, rows in (rows_by_reason | _list_sensitive_images(context, runner)).items():
+            for row in rows[:MAX_REVIEW_IMAGES_PER_REASON]:
+                yield ReviewCase(id=ids[row], finding=finding, reason=reason)
     for analysis in cluster_analyses:
-        if analysis.n_clusters > 1:
-            for cluster in analysis.clusters:
-                for name in cluster.prototypes[:1]:
-                    yield ReviewCase(
-                        id=name,
-                        finding=analysis.finding,
-                        reason=f"typical of attribution cluster {cluster.number}",
-                    )
+        for cluster in analysis.clusters if analysis.n_clusters > 1 else ():
+            for name in cluster.prototypes[:1]:
+                reason = f"typical of attribution cluster {cluster.number}"
+                yield ReviewCase(id=name, finding=analysis.finding, reason=reason)
 
 
-def _list_wrong_predictions(context: AuditContext, predictions: Predictions, finding: Finding) -> Iterator[ReviewCase]:
+def _list_wrong_predictions(context: AuditContext, predictions: Predictions, finding: Finding) -> dict[str, list[int]]:
+    """List by reason the rows with a wrong or uncertain prediction, the most extreme first."""
     truths, log_odds = context.cohort.get_truth(finding), predictions.log_odds_by_row(finding.name)
-    missed = sorted(
-        (row for row in log_odds if truths[row] is True and log_odds[row] < 0), key=lambda row: log_odds[row]
-    )
-    alarms = sorted(
-        (row for row in log_odds if truths[row] is False and log_odds[row] > 0), key=lambda row: -log_odds[row]
-    )
-    uncertain = sorted((row for row in log_odds if truths[row] is not None), key=lambda row: abs(log_odds[row]))
-    for rows, reason in (
-        (missed, "missed, with one of the lowest probabilities"),
-        (alarms, "false alarm, with one of the highest probabilities"),
-        (uncertain, "among the probabilities nearest to 0.5"),
-    ):
-        for row in rows[:MAX_REVIEW_IMAGES_PER_REASON]:
-            yield ReviewCase(id=context.cohort.ids[row], finding=finding.name, reason=reason)
+    missed = [row for row, value in log_odds.items() if truths[row] is True and value < 0]
+    alarms = [row for row, value in log_odds.items() if truths[row] is False and value > 0]
+    labeled = [row for row in log_odds if truths[row] is not None]
+    return {
+        "missed, with one of the lowest probabilities": sorted(missed, key=lambda row: log_odds[row]),
+        "false alarm, with one of the highest probabilities": sorted(alarms, key=lambda row: -log_odds[row]),
+        "among the probabilities nearest to 0.5": sorted(labeled, key=lambda row: abs(log_odds[row])),
+    }
 
 
-def _list_region_sensitive_images(context: AuditContext, runner: InterventionRunner) -> Iterator[ReviewCase]:
-    """Yield the images whose prediction a region changes most."""
+def _list_sensitive_images(context: AuditContext, runner: InterventionRunner) -> dict[str, list[int]]:
+    """List by reason the rows whose prediction a region changes by more than the margin, the largest change first."""
+    threshold = runner.log_odds_std * context.config.margins.effect
+    rows_by_reason = {}
     for region in runner.samples.region_names:
         if region in (FINDING_REGION, ORGAN_REGION):
             continue
         effects: dict[int, float] = {}
         for record in runner.records:
             if record.region == region and record.kind != "keep only":
-                effects[record.row] = max(
-                    effects.get(record.row, 0.0), abs(record.log_odds_with - record.log_odds_without)
-                )
-        for row in sorted(effects, key=lambda row: (-effects[row], row))[:MAX_REVIEW_IMAGES_PER_REASON]:
-            if runner.log_odds_std > 0 and effects[row] > runner.log_odds_std * context.config.margins.effect:
-                yield ReviewCase(
-                    id=context.cohort.ids[row], finding=runner.finding.name, reason=f"changed most by {region}"
-                )
+                effect = abs(record.log_odds_with - record.log_odds_without)
+                effects[record.row] = max(effects.get(record.row, 0.0), effect)
+        rows = sorted(effects, key=lambda row: (-effects[row], row))
+        rows_by_reason[f"changed most by {region}"] = [
+            row for row in rows if runner.log_odds_std > 0 and effects[row] > threshold
+        ]
+    return rows_by_reason

@@ -6,16 +6,7 @@
 """
 
 from camscope.audit.core.schema import Summary, Verdict
-from camscope.audit.verdicts.maps import judge_faithfulness, judge_localization, judge_robustness, judge_sanity
-from camscope.audit.verdicts.model import (
-    judge_attribution_mass,
-    judge_clusters,
-    judge_ground_truth_reliance,
-    judge_leakage,
-    judge_masked_organ,
-    judge_performance,
-    judge_region_reliance,
-)
+from camscope.audit.verdicts import maps, model
 
 __all__ = ["derive_verdicts"]
 
@@ -23,15 +14,15 @@ __all__ = ["derive_verdicts"]
 def derive_verdicts(summary: Summary) -> list[Verdict]:
     """Derive all verdicts from the summary, in the order of the report."""
     return [
-        *judge_performance(summary),
-        *judge_ground_truth_reliance(summary),
-        *judge_region_reliance(summary),
-        *judge_masked_organ(summary),
-        *judge_localization(summary),
-        *judge_attribution_mass(summary),
-        *judge_faithfulness(summary),
-        *judge_sanity(summary),
-        *judge_robustness(summary),
-        *judge_leakage(summary),
-        *judge_clusters(summary),
+        *model.judge_performance(summary),
+        *model.judge_finding_region(summary),
+        *model.judge_other_regions(summary),
+        *model.judge_masked_organ(summary),
+        *maps.judge_localization(summary),
+        *maps.judge_attribution_mass(summary),
+        *maps.judge_faithfulness(summary),
+        *maps.judge_sanity(summary),
+        *maps.judge_robustness(summary),
+        *model.judge_leakage(summary),
+        *maps.judge_clusters(summary),
     ]

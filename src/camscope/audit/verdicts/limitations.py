@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from camscope.audit.core.schema import ResolveResult, Summary
+from camscope.audit.core.schema import Summary
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_INTERVAL, MIN_PATIENTS_FOR_VERDICT
 from camscope.audit.shortcuts.region_attribution import find_overlapping_regions
 from camscope.explanation import STATUS_MEANINGS
@@ -28,11 +28,7 @@ FEW_PATIENTS = 30  # fewer patients are worth a warning
 def list_limitations(summary: Summary) -> Iterator[str]:
     """Yield the general limitations and those of the map resolution."""
     yield from GENERAL_LIMITATIONS
-    yield from _describe_map_resolution(summary.resolve)
-
-
-def _describe_map_resolution(resolve: ResolveResult) -> Iterator[str]:
-    for explainer in resolve.explainers:
+    for explainer in summary.resolve.explainers:
         side = max(explainer.stride, default=1.0)
         if side > 1:
             place = f", {explainer.stride_mm:.3g} mm on the image" if explainer.stride_mm is not None else ""
@@ -40,48 +36,47 @@ def _describe_map_resolution(resolve: ResolveResult) -> Iterator[str]:
             yield f"A cell of the maps of {METHODS.display_name(explainer.title)} is {cell}: smaller structures are not resolved."
 
 
-def _describe_overlaps(summary: Summary) -> Iterator[str]:
-    """Yield a warning for each group of overlapping regions that the prediction relies on."""
+def list_warnings(summary: Summary) -> Iterator[str]:
+    """Yield the warnings about data, model and maps."""
+    if summary.check.tested:
+        yield from _list_patient_warnings(summary)
+    if summary.predict.outputs_are_probabilities:
+        yield (
+            "The model returns probabilities. Log odds were computed from them and are limited where a probability rounds "
+            "to 0 or 1."
+        )
+    if failed := sum(step.n_rows for step in summary.explain.failures):
+        yield f"{plural(failed, 'image lacks', 'images lack')} the map of at least one method: see failures.csv."
     for finding, groups in find_overlapping_regions(summary).items():
         for group in groups:
             yield (
                 f"Regions that the prediction for {finding} relies on overlap ({', '.join(group)}): "
                 "one cause may be counted several times."
             )
-
-
-def list_warnings(summary: Summary) -> Iterator[str]:
-    """Yield the warnings about data, model and maps."""
-    if summary.check.tested and not summary.check.has_patient_column:
-        yield "No column identifies the patient: images of one patient are counted as independent."
-    if summary.check.tested and summary.check.n_patients < FEW_PATIENTS:
-        count = summary.check.n_patients
-        noun = "patient" if summary.check.has_patient_column else "image"
-        verb = "is" if count == 1 else "are"
-        width = "intervals are wide" if count >= MIN_PATIENTS_FOR_INTERVAL else "there are no intervals"
-        answers = (
-            "and some questions may not be testable" if count >= MIN_PATIENTS_FOR_VERDICT else "and no verdict is given"
-        )
-        yield f"There {verb} only {plural(count, noun)}: {width}, {answers}."
-    if summary.predict.outputs_are_probabilities:
-        yield (
-            "The model returns probabilities. Log odds were computed from them and are limited where a probability rounds "
-            "to 0 or 1."
-        )
-    failed = sum(one.n_rows for one in summary.explain.failures)
-    if failed:
-        yield f"{plural(failed, 'image lacks', 'images lack')} the map of at least one method: see failures.csv."
-    yield from _describe_overlaps(summary)
-    for one in sorted(
-        summary.check.issues,
-        key=lambda issue: REPORTED_SEVERITIES.index(issue.severity) if issue.severity in REPORTED_SEVERITIES else 9,
-    ):
-        if one.severity in REPORTED_SEVERITIES:
-            yield f"{one.message} ({one.count} x)"
+    for severity in REPORTED_SEVERITIES:
+        for issue in summary.check.issues:
+            if issue.severity == severity:
+                yield f"{issue.message} ({issue.count} x)"
     for name in ("localization", "faithfulness", "sanity", "robustness", "shortcut"):
         stage = getattr(summary, name)
         if not stage.tested:
             yield f"{name} was not tested: {stage.reason or 'no reason was given'}."
+    yield from _list_map_warnings(summary)
+
+
+def _list_patient_warnings(summary: Summary) -> Iterator[str]:
+    if not summary.check.has_patient_column:
+        yield "No column identifies the patient: images of one patient are counted as independent."
+    n_patients = summary.check.n_patients
+    if n_patients < FEW_PATIENTS:
+        noun, verb = "patient" if summary.check.has_patient_column else "image", "is" if n_patients == 1 else "are"
+        width = "intervals are wide" if n_patients >= MIN_PATIENTS_FOR_INTERVAL else "there are no intervals"
+        open_questions = n_patients >= MIN_PATIENTS_FOR_VERDICT
+        answers = "and some questions may not be testable" if open_questions else "and no verdict is given"
+        yield f"There {verb} only {plural(n_patients, noun)}: {width}, {answers}."
+
+
+def _list_map_warnings(summary: Summary) -> Iterator[str]:
     for maps in summary.explain.map_counts:
         flagged = {key: count for key, count in maps.status_counts.items() if key not in ("ok", "layout_unverified")}
         if sum(flagged.values()) > maps.n_maps / 10:

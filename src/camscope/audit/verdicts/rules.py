@@ -6,13 +6,11 @@ from typing import Literal
 from camscope.audit.core.schema import Conclusion, EstimateSummary, Verdict
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
 from camscope.audit.core.summary_values import format_patient_count
+from camscope.audit.verdicts.questions import MIN_PATIENTS_RULE, QUESTIONS
 
-VerdictDirection = Literal["supports", "contradicts", "neither"]
 Decision = tuple[Conclusion, str]  # the conclusion and its reason
 
 EMPTY_ESTIMATE = EstimateSummary(reason="there are no data to test it")
-ABOVE_MARGIN_RULE = "supported if the whole interval lies above the margin, not supported if it lies wholly below"
-MIN_PATIENTS_RULE = f"not testable with fewer than {MIN_PATIENTS_FOR_VERDICT} patients"  # part of every rule
 NO_VARIATION_REASON = "every image has the same value, equal to the margin"
 WIDE_INTERVAL_REASON = "the interval includes the margin: more images are needed"
 
@@ -55,47 +53,47 @@ def combine_decisions(decisions: Sequence[Decision]) -> Decision:
     conclusions = {conclusion for conclusion, _ in decisions}
     if len(conclusions) == 1:
         return decisions[0]
-    return "not testable", next(
-        (reason for conclusion, reason in decisions if conclusion == "not testable"), ""
-    ) or "the imputations disagree"
+    reason = next((reason for conclusion, reason in decisions if conclusion == "not testable"), "")
+    return "not testable", reason or "the imputations disagree"
+
+
+def join_reasons(*reasons: str) -> str:
+    """Join the reasons that are not empty."""
+    return "; ".join(filter(None, reasons))
 
 
 def build_verdict(
     question: str,
-    claim: str,
     finding: str,
     decision: Decision,
-    effect: EstimateSummary,
-    section: str,
-    rule: str,
-    *,
-    supported_is_good: bool | None,
+    effect: EstimateSummary = EMPTY_ESTIMATE,
     margin: float | None = None,
     qualifier: str = "",
+    **claim_fields: str,
 ) -> Verdict:
-    """Build a verdict; `supported_is_good`: whether "supported" is in favor of the model, None if neither outcome is."""
-    conclusion, reason = _require_testable_effect(decision, effect)
-    direction: VerdictDirection = "neither"
-    if supported_is_good is not None and conclusion != "not testable":
-        direction = "supports" if (conclusion == "supported") is supported_is_good else "contradicts"
+    """Build the verdict on a question; the decision needs an effect with a value and enough patients.
+
+    `claim_fields`: the fields of the question's claim besides the finding.
+    """
+    definition, (conclusion, reason) = QUESTIONS[question], decision
+    if conclusion != "not testable" and (missing := find_missing_requirement(effect)):
+        conclusion, reason = "not testable", missing
+    direction: Literal["supports", "contradicts", "neither"] = "neither"
+    if conclusion == "not testable":
+        reason = reason or effect.reason or EMPTY_ESTIMATE.reason
+    elif definition.is_good_if_supported is not None:
+        is_good = (conclusion == "supported") is definition.is_good_if_supported
+        direction = "supports" if is_good else "contradicts"
     return Verdict(
         question=question,
-        claim=claim,
+        claim=definition.claim.format(finding=finding, **claim_fields),
         finding=finding,
         qualifier=qualifier,
         conclusion=conclusion,
         direction=direction,
         effect=effect,
         margin=margin,
-        rule=f"{rule}; {MIN_PATIENTS_RULE}",
+        rule=f"{definition.rule}; {MIN_PATIENTS_RULE}",
         reason=reason,
-        section=section,
+        section=definition.section,
     )
-
-
-def _require_testable_effect(decision: Decision, effect: EstimateSummary) -> Decision:
-    """Return the decision, or "not testable" if the reported effect has no value or too few patients."""
-    conclusion, reason = decision
-    if conclusion != "not testable" and (missing := find_missing_requirement(effect)):
-        return "not testable", missing
-    return conclusion, reason or (effect.reason or str(EMPTY_ESTIMATE.reason) if conclusion == "not testable" else "")

@@ -1,31 +1,45 @@
-"""Verification of a finished audit: its files against their digests, and sampled rows recomputed from the images."""
+"""Verification of a finished audit: its files and inputs against their digests, and sampled rows recomputed."""
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from camscope.audit.audit_run import AuditRun, check_readable
+import numpy as np
+
+from camscope.audit.audit_run import check_readable
 from camscope.audit.core.config import Config
 from camscope.audit.core.context import AuditContext, ProgressCallback
-from camscope.audit.core.output_tables import GALLERY_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE, build_metrics_table
+from camscope.audit.core.predictions import Predictions
+from camscope.audit.performance.model_outputs import compute_log_odds, compute_logits_and_features
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_images, digest_optional_file, find_changed_images
-from camscope.audit.provenance.file_ownership import STAGES_FOLDER
-from camscope.audit.report import Gallery, find_unsupported_claims, render_page, replace_images_with_digests
-from camscope.audit.runner import STAGES
-from camscope.audit.verdicts import derive_verdicts
-from camscope.audit.verification.recompute import NOT_RECOMPUTED, CheckResult, recompute_rows
+from camscope.batch.manifest import import_arrow
+from camscope.batch.query import table_to_dicts
 from camscope.errors import CamscopeError, InputError
 from camscope.plurals import plural
 from camscope.safe_files import read_bytes
-from camscope.untrusted_files import MAX_JSON_BYTES, read_json
+from camscope.untrusted_files import MAX_JSON_BYTES, read_errors_converted
 
-JSON_ERRORS = (ValueError, RecursionError, MemoryError)  # what reading and writing damaged JSON raises
-MAX_IMAGES_NAMED = 5
-RENDERING_PACKAGES = ("matplotlib", "jinja2")  # packages that affect the rendered page
+MAX_NAMES_SHOWN = 5  # of changed images
+MAX_FILES_SHOWN = 20
+RELATIVE_MAP_TOLERANCE = 1e-5  # relative to the maximum of a map; batches of other sizes differ by rounding
+LOG_ODDS_TOLERANCE = 1e-4
+NOT_RECOMPUTED = (
+    "localization", "faithfulness", "sanity", "robustness", "interventions", "masked organs", "feature leakage",
+    "attribution clusters",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The result of one check; `name` is a file or a part of the audit, `message` says what was checked or what is wrong."""
+
+    name: str
+    is_intact: bool
+    message: str
 
 
 @dataclass(frozen=True)
@@ -49,70 +63,57 @@ def verify_audit(
     seed: int = 0,
     on_progress: ProgressCallback | None = None,
 ) -> VerificationResult:
-    """Verify a finished audit: its files, verdicts and report; with its config also its inputs and sampled rows.
+    """Verify a finished audit: its files; with its config also its inputs and sampled rows.
 
     Args:
-        folder: the folder of the audit.
-        config: the config of the audit; without it, inputs are not checked and no row is recomputed.
-        n_rows: how many rows to recompute.
-        seed: seed of the sampled rows.
-        on_progress: called with the number of images read and their total.
+        folder: The folder of the audit.
+        config: The config of the audit; without it, inputs are not checked and no row is recomputed.
+        n_rows: How many rows to recompute.
+        seed: The seed of the sampled rows.
+        on_progress: Called with the number of images read and their total.
 
     Returns:
         The result of every check.
 
     Raises:
-        InputError: the folder holds no finished audit.
+        InputError: The folder holds no finished audit.
 
     """
     path = Path(folder)
     check_readable(path)
-    try:
+    if path.is_file():
+        raise InputError(f"{folder} is a file; expected the folder of an audit")
+    if not (path / provenance.PROVENANCE_FILE).exists():
+        raise InputError(f"{folder}: no {provenance.PROVENANCE_FILE}: this folder holds no finished audit")
+    with read_errors_converted(f"{folder}: {provenance.PROVENANCE_FILE}"):
         content = read_bytes(path / provenance.PROVENANCE_FILE, MAX_JSON_BYTES)
-    except FileNotFoundError as error:
-        raise InputError(f"{folder}: no {provenance.PROVENANCE_FILE}: this folder holds no finished audit") from error
-    except NotADirectoryError as error:
-        raise InputError(f"{folder} is a file; expected the folder of an audit") from error
-    except (OSError, MemoryError) as error:
-        reason = getattr(error, "strerror", None) or "out of memory"
-        raise InputError(f"{folder}: {provenance.PROVENANCE_FILE} cannot be read: {reason}") from error
-    record = _parse_record(content)
-    checks = [_check_seal(record, content), *_check_outputs(path, record), _check_declarations(path, record)]
-    files_intact = all(check.is_intact for check in checks)  # otherwise a change is already reported
-    checks += [_check_verdicts(path), _check_page_numbers(path, record)]
-    if files_intact:
-        checks += [_check_stage_results(path), _check_page_text(path, record)]
+    record, is_sealed = _parse_record(content)
+    seal_message = "unchanged" if is_sealed else "it was changed"
+    checks = [CheckResult(provenance.PROVENANCE_FILE, is_sealed, seal_message), *_check_outputs(path, record)]
     if config is None:
         return VerificationResult(tuple(checks))
     context = AuditContext(Config.from_source(config), path)
-    checks += [
-        *_check_inputs(context, record),
-        *_check_images(context, record, on_progress),
-        *_check_recomputed_rows(context, n_rows, seed),
-    ]
+    checks += _check_inputs(context, record)
+    checks += _run_or_report("images", lambda: _check_images(context, record, on_progress))
+    checks += _run_or_report("rows", lambda: _recompute_rows(context, n_rows, seed))
     return VerificationResult(tuple(checks), NOT_RECOMPUTED)
 
 
-def _parse_record(content: bytes) -> dict[str, Any]:
-    """Parse a provenance record; {} if it is not valid JSON."""
+def _parse_record(content: bytes) -> tuple[dict[str, Any], bool]:
+    """Return the provenance record, {} if it is not valid JSON, and whether its seal is that of its content."""
+    record: Any = {}
     try:
         record = json.loads(content)
-    except JSON_ERRORS:
-        return {}
-    return record if isinstance(record, dict) else {}
+        is_sealed = record["seal"] == provenance.compute_seal(record)
+        is_sealed = is_sealed and provenance.serialize_record(record) == content
+    except (ValueError, RecursionError, MemoryError, TypeError, KeyError, AttributeError):  # damaged in any way
+        is_sealed = False
+    return (record if isinstance(record, dict) else {}), is_sealed
 
 
 def _get_table(record: Mapping[str, Any], name: str) -> dict[str, Any]:
     part = record.get(name)
     return part if isinstance(part, dict) else {}
-
-
-def _check_seal(record: dict[str, Any], content: bytes) -> CheckResult:
-    try:
-        same = record.get("seal") == provenance.compute_seal(record) and provenance.serialize_record(record) == content
-    except (*JSON_ERRORS, TypeError):  # NaN, or keys that cannot be sorted
-        same = False
-    return CheckResult(provenance.PROVENANCE_FILE, same, "unchanged" if same else "it was changed")
 
 
 def _check_outputs(folder: Path, record: dict[str, Any]) -> Iterator[CheckResult]:
@@ -123,104 +124,27 @@ def _check_outputs(folder: Path, record: dict[str, Any]) -> Iterator[CheckResult
         if current.get(name) != recorded[name]
     }
     problems |= {name: "was added" for name in current if name not in recorded}
-    yield CheckResult(
-        "outputs",
-        not problems and bool(recorded),
-        plural(len(recorded), "file") + (f", {len(problems)} of them differ" if problems else ", unchanged"),
-    )
-    for name, problem in sorted(problems.items())[:20]:
+    summary = f"{len(problems)} of them differ" if problems else "unchanged"
+    yield CheckResult("outputs", not problems and bool(recorded), f"{plural(len(recorded), 'file')}, {summary}")
+    for name, problem in sorted(problems.items())[:MAX_FILES_SHOWN]:
         yield CheckResult(name, False, problem)
-
-
-def _check_declarations(folder: Path, record: dict[str, Any]) -> CheckResult:
-    """Check the number of declared configs against the log."""
-    try:
-        current = provenance.count_declarations(folder, str(record.get("config_digest")))
-    except CamscopeError as error:
-        return CheckResult("declarations", False, str(error))
-    same = all(record.get(name) == value for name, value in current.items())
-    return CheckResult("declarations", same, "as in the log" if same else f"the log has {current['declarations']}")
-
-
-def _check_verdicts(folder: Path) -> CheckResult:
-    """Check that the rules give the same verdicts from the summary."""
-    try:
-        summary = AuditRun(folder).summary
-        same = tuple(derive_verdicts(summary)) == summary.verdicts
-    except CamscopeError as error:
-        return CheckResult("summary", False, str(error))
-    except Exception as error:  # a changed summary can be wrong in any way
-        return CheckResult("verdicts", False, f"they cannot be derived from the summary: {type(error).__name__}")
-    return CheckResult(
-        "verdicts",
-        same,
-        f"{len(summary.verdicts)} follow from the summary" if same else "they do not follow from the summary",
-    )
-
-
-def _check_stage_results(folder: Path) -> CheckResult:
-    """Check that the summary holds the results that the stages wrote."""
-    problems = []
-    try:
-        summary = AuditRun(folder).summary
-        for name, stage in STAGES.items():
-            content = read_bytes(folder / STAGES_FOLDER / f"{name}.json", MAX_JSON_BYTES)
-            if stage.result_cls.model_validate_json(content) != getattr(summary, name):
-                problems.append(f"{name} differs between the summary and {STAGES_FOLDER}/{name}.json")
-    except Exception as error:  # changed files can be wrong in any way
-        return CheckResult("stages", False, f"the results cannot be compared: {type(error).__name__}")
-    return CheckResult.from_problems("stages", f"{len(STAGES)} results, as the stages wrote them", problems)
-
-
-def _check_page_numbers(folder: Path, record: dict[str, Any]) -> CheckResult:
-    """Check that every number of the report is in one of the audit's files."""
-    try:
-        summary, gallery = (read_json(folder / name) for name in (SUMMARY_FILE, GALLERY_FILE))
-        claims = find_unsupported_claims(_text(folder / REPORT_FILE), summary, record, gallery)
-    except Exception as error:  # changed files can be wrong in any way
-        return CheckResult("numbers of the report", False, f"it cannot be read: {type(error).__name__}")
-    return CheckResult(
-        "numbers of the report", not claims, claims[0] if claims else "every number is in the files of the audit"
-    )
-
-
-def _text(path: Path) -> str:
-    return read_bytes(path, MAX_JSON_BYTES).decode("utf-8")
-
-
-def _check_page_text(folder: Path, record: dict[str, Any]) -> CheckResult:
-    """Check that rendering the report again gives the same page; images are compared by their digests."""
-    name, versions = "text of the report", _get_table(record, "versions")
-    if record.get("code") != provenance.digest_code() or any(
-        versions.get(package) != version for package, version in provenance.iter_package_versions(RENDERING_PACKAGES)
-    ):
-        return CheckResult(
-            name, True, "not rendered again: another version of camscope or of its packages wrote the report"
-        )
-    try:
-        gallery = Gallery.from_dict(read_json(folder / GALLERY_FILE))
-        page = render_page(AuditRun(folder).summary, gallery, provenance.select_page_fields(record))
-        same = page == replace_images_with_digests(_text(folder / REPORT_FILE))
-    except Exception as error:  # changed files can be wrong in any way
-        return CheckResult(name, False, f"it cannot be rendered again: {type(error).__name__}")
-    return CheckResult(name, same, "unchanged when rendered again" if same else "it differs when rendered again")
 
 
 def _check_inputs(context: AuditContext, record: dict[str, Any]) -> Iterator[CheckResult]:
     config, data, model = context.config, _get_table(record, "data"), _get_table(record, "model")
-    for name, place, digest in (
+    for name, path, digest in (
         ("weights file", config.model.weights, model.get("weights")),
         ("manifest file", config.data.manifest, data.get("manifest")),
     ):
         if digest is not None:
-            same = digest_optional_file(place) == digest
-            yield CheckResult(name, same, "unchanged" if same else "changed")
+            is_same = digest_optional_file(path) == digest
+            yield CheckResult(name, is_same, "unchanged" if is_same else "changed")
     try:
-        facts = provenance.compute_identity(context)
+        identity = provenance.compute_identity(context)
     except CamscopeError as error:
         yield CheckResult("inputs", False, str(error))
         return
-    for name, recorded, description in (
+    for name, digest, description in (
         ("config", record.get("config_digest"), "margins, methods and sizes"),
         ("data", data.get("digest"), "every cell of the manifest"),
         ("masks", record.get("masks"), "annotations and regions, every file"),
@@ -228,48 +152,64 @@ def _check_inputs(context: AuditContext, record: dict[str, Any]) -> Iterator[Che
         ("source", model.get("code"), "the source file of the model"),
         ("code", record.get("code"), "camscope itself"),
     ):
-        same = facts[name] == recorded
-        yield CheckResult(name, same, f"{description}: {'unchanged' if same else 'changed'}")
+        is_same = identity[name] == digest
+        yield CheckResult(name, is_same, f"{description}: {'unchanged' if is_same else 'changed'}")
+
+
+def _run_or_report(name: str, check: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
+    try:
+        yield from check()
+    except Exception as error:  # changed files can be wrong in any way
+        yield CheckResult(name, False, f"they cannot be compared with the tables: {type(error).__name__}")
 
 
 def _check_images(
     context: AuditContext, record: dict[str, Any], on_progress: ProgressCallback | None
 ) -> Iterator[CheckResult]:
-    """Check every image by its digest, the labels, and the table of metrics."""
-    try:
-        images = digest_images(context, on_progress)
-        changed = find_changed_images(images, _get_table(record, "rows"))
-        names = ", ".join(changed[:MAX_IMAGES_NAMED]) + (", …" if len(changed) > MAX_IMAGES_NAMED else "")
-        message = f"changed, {len(changed)} of {len(images)}: {names}" if changed else "unchanged"
-        yield CheckResult("images", not changed, message if changed else f"{len(images)}: {message}")
-        yield _check_labels(context)
-        same = AuditRun(context.folder).metrics().equals(build_metrics_table(context))
-        yield CheckResult(
-            METRICS_FILE, same, "as the stages measured it" if same else "it differs from the tables of the stages"
+    images = digest_images(context, on_progress)
+    changed = find_changed_images(images, _get_table(record, "rows"))
+    names = ", ".join(changed[:MAX_NAMES_SHOWN]) + (", …" if len(changed) > MAX_NAMES_SHOWN else "")
+    message = f"changed, {len(changed)} of {len(images)}: {names}" if changed else f"{len(images)}: unchanged"
+    yield CheckResult("images", not changed, message)
+
+
+def _recompute_rows(context: AuditContext, n_rows: int, seed: int) -> Iterator[CheckResult]:
+    """Recompute the prediction and the maps of `n_rows` rows, sampled by the seed, and compare them with the stored ones."""
+    predictions = Predictions.read(context.folder)
+    order = np.random.default_rng(seed).permutation(len(predictions.rows))
+    rows = sorted(predictions.rows[n] for n in order[:n_rows])
+    table = context.maps.table(filter=import_arrow("dataset").field("row").isin(rows))
+    stored_maps = {(map_["row"], map_["method"], map_["target"]): map_ for map_ in table_to_dicts(table)}
+    for image in context.load_images(rows):
+        row = image.row["row"]
+        name = f"row {context.cohort.ids[row]}"
+        digests = {map_["sha256"] for (map_row, _, _), map_ in stored_maps.items() if map_row == row}
+        if image.item is None or digests - {image.sha256}:
+            yield CheckResult(name, False, "the image differs")
+            continue
+        logits, _ = compute_logits_and_features(context, image.item.x[None])
+        log_odds = compute_log_odds(
+            context, logits, context.findings, outputs_are_probabilities=predictions.outputs_are_probabilities
         )
-    except Exception as error:  # changed files can be wrong in any way
-        yield CheckResult("images", False, f"they cannot be compared with the tables: {type(error).__name__}")
-
-
-def _check_labels(context: AuditContext) -> CheckResult:
-    """Check that labels and patients of the predictions are those of the manifest."""
-    table = AuditRun(context.folder).predictions()
-    columns = {"patient": context.cohort.patient_numbers} | {
-        f"truth {finding.name}": context.cohort.get_truth(finding) for finding in context.findings
-    }
-    rows, problems = table["row"].to_pylist(), []
-    for name, values_by_row in columns.items():
-        n_differing = sum(values_by_row[row] != value for row, value in zip(rows, table[name].to_pylist(), strict=True))
-        problems += (
-            [f"the column {name!r} of the predictions has other values: {n_differing} of {len(rows)}"]
-            if n_differing
-            else []
+        stored_log_odds = predictions.log_odds[predictions.rows.index(row)]
+        if not np.allclose(log_odds.numpy()[0], stored_log_odds, LOG_ODDS_TOLERANCE, LOG_ODDS_TOLERANCE):
+            yield CheckResult(name, False, "the prediction differs")
+            continue
+        maps = context.worker.compute_rows(context.worker.collate([image]))
+        difference = max(
+            _compute_map_difference(map_.get("attribution"), stored_maps[row, map_["method"], map_["target"]])
+            for map_ in maps
         )
-    return CheckResult.from_problems("labels", f"{len(rows)} and their patients, as in the manifest", problems)
+        message = f"{plural(len(maps), 'map')}, largest difference {difference:.1e} of the maximum"
+        yield CheckResult(name, difference <= RELATIVE_MAP_TOLERANCE, message)
 
 
-def _check_recomputed_rows(context: AuditContext, n_rows: int, seed: int) -> Iterator[CheckResult]:
-    try:
-        yield from recompute_rows(context, AuditRun(context.folder), n_rows, seed)
-    except Exception as error:  # changed tables can be wrong in any way
-        yield CheckResult("rows", False, f"they cannot be recomputed: {type(error).__name__}")
+def _compute_map_difference(attribution: Any, stored_row: Mapping[str, Any]) -> float:
+    """Return the largest difference relative to the maximum; infinite if one map is missing or has another size."""
+    stored = stored_row["attribution"]
+    if attribution is None or stored is None:
+        return 0.0 if attribution is stored else float("inf")
+    recomputed, stored = np.asarray(attribution, np.float64), np.asarray(stored, np.float64)
+    if recomputed.shape != stored.shape:
+        return float("inf")
+    return float(np.abs(recomputed - stored).max()) / (float(np.abs(stored).max()) or 1.0)

@@ -13,6 +13,7 @@ from camscope.audit.report.verdict_labels import sanitize_text
 ALLOWED_PHRASES = ("95 %",)
 VOID_TAGS = {"meta", "img", "input", "br", "link", "hr", "use", "path", "line", "rect", "circle", "polygon"}
 TEXT_ATTRIBUTES = ("alt", "aria-label", "title", "placeholder")
+FORMATTED_NUMBER_PATTERN = re.compile(r"−?\d[\d,]*(?:\.\d+)?(?:e-\d+)?")  # as number_to_text formats them
 DIGIT_PATTERN = re.compile(r"\d")
 
 
@@ -54,14 +55,13 @@ class ReportTextParser(HTMLParser):
         """Handle a text."""
         if not DIGIT_PATTERN.search(data) or any(_is_exempt(name, attributes) for name, attributes in self._open_tags):
             return
-        tspan_attributes = next(
-            (attributes for _, attributes in reversed(self._open_tags) if "data-value" in attributes), None
-        )
+        chart_values = next((own["data-values"] for _, own in self._open_tags if "data-values" in own), None)
         tag, attributes = self._open_tags[-1] if self._open_tags else ("", {})
         if tag == "data":
             self.numbers.append((attributes.get("value") or "", data, attributes.get("data-counts")))
-        elif tspan_attributes is not None:
-            self.numbers.append((tspan_attributes["data-value"] or "", data, None))
+        elif chart_values is not None:
+            texts = FORMATTED_NUMBER_PATTERN.findall(data)
+            self.numbers += [(value, number, None) for value, number in zip(chart_values.split(), texts, strict=True)]
         elif tag == "text":
             self.labels.append(data)
         else:
