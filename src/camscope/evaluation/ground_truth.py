@@ -358,7 +358,7 @@ def mask_from_run_lengths(run_lengths: Mapping[str, Any], size: ImageSize) -> Ma
     if isinstance(counts, str):
         counts = _decompress_run_lengths(counts)
     if not isinstance(counts, list) or list(run_lengths["size"]) != list(size) or sum(counts) != size[0] * size[1]:
-        raise InputError("the run lengths are no list of numbers, or do not fill the image; expected a list of counts")
+        raise InputError("the run lengths are compressed or do not fill the image; expected counts as a list")
     inside = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
     return np.asarray(inside.reshape(size[1], size[0]).T)
 
