@@ -224,5 +224,5 @@ def test_what_makes_no_sense_is_refused():
         DeepFeatureFactorization(model, "features", n_concepts=0)
     signal, y = CASES["signal"].make(1)
     concepts = DeepFeatureFactorization(signal, "features").factorize(y[0])
-    with pytest.raises(InputError, match="no picture yet"):
+    with pytest.raises(InputError, match="cannot be drawn"):
         concepts.figure()

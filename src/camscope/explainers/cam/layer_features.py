@@ -1,5 +1,6 @@
 """A layer's activation and gradient in one pass, and the scores of other inputs and other activations there."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -135,7 +136,8 @@ class LayerFeatures:
 
     @cached_property
     def _partial_forward(self) -> "PartialForward":
-        return PartialForward(self, self.replay or PrefixCache(self.score.model, self.layer, self.call_index))
+        replay = self.replay or PrefixCache(self.score.model, self.layer, self.call_index)
+        return PartialForward(weakref.proxy(self), replay)  # a cycle would keep the tensors until garbage is collected
 
 
 @dataclass(frozen=True)

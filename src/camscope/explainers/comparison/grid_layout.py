@@ -109,12 +109,12 @@ def accepts_layer_choice(explainer_cls: type[Explainer]) -> bool:
 def format_method_labels(explainers: Sequence[Explainer]) -> list[str]:
     """Return the name of each method, with the settings, except the layer, that distinguish it from others of that name."""
     settings = [(explainer.full_name, _describe_settings(explainer)) for explainer in explainers]
-    return [
-        " ".join(
-            [name, *(f"{k}={v}" for k, v in values.items() if any(n == name and s.get(k) != v for n, s in settings))]
-        )
-        for name, values in settings
-    ]
+    labels = []
+    for name, values in settings:
+        namesakes = [other for other_name, other in settings if other_name == name]
+        differences = [f"{k}={v}" for k, v in values.items() if any(other.get(k) != v for other in namesakes)]
+        labels.append(" ".join([name, *differences]))
+    return labels
 
 
 def _describe_settings(explainer: Explainer) -> dict[str, str]:
