@@ -26,6 +26,7 @@ from camscope.audit.provenance.file_ownership import (
     log_interrupted_stages,
     log_stage_files,
     log_stage_start,
+    read_json_or_none,
     remove_outputs,
 )
 from camscope.audit.shortcuts.region_samples import list_requested_regions, open_region_masks
@@ -83,7 +84,7 @@ def prepare_folder(
     identity = provenance.compute_identity(context)
     plan_file = context.folder / PLAN_FILE
     has_results = any((context.folder / STAGES_FOLDER).glob("*.json"))  # a plan alone holds no work that could be lost
-    plan = _load_json_or_none(plan_file) if has_results and not overwrite else None
+    plan = read_json_or_none(plan_file) if has_results and not overwrite else None
     for name in identity if plan is not None else ():
         if not isinstance(plan, dict) or plan.get(name) != identity[name]:
             raise OutputError(
@@ -107,7 +108,7 @@ def run_stages(
     """Return the results of all stages; results that the folder already holds are read instead of computed."""
     results = StageResults(context.folder)
     for name in STAGES:
-        stored = _load_json_or_none(context.folder / STAGES_FOLDER / f"{name}.json")
+        stored = read_json_or_none(context.folder / STAGES_FOLDER / f"{name}.json")
         result_cls: Any = Summary.model_fields[name].annotation
         try:
             results[name] = result_cls.model_validate(stored)
@@ -152,13 +153,6 @@ def check_images_unchanged(folder: Path, image_digests: ImageDigests, previous: 
             f"{folder}: {len(changed)} of {plural(len(image_digests), 'image')} differ from those that its stages have read: "
             "choose another folder, or allow overwriting"
         )
-
-
-def _load_json_or_none(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
 
 
 def to_json_bytes(document: Mapping[str, Any]) -> bytes:

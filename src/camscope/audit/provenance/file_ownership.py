@@ -193,17 +193,18 @@ def is_plan(path: Path) -> bool:
 
 
 def _has_keys(path: Path, keys: tuple[str, ...]) -> bool:
-    content = _read_json_or_none(path)
+    content = read_json_or_none(path)
     return isinstance(content, dict) and set(keys) <= content.keys()
 
 
 def _has_valid_seal(path: Path) -> bool:
     """Return whether a record is unchanged since it was written."""
-    record = _read_json_or_none(path)
+    record = read_json_or_none(path)
     return isinstance(record, dict) and "seal" in record and provenance.compute_seal(record) == record["seal"]
 
 
-def _read_json_or_none(path: Path) -> Any:
+def read_json_or_none(path: Path) -> Any:
+    """Read a JSON file of an audit folder; None if it cannot be read, is no JSON or is above the size limit."""
     with suppress(OSError, ValueError, RecursionError, MemoryError):
         return json.loads(read_bytes(path, MAX_OUTPUT_JSON_BYTES))
     return None
