@@ -175,7 +175,7 @@ def test_fused_refuses_what_does_not_belong_together():
     for wrong, why in {
         "gradcam": r"takes an explainer, as GradCAM\(model\); got 'gradcam'",
         GradCAM: r"takes an explainer, as GradCAM\(model\); got <class",
-        FullGrad(model): r"FullGrad\(Pooled\) has no single layer to choose: Fused\.at_layers takes a method that has",
+        FullGrad(model): r"FullGrad\(Pooled\) has no single layer to choose: Fused\.at_layers takes a method with",
         RefineCAM(model): "RefineCAM.* has no single layer to choose",
         Fused([GradCAM(model)]): "has several layers already",
         Denoised(GradCAM(model)): r"does not look at one layer; pass Denoised\(Fused\.at_layers\(explainer, layers\)\)",
