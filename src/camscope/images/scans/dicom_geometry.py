@@ -145,8 +145,8 @@ def _describe_gaps(gaps: list[int], distances: Floats, usual_distance: float) ->
         for index in gaps[:3]
     ]
     if len(gaps) > 3:
-        remaining = plural(len(gaps) - 3, "more distance")
-        descriptions.append(f"not the usual {usual_distance:.4g} mm either: {remaining} between slices")
+        remaining = plural(len(gaps) - 3, "more distance between slices", "more distances between slices")
+        descriptions.append(f"not the usual {usual_distance:.4g} mm either: {remaining}")
     return descriptions
 
 

@@ -138,7 +138,7 @@ def select_series(groups: list[list[SliceHeader]], series: int | None, name: str
         return groups[series]
     if len(groups) > 1:
         is_one_key = len({group[0].group_key for group in groups}) == 1
-        ambiguity = f"one series of {plural(len(groups), 'orientation')}" if is_one_key else f"{len(groups)} series"
+        ambiguity = f"one series of {plural(len(groups), 'orientation')}" if is_one_key else plural(len(groups), "series")
         advice = "choose one: folder#0 or frame=0, or pass a list of its files"
         raise ImageError(f"{name}: {ambiguity} ({listing}); {advice}")
     return groups[0]
@@ -188,7 +188,7 @@ def _read_volume(group: list[SliceHeader], name: str) -> Scan:
         is_color=decoded.is_color,
         unit=decoded.unit,
         modality=first.modality,
-        steps=(*decoded.describe_steps("slice"), f"order: {len(group)} slices by their places along the normal"),
+        steps=(*decoded.describe_steps("slice"), f"order: {plural(len(group), 'slice')} by position along the normal"),
         flags=(*stack.flags, *copy_flags, *decoded.list_flags(), *BURNED_IN_FLAGS[burned_in]),
         sources=tuple(header.path for header in group),
         frame_indices=(0,) * len(group),
