@@ -1,5 +1,6 @@
 """Readers of data files from others: sizes are checked before anything is read, and every failure is one clear error."""
 
+import atexit
 import json
 import os
 import re
@@ -143,6 +144,9 @@ def read_parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = N
 def _open_footer_database(process: int) -> Any:
     """Open an empty database once in each process, which takes longer than a query of a footer."""
     return require("duckdb", extra="batch").connect(config={"autoinstall_known_extensions": "false"})
+
+
+atexit.register(_open_footer_database.cache_clear)  # DuckDB reports a connection that is open at the end as a leak
 
 
 def check_parquet(paths: Sequence[str | os.PathLike[str]]) -> None:

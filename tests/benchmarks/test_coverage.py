@@ -55,7 +55,7 @@ def test_shares_are_covered_and_few_images_have_no_interval():
 def test_claims_are_those_of_compare():
     random = np.random.default_rng(0)
     assert coverage.claims(coverage.methods(random, 3, ["enrichment"], 40, better=3)) == [
-        "enrichment: m0 is first, and better than all others"
+        "Enrichment: m0 is first, and better than all others"
     ]
     assert not coverage.claims(coverage.methods(random, 3, ["enrichment"], 5, better=3))
 

@@ -138,7 +138,9 @@ def select_series(groups: list[list[SliceHeader]], series: int | None, name: str
         return groups[series]
     if len(groups) > 1:
         is_one_key = len({group[0].group_key for group in groups}) == 1
-        ambiguity = f"one series of {plural(len(groups), 'orientation')}" if is_one_key else plural(len(groups), "series")
+        ambiguity = (
+            f"one series of {plural(len(groups), 'orientation')}" if is_one_key else plural(len(groups), "series")
+        )
         advice = "choose one: folder#0 or frame=0, or pass a list of its files"
         raise ImageError(f"{name}: {ambiguity} ({listing}); {advice}")
     return groups[0]
