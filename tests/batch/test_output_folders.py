@@ -25,7 +25,7 @@ from camscope.batch import overlays as batch_pictures  # noqa: E402
 from camscope.batch.memory_budget import MemoryBudget  # noqa: E402
 from camscope.batch.run_store import RunStore  # noqa: E402
 from camscope.evaluation import evaluate  # noqa: E402
-from camscope.images.files.source_files import list_image_paths  # noqa: E402
+from camscope.images.files.image_file_access import list_image_paths  # noqa: E402
 from camscope.safe_files import (  # noqa: E402
     FolderLock,
     create_folder_atomically,

@@ -19,7 +19,7 @@ from camscope.metrics import (
     randomize_weights,
     run_randomization_test,
 )
-from camscope.metrics.weight_randomization import reset_modules, split_model
+from camscope.metrics.randomized_copies import reset_modules, split_model
 from camscope.phantom import draw_radiograph, load_phantom_model, to_model_input
 from camscope.render.randomization_figure import SimilarityCurve, _colorize_map, draw_randomization_figure
 from tests.nets import CASES, Flat, Tokens

@@ -29,7 +29,7 @@ from camscope.audit.provenance.file_ownership import (
     read_json_or_none,
     remove_outputs,
 )
-from camscope.audit.shortcuts.region_samples import list_requested_regions, open_region_masks
+from camscope.audit.shortcuts.inputs_with_regions import list_requested_regions, open_region_masks
 from camscope.audit.stages.data_and_model import check_data, resolve_model
 from camscope.audit.stages.map_quality import (
     evaluate_faithfulness,
@@ -41,7 +41,7 @@ from camscope.audit.stages.predictions_and_maps import explain_images, predict_i
 from camscope.audit.stages.shortcut import analyze_shortcuts
 from camscope.audit.time_estimate import estimate_stage_seconds
 from camscope.audit.verdicts import derive_verdicts
-from camscope.audit.verdicts.limitations import list_limitations, list_warnings
+from camscope.audit.verdicts.limitations_and_warnings import list_limitations, list_warnings
 from camscope.batch.run_store import TEMPORARY_FILE_PATTERN
 from camscope.errors import CamscopeError, CategoryError, InputError, OutputError, PreprocessError
 from camscope.evaluation.ground_truth import GroundTruth

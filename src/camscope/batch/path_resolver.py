@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from camscope.errors import ImageError, InputError
-from camscope.images.files.source_files import MAX_FILE_BYTES, PHOTO_SUFFIXES, is_scan_name, split_selector
+from camscope.images.files.image_file_access import MAX_FILE_BYTES, PHOTO_SUFFIXES, is_scan_name, split_selector
 from camscope.optional import require
 from camscope.safe_files import check_regular_file, open_regular_file
 

@@ -10,8 +10,8 @@ from camscope.batch.manifest import PSEUDONYMIZED_DATASET, Manifest, import_arro
 from camscope.batch.options import PrivacyOptions
 from camscope.errors import InputError
 from camscope.explainers.core.inputs import accepts_scans
+from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
 from camscope.images.files.redaction import pseudonymize_source
-from camscope.images.files.source_files import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
 from camscope.images.scans.scan_reader import is_scan
 
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from camscope.batch.manifest import Manifest, add_row_columns, import_arrow
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers.core.base_method import format_without_address
+from camscope.images.files.image_file_access import is_scan_name, list_image_paths
 from camscope.images.files.redaction import pseudonymize_source
-from camscope.images.files.source_files import is_scan_name, list_image_paths
 from camscope.images.scans.scan_reader import is_scan
 from camscope.optional import require
 from camscope.safe_files import describe_file_problem, read_bytes

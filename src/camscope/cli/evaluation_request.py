@@ -98,7 +98,7 @@ class EvaluationRequest:
     @property
     def needs_model(self) -> bool:
         """Return whether a requested metric runs the model."""
-        from camscope.evaluation.metric_evaluation import MODEL_INPUT_KINDS
+        from camscope.evaluation.run_evaluation import MODEL_INPUT_KINDS
         from camscope.metrics import METRICS
 
         return any(METRICS[name].input_kind in MODEL_INPUT_KINDS for name in self.metric_names or ())
@@ -110,7 +110,7 @@ class EvaluationRequest:
         """
         from camscope.batch import build_manifest
         from camscope.evaluation.map_generation import check_ground_truth, generate_maps, sample_manifest
-        from camscope.evaluation.metric_evaluation import select_metrics
+        from camscope.evaluation.run_evaluation import select_metrics
 
         explainer_classes = base.parse_methods(self.method_names or "gradcam")
         targets = options.parse_targets(self.target, self.targets)
@@ -174,7 +174,7 @@ def is_image_source(source: str) -> bool:
 
 def has_images(source: str) -> bool:
     """Return whether the source names one or more images."""
-    from camscope.images.files.source_files import PHOTO_SUFFIXES, SCAN_SUFFIXES
+    from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES
     from camscope.images.scans.scan_reader import is_scan
 
     file = Path(source)

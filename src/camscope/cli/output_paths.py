@@ -9,8 +9,8 @@ from pathlib import Path
 
 from camscope.cli import base
 from camscope.errors import ImageError, OutputError
-from camscope.images.files import source_files
-from camscope.images.files.source_files import split_selector
+from camscope.images.files import image_file_access
+from camscope.images.files.image_file_access import split_selector
 from camscope.safe_files import build_output_path, slug
 
 RASTER_FORMATS, MAP_FILE_FORMATS = ("png", "jpg", "jpeg", "webp"), ("npz", "json", "gif")
@@ -27,7 +27,7 @@ def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> 
         if folders_are_series and Path(source).is_dir():
             paths[Path(source)] = None
             continue
-        matches = sorted(map(Path, source_files.list_image_paths(source, recursive=False)))
+        matches = sorted(map(Path, image_file_access.list_image_paths(source, recursive=False)))
         if not matches:
             raise base.option_error("IMAGE", _describe_no_image(source))
         paths.update(dict.fromkeys(matches))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from camscope.cli import base
 from camscope.errors import CamscopeError, CategoryError, ImageError
-from camscope.images.files.source_files import is_scan_name
+from camscope.images.files.image_file_access import is_scan_name
 
 if TYPE_CHECKING:
     from camscope.batch.options import PrivacyProfile

@@ -10,7 +10,7 @@ from camscope.evaluation.comparison_result import ComparisonResult
 from camscope.evaluation.ground_truth import GroundTruth, load_ground_truth
 from camscope.evaluation.map_generation import generate_maps
 from camscope.evaluation.method_comparison import compare_methods
-from camscope.evaluation.metric_evaluation import EvaluationResult, evaluate
+from camscope.evaluation.run_evaluation import EvaluationResult, evaluate
 
 __all__ = [
     "ComparisonResult",

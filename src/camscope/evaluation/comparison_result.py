@@ -24,7 +24,6 @@ from camscope.errors import OutputError, UndefinedError
 from camscope.evaluation.comparison_statements import iter_statements
 from camscope.evaluation.ground_truth import GroundTruth, Mask
 from camscope.evaluation.map_agreement import METHOD_KEY_COLUMNS, MapAgreement, MethodKey
-from camscope.evaluation.metric_evaluation import EvaluationResult
 from camscope.evaluation.metric_plots import (
     FIGURE_FORMATS,
     METHOD_ROW_INCHES,
@@ -36,6 +35,7 @@ from camscope.evaluation.metric_plots import (
     literal_text_scope,
     sort_methods,
 )
+from camscope.evaluation.run_evaluation import EvaluationResult
 from camscope.evaluation.summary import MethodSummary
 from camscope.explanation import PixelArray
 from camscope.metrics.base import FloatArray

@@ -13,7 +13,7 @@ from camscope.batch import BatchRun
 from camscope.evaluation.comparison_result import ComparisonResult
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.evaluation.map_agreement import METHOD_KEY_COLUMNS, MethodKey, compute_agreement
-from camscope.evaluation.metric_evaluation import DEFAULT_N_STEPS, evaluate, resolve_ground_truth
+from camscope.evaluation.run_evaluation import DEFAULT_N_STEPS, evaluate, resolve_ground_truth
 from camscope.evaluation.summary import MethodSummary, check_column, check_some_ground_truth, summarize_values
 from camscope.explainers import Explainer
 from camscope.metrics import METRICS

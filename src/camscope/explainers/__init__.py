@@ -4,7 +4,7 @@ from camscope.explainers.adapters.deep_lift import DeepLIFT, DeepLIFTSHAP
 from camscope.explainers.adapters.lrp import LRP
 from camscope.explainers.adapters.surrogate import LIME, KernelSHAP
 from camscope.explainers.attention.methods import Chefer, GradECLIP, GradientRollout, LeGrad, Rollout
-from camscope.explainers.cam.ablation import LIFTCAM, AblationCAM, ReciproCAM
+from camscope.explainers.cam.ablation_cams import LIFTCAM, AblationCAM, ReciproCAM
 from camscope.explainers.cam.base import SPATIAL_AXIS, BaseCAM, BaseWeightedChannels, LayerExplainer
 from camscope.explainers.cam.classifier import CAM
 from camscope.explainers.cam.decomposition import FEM, KPCACAM, EigenCAM, EigenGradCAM

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from camscope.errors import ImageError, describe_out_of_memory, is_out_of_memory
 from camscope.images.files.redaction import suppress_library_output
-from camscope.images.files.tiff_strips import check_tiff_strips
+from camscope.images.files.tiff_damage import check_tiff_strips
 from camscope.safe_files import open_regular_file
 
 if TYPE_CHECKING:

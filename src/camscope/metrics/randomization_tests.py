@@ -20,6 +20,14 @@ from camscope.geometry import Placement
 from camscope.metrics.base import FloatArray, register_metric
 from camscope.metrics.explainer_probe import ExplainerProbe, check_single_sample
 from camscope.metrics.randomization_result import RandomizationResult
+from camscope.metrics.randomized_copies import (
+    ModelPart,
+    copy_explainer,
+    cover_whole_model,
+    reset_modules,
+    select_parts,
+    split_model,
+)
 from camscope.metrics.similarity import (
     HOG_BLOCK_SIZE,
     HOG_CELL_SIZE,
@@ -31,14 +39,6 @@ from camscope.metrics.similarity import (
     has_negative_values,
     rank_values,
     shift_to_unit_interval,
-)
-from camscope.metrics.weight_randomization import (
-    ModelPart,
-    copy_explainer,
-    cover_whole_model,
-    reset_modules,
-    select_parts,
-    split_model,
 )
 from camscope.targets import TargetLike
 

@@ -46,6 +46,7 @@ from camscope.audit.report.charts import (
     draw_forest,
     format_estimate_text,
 )
+from camscope.audit.report.figure_to_svg import default_style_scope, to_inline_svg
 from camscope.audit.report.figures import draw_figures
 from camscope.audit.report.gallery import select_extreme_images
 from camscope.audit.report.number_format import (
@@ -57,7 +58,6 @@ from camscope.audit.report.number_format import (
     number_to_text,
 )
 from camscope.audit.report.page import PAGE_SECTIONS
-from camscope.audit.report.svg import default_style_scope, to_inline_svg
 from camscope.audit.report.thumbnails import (
     MAX_IMAGE_BYTES,
     MAX_MAP_OPACITY,
@@ -66,7 +66,7 @@ from camscope.audit.report.thumbnails import (
     render_map_rgba,
 )
 from camscope.audit.report.verdict_labels import CONCLUSION_MEANINGS
-from camscope.audit.verdicts.limitations import GENERAL_LIMITATIONS, list_warnings
+from camscope.audit.verdicts.limitations_and_warnings import GENERAL_LIMITATIONS, list_warnings
 from camscope.batch import BatchRun, run_batch
 from camscope.errors import InputError
 from camscope.explainers import METHODS

@@ -25,7 +25,7 @@ from camscope.audit.core.schema import (
 )
 from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.performance.auc import auroc, average_precision
-from camscope.audit.performance.leakage import probe_leakage
+from camscope.audit.performance.feature_probes import probe_leakage
 from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
 from camscope.audit.report import render_page
 from camscope.audit.report.sentences import (
@@ -43,7 +43,7 @@ from camscope.audit.report.sentences import (
 from camscope.audit.report.verdict_labels import TOPIC_DESCRIPTIONS, find_topic
 from camscope.audit.shortcuts.effect_sizes import estimate_insertion_effect
 from camscope.audit.verdicts import derive_verdicts
-from camscope.audit.verdicts.limitations import list_warnings
+from camscope.audit.verdicts.limitations_and_warnings import list_warnings
 from camscope.audit.verdicts.questions import QUESTIONS
 from camscope.metrics.clustered_mean import estimate_clustered_mean
 from camscope.metrics.statistics import estimate_difference, estimate_mean

@@ -7,9 +7,9 @@ import pydicom
 import pytest
 import skimage.data
 
+from camscope.audit.shortcuts.inputs_with_regions import project_region_to_input
 from camscope.audit.shortcuts.region_attribution import compute_equivalent_diameter
 from camscope.audit.shortcuts.region_detectors import REGION_PRESETS, REGIONS
-from camscope.audit.shortcuts.region_samples import project_region_to_input
 from camscope.errors import GeometryError, InputError, UndefinedError
 from camscope.geometry import Placement, project_mask_to_input
 from camscope.images.scans.dicom import read_dicom

@@ -28,7 +28,7 @@ from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.shortcuts.interventions import InterventionRunner
 from camscope.audit.shortcuts.reliance import MIN_IMPUTATIONS, compute_min_patients_for_absence, judge_reliance
 from camscope.audit.verdicts import derive_verdicts
-from camscope.audit.verdicts.limitations import list_warnings
+from camscope.audit.verdicts.limitations_and_warnings import list_warnings
 from camscope.audit.verdicts.maps import FAITHFULNESS_VERDICT_METRICS
 from camscope.audit.verdicts.rules import build_verdict, decide_above_margin
 from camscope.metrics import estimate_mean

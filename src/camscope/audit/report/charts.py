@@ -11,8 +11,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from camscope.audit.core.schema import ClusterAnalysis, EstimateSummary, FindingPerformance, RandomizationSimilarity
-from camscope.audit.report.number_format import list_number_texts
-from camscope.audit.report.svg import (
+from camscope.audit.report.figure_to_svg import (
     BACKGROUND,
     BAND,
     CONTRADICTS,
@@ -23,6 +22,7 @@ from camscope.audit.report.svg import (
     TEXT,
     VALUES_PREFIX,
 )
+from camscope.audit.report.number_format import list_number_texts
 from camscope.audit.report.verdict_labels import sanitize_text
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from camscope.audit.report.charts import (
     draw_randomization_curve,
     draw_reliability_diagram,
 )
-from camscope.audit.report.svg import default_style_scope, to_inline_svg
+from camscope.audit.report.figure_to_svg import default_style_scope, to_inline_svg
 from camscope.audit.report.verdict_labels import sanitize_text
 from camscope.registry import METHODS
 

@@ -36,7 +36,7 @@ from camscope.audit.report.verdict_labels import (
     sanitize_text,
 )
 from camscope.audit.shortcuts.region_attribution import MIN_OVERLAP_SHARE, find_overlapping_regions
-from camscope.audit.verdicts.limitations import GENERAL_LIMITATIONS
+from camscope.audit.verdicts.limitations_and_warnings import GENERAL_LIMITATIONS
 from camscope.audit.verdicts.questions import QUESTIONS
 from camscope.errors import InputError
 from camscope.metrics import METRICS

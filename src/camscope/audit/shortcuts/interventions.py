@@ -16,7 +16,7 @@ from camscope.audit.core.context import AuditContext
 from camscope.audit.core.schema import InterventionEffect, MaskedAuroc
 from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.performance.auc import auroc
-from camscope.audit.performance.model_outputs import compute_log_odds, compute_logits_and_features
+from camscope.audit.performance.log_odds import compute_log_odds, compute_logits_and_features
 from camscope.audit.performance.performance_summary import summarize_or_reason
 from camscope.audit.shortcuts.effect_sizes import (
     build_undefined_effect,
@@ -24,7 +24,7 @@ from camscope.audit.shortcuts.effect_sizes import (
     estimate_removal_effect,
 )
 from camscope.audit.shortcuts.image_edits import insert_region, keep_region, match_insertion_triples, remove_region
-from camscope.audit.shortcuts.region_samples import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
+from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
 from camscope.batch.manifest import import_arrow
 from camscope.errors import UndefinedError
 from camscope.metrics.base import FloatArray, Mask

@@ -11,8 +11,8 @@ from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.schema import AttributionMass, EstimateSummary, RegionOverlap, Summary
 from camscope.audit.core.summary_values import round_significant, summarize_estimate
+from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
 from camscope.audit.shortcuts.region_detectors import select_largest_component
-from camscope.audit.shortcuts.region_samples import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
 from camscope.batch.manifest import import_arrow
 from camscope.batch.query import table_to_dicts
 from camscope.geometry import Placement

@@ -25,7 +25,7 @@ from camscope.audit.core.schema import (
 from camscope.audit.core.stage_results import StageResults
 from camscope.audit.core.subgroup_levels import AGE_COLUMNS, format_age_band, has_ages_in_years, is_missing, sort_levels
 from camscope.audit.core.summary_values import round_significant
-from camscope.audit.shortcuts.region_samples import open_region_masks
+from camscope.audit.shortcuts.inputs_with_regions import open_region_masks
 from camscope.batch import Manifest, inspect_images
 from camscope.batch.manifest import import_arrow
 from camscope.errors import InputError

@@ -17,7 +17,7 @@ from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.schema import ExplainResult, FindingPerformance, FlowStep, MapCounts, PredictResult
 from camscope.audit.core.stage_results import StageResults
 from camscope.audit.core.summary_values import round_significant
-from camscope.audit.performance.model_outputs import (
+from camscope.audit.performance.log_odds import (
     are_probability_outputs,
     compute_log_odds,
     compute_logits_and_features,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from camscope.audit.clustering.cluster_analysis import analyze_clusters
+from camscope.audit.clustering.cluster_enrichment import analyze_clusters
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
@@ -18,11 +18,16 @@ from camscope.audit.core.schema import (
     SubgroupDifference,
 )
 from camscope.audit.core.stage_results import StageResults
-from camscope.audit.performance.leakage import probe_columns
+from camscope.audit.performance.feature_probes import probe_columns
 from camscope.audit.performance.subgroups import compare_subgroups
+from camscope.audit.shortcuts.inputs_with_regions import (
+    FINDING_REGION,
+    ORGAN_REGION,
+    RegionSamples,
+    load_region_samples,
+)
 from camscope.audit.shortcuts.interventions import InterventionRunner, write_interventions
 from camscope.audit.shortcuts.region_attribution import compute_attribution_mass_by_region, compute_region_overlaps
-from camscope.audit.shortcuts.region_samples import FINDING_REGION, ORGAN_REGION, RegionSamples, load_region_samples
 
 SHORTCUT_SALT = 4  # separates this random stream from those of other stages
 MAX_REVIEW_IMAGES_PER_REASON = 4

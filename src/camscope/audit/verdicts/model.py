@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from camscope.audit.core.schema import ColumnLeakage, EstimateSummary, SubgroupDifference, Summary, Verdict
 from camscope.audit.core.summary_values import round_significant
-from camscope.audit.shortcuts.region_samples import FINDING_REGION, ORGAN_REGION
+from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION
 from camscope.audit.shortcuts.reliance import (
     DEFAULT_RELIANCE_PREVALENCE,
     describe_too_few_for_absence,

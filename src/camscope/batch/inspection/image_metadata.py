@@ -16,8 +16,8 @@ from torch import Tensor
 from camscope.batch.inspection.issues import flags_to_codes
 from camscope.batch.manifest import import_arrow
 from camscope.errors import CamscopeError, ImageError
+from camscope.images.files.image_file_access import split_selector
 from camscope.images.files.redaction import pseudonymize_source, redact_errors, suppress_library_output
-from camscope.images.files.source_files import split_selector
 from camscope.images.mask_files import SegmentationObjectError, read_label_image, read_mask_scan
 from camscope.images.photo import EXIF_ORIENTATION_TAG, find_file_flags, read_photo
 from camscope.images.scans import dicom_tags

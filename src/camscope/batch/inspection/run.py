@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from camscope.batch.image_loading import map_in_order, require_valid_num_threads
-from camscope.batch.inspection.checks import check_dataset
+from camscope.batch.inspection.dataset_checks import check_dataset
 from camscope.batch.inspection.image_metadata import (
     NON_FILE_PREFIXES,
     ImageMetadata,

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camscope.errors import ImageError
+from camscope.images.files.image_file_access import list_source_paths, resolve_selector, split_selector
 from camscope.images.files.redaction import pseudonymize_source, redact_errors
-from camscope.images.files.source_files import list_source_paths, resolve_selector, split_selector
 from camscope.images.scans.dicom_file import load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_geometry import (
     SliceStack,

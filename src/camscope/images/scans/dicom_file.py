@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from camscope.errors import ImageError
-from camscope.images.files.source_files import MAX_FILE_BYTES, open_source
+from camscope.images.files.image_file_access import MAX_FILE_BYTES, open_source
 from camscope.optional import require
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from camscope.errors import CamscopeError, ImageError, is_transient
+from camscope.images.files.image_file_access import resolve_selector, split_selector
 from camscope.images.files.redaction import pseudonymize_source, redact_errors
-from camscope.images.files.source_files import resolve_selector, split_selector
 from camscope.images.scans.dicom import read_dicom
 from camscope.images.scans.dicom_file import has_dicom_signature, load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_geometry import SlicePlane, read_plane, stack_planes

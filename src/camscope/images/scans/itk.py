@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from camscope.errors import ImageError, describe_out_of_memory, is_out_of_memory
+from camscope.images.files.image_file_access import open_source, resolve_selector, split_selector
 from camscope.images.files.redaction import pseudonymize_source, redact_errors
-from camscope.images.files.source_files import open_source, resolve_selector, split_selector
 from camscope.images.scans.scan import MAX_VOXELS, Scan, check_volume_index, check_voxel_count, flag_non_finite
 from camscope.optional import require
 from camscope.plurals import plural

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
-from camscope.images.files.redaction import pseudonymize_source, redact_errors
-from camscope.images.files.source_files import (
+from camscope.images.files.image_file_access import (
     GZIP_MAGIC,
     decompressed_stream,
     list_source_paths,
@@ -25,6 +24,7 @@ from camscope.images.files.source_files import (
     skip_bytes,
     split_selector,
 )
+from camscope.images.files.redaction import pseudonymize_source, redact_errors
 from camscope.images.scans.scan import Scan, check_volume_index, check_voxel_count, flag_non_finite
 from camscope.optional import require
 from camscope.plurals import plural

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
+from camscope.images.files.image_file_access import list_source_paths, open_source, resolve_selector, split_selector
 from camscope.images.files.redaction import pseudonymize_source, redact_errors
-from camscope.images.files.source_files import list_source_paths, open_source, resolve_selector, split_selector
-from camscope.images.files.tiff_strips import check_tiff_strips
+from camscope.images.files.tiff_damage import check_tiff_strips
 from camscope.images.scans.scan import MAX_VOXELS, Scan, check_index, check_voxel_count, flag_non_finite
 from camscope.plurals import plural
 

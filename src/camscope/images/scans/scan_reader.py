@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from camscope.errors import CamscopeError, ImageError
+from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
 from camscope.images.files.redaction import pseudonymize_source, redact_errors
-from camscope.images.files.source_files import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
 from camscope.images.scans.dicom import read_dicom
 from camscope.images.scans.dicom_file import has_dicom_signature, load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_series import read_series

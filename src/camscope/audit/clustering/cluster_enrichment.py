@@ -14,8 +14,8 @@ from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.schema import ClusterAnalysis, ClusterStability, MapCluster
 from camscope.audit.core.subgroup_levels import split_by_level
 from camscope.audit.core.summary_values import round_significant
+from camscope.audit.shortcuts.inputs_with_regions import RegionSamples
 from camscope.audit.shortcuts.region_attribution import compute_mass_share, load_attributions, project_to_input
-from camscope.audit.shortcuts.region_samples import RegionSamples
 from camscope.errors import UndefinedError
 from camscope.metrics.base import FloatArray, Mask
 from camscope.metrics.statistics import adjust_holm, index_groups

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-from camscope.audit.performance.leakage import probe_leakage
+from camscope.audit.performance.feature_probes import probe_leakage
 from camscope.errors import InputError, UndefinedError
 
 
