@@ -180,7 +180,7 @@ def drawn(count: int, spread: float, images: int, seeds: int) -> Iterator[tuple[
     """
     nothing: Any = None  # nobody looks at them
     pool = [SelectionSample(nothing) for _ in range(images)]
-    tools: Any = [SimpleNamespace(full_name=str(n), layer=None) for n in range(count)]
+    tools: Any = [SimpleNamespace(composed_name=str(n), layer=None) for n in range(count)]
     places = {id(one): n for n, one in enumerate(pool)}
     for seed in range(seeds):
         random = np.random.default_rng(seed)

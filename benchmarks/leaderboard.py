@@ -155,7 +155,7 @@ class Board:
 
     def values(self, tools: Sequence[Explainer], file: str, numbers: Sequence[int], place: Path) -> Any:
         """The measured table of some methods on some photographs, whose rows are numbered as in the whole list."""
-        print(f"{self.name}: {', '.join(tool.full_name for tool in tools)}", flush=True)
+        print(f"{self.name}: {', '.join(tool.composed_name for tool in tools)}", flush=True)
         begin, chunk = time.process_time(), CHUNK if len(tools) == 1 else 2 * CHUNK
         made = run_batch(
             tools,

@@ -290,7 +290,7 @@ def test_settings_come_back_from_their_words_or_are_asked_for(net, place, tmp_pa
     with pytest.raises(InputError, match=r"cannot be rebuilt .* pass evaluate\(…, explainers=\[…\]\)"):
         evaluate(tmp_path / "wrapped", tmp_path / "out", **few)
     rows = evaluate(tmp_path / "wrapped", tmp_path / "out", explainers=[wrapped], **few).table().to_pylist()
-    assert rows[0]["method"] == wrapped.full_name
+    assert rows[0]["method"] == wrapped.composed_name
     assert rows[0]["value"] is not None
     with pytest.raises(InputError, match="has another model"):
         evaluate(tmp_path / "run", tmp_path / "new", explainers=[GradCAM(load_model("phantom"))], **few)

@@ -304,13 +304,13 @@ def _iter_paired_maps(
     """Yield the maps of the same images in both audits, one file of the first at a time to bound the memory."""
     first_ids, second_ids = (run.maps.table(["id"])["id"] for run in (first_run, second_run))
     reader = RowReader(second_run.maps.dataset)
-    positions = _find_positions(first_ids, import_arrow().array(ids))
+    positions = _find_rows_with_ids(first_ids, import_arrow().array(ids))
     for table in RowReader(first_run.maps.dataset).iter_tables(positions, MAP_COLUMNS):
-        paired = reader.take(_find_positions(second_ids, table["id"].combine_chunks()), MAP_COLUMNS)
+        paired = reader.take(_find_rows_with_ids(second_ids, table["id"].combine_chunks()), MAP_COLUMNS)
         yield _collect_maps(first_run, table), _collect_maps(second_run, paired)
 
 
-def _find_positions(id_column: Any, ids: Any) -> Any:
+def _find_rows_with_ids(id_column: Any, ids: Any) -> Any:
     return np.flatnonzero(np.asarray(import_arrow("compute").is_in(id_column, value_set=ids)))
 
 

@@ -203,7 +203,7 @@ class BatchWorker:
         kind = result_rows.TRANSIENT if is_transient else result_rows.PERMANENT
         columns = {**self._image_columns(image), "status": result_rows.FAILED, "error": error, "failure_kind": kind}
         return [
-            {**columns, "target": self._target_text(image, index), "method": explainer.full_name}
+            {**columns, "target": self._target_text(image, index), "method": explainer.composed_name}
             for index in range(len(self.targets_for(image)))
             for explainer in self.explainers
         ]

@@ -187,7 +187,7 @@ class MapCollection:
         return images.manifest if isinstance(images, ImageAccessor) else None
 
     def original_row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a row with the path and columns of the manifest, if the source was passed."""
+        """Return the row, with the path and columns of the manifest added if the source was passed."""
         manifest = self.source_manifest
         return row if manifest is None else {**row, **manifest.row_by_number(row["row"])}
 

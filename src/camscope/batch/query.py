@@ -96,7 +96,7 @@ class Query:
             for setting in SECURITY_SETTINGS:
                 connection.execute(setting)
             try:
-                self._check_statements(connection)
+                self._require_single_condition_and_sort(connection)
                 yield connection.execute(self._build_sql(columns, ignore_limit))
             except duckdb.Error as error:
                 message = str(error).partition("\n")[0].partition(": ")[2] or str(error)
@@ -113,7 +113,7 @@ class Query:
             sql += "" if self.limit is None else f" LIMIT {self.limit}"
         return sql
 
-    def _check_statements(self, connection: Any) -> None:
+    def _require_single_condition_and_sort(self, connection: Any) -> None:
         """Raise an InputError unless `where` is one condition and `sort` is one list, which cannot close their brackets."""
         statements = [] if self.where is None else [f"SELECT {self.where}", f"SELECT (\n{self.where}\n)"]
         if self.sort is not None:  # a clause such as LIMIT would fail before a further column

@@ -155,7 +155,7 @@ def _check_target_names(targets: Sequence[TargetLike]) -> None:
 
 
 def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOptions | None = None) -> dict[str, Any]:
-    """Build the contents of a run.json. Two starts of one run have the same `run_config`."""
+    """Build the contents of a run.json. A run that is started again has the same `run_config`."""
     explainer, manifest = worker.explainers[0], worker.manifest
     model = unwrap(explainer.model)
     root = _build_root_info(manifest)
@@ -169,7 +169,7 @@ def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOption
             "model": {"source": source, "digest": compute_model_digest(model)},
             "preprocess": format_without_address(explainer.preprocess),
             "methods": {  # by name and digest of the settings
-                f"{explainer.full_name} {hash_parameters(explainer.parameters)}": {
+                f"{explainer.composed_name} {hash_parameters(explainer.parameters)}": {
                     name: value if isinstance(value, int | float | str) else str(value)
                     for name, value in settings.items()
                 }

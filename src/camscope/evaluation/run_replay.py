@@ -108,7 +108,7 @@ class RunReplay:
         for explainer in explainers:
             if unwrap(explainer.model) is not unwrap(self.model):
                 raise InputError(f"{explainer!r} has another model than the one passed as model")
-            given[f"{explainer.full_name} {hash_parameters(explainer.parameters)}"] = explainer
+            given[f"{explainer.composed_name} {hash_parameters(explainer.parameters)}"] = explainer
         keys = self.run.run_info["run_config"]["methods"]
         return {key: given.get(key) or self._rebuild_explainer(key) for key in keys}
 

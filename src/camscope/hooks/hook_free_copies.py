@@ -51,7 +51,7 @@ def hooks_excluded_from_copies() -> Iterator[None]:
             table: dict[type, Any] = copyreg.dispatch_table
             if OrderedDict in table:
                 _previous_reducers[OrderedDict] = table[OrderedDict]
-            table[OrderedDict] = _reduce_hook_dict
+            table[OrderedDict] = _reduce_without_excluded_hooks
             setattr(nn.Module, "__reduce_ex__", _reduce_without_forward)  # noqa: B010 - mypy does not let a method be replaced
         _open_contexts.append(user)
     try:
@@ -66,7 +66,7 @@ def hooks_excluded_from_copies() -> Iterator[None]:
                 del nn.Module.__reduce_ex__
 
 
-def _reduce_hook_dict(hooks: "OrderedDict[Any, Any]") -> ReducedValue:
+def _reduce_without_excluded_hooks(hooks: "OrderedDict[Any, Any]") -> ReducedValue:
     """Reduce a dictionary as usual, without excluded values. What another thread adds meanwhile does not disturb it."""
     unmarked = OrderedDict(
         (key, value) for key, value in list(hooks.items()) if not isinstance(value, ExcludedFromCopies)

@@ -202,7 +202,10 @@ def iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iter
 
 @lru_cache(maxsize=64)
 def draw_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
-    """Draw the run that replaces each block (blocks,), as unlike its shifted or reordered self as possible."""
+    """Draw for each block the run in which noise replaces it (blocks,).
+
+    The pattern drawn is the one least like its own shifts and reorderings.
+    """
     generator = torch.Generator(device="cpu").manual_seed(seed)
     count = math.prod(blocks)
     balanced = torch.arange(count, device="cpu") % N_RUNS

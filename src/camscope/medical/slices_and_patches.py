@@ -129,7 +129,7 @@ def _explain_slice_batches(
     explainer: Explainer, slices: Sequence[Scan], target: TargetLike, batch_size: int, progress: bool
 ) -> list[Explanation]:
     explanations: list[Explanation] = []
-    with track_steps(f"{explainer.full_name}, {plural(len(slices), 'slice')}", len(slices), progress) as advance:
+    with track_steps(f"{explainer.composed_name}, {plural(len(slices), 'slice')}", len(slices), progress) as advance:
         for start in range(0, len(slices), batch_size):
             batch = slices[start : start + batch_size]
             explanations += explainer.explain_batch(batch, target)
@@ -231,7 +231,7 @@ def explain_patches(
     total, count, best, n_ok = np.zeros(input_size), np.zeros(input_size), None, 0
     starts = list(_compute_patch_starts(input_size, size, overlap))
     n_patches = plural(len(starts), "patch")
-    with track_steps(f"{explainer.full_name}, {n_patches}", len(starts), progress) as advance:
+    with track_steps(f"{explainer.composed_name}, {n_patches}", len(starts), progress) as advance:
         for start in starts:
             explanation = _explain_item_patch(explainer, item, start, size, target)
             part = tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))

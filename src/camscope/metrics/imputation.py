@@ -104,7 +104,7 @@ def _sum_neighbors(values: Tensor) -> Tensor:
 
 
 def _split_into_pairs(values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Return the first and the second cell of each pair along an axis; zero beyond its end."""
+    """Return the first and the second cell of each pair of neighbors along an axis. Beyond the end there is a zero."""
     lines = values.movedim(axis, -1)
     if lines.shape[-1] % 2:
         lines = torch.cat([lines, torch.zeros_like(lines[..., :1])], -1)

@@ -143,7 +143,7 @@ class RandomizationResult:
 
     @cached_property
     def verdicts(self) -> dict[str, RandomizationVerdict]:
-        """The verdict of each similarity; UndefinedError if the test allows none."""
+        """Whether the test passes by each similarity. UndefinedError if it cannot decide."""
         if self.no_verdict_reason:
             raise UndefinedError(self.no_verdict_reason)
         nulls = self.null_intervals

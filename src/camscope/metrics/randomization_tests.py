@@ -97,7 +97,7 @@ def run_randomization_test(
                 values[name][run, step] = comparison.compare_with_trained(name, maps)
     null = {name: comparison.compare_different_images(name) for name in similarities}
     return RandomizationResult(
-        explainer.full_name,
+        explainer.composed_name,
         order,
         tuple(part.name for part in parts),
         tuple(seeds),

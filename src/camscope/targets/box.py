@@ -90,7 +90,7 @@ class Box(Target):
         return self.x0, self.y0, self.x1, self.y1
 
     def bind_model(self, model: nn.Module) -> "Box":
-        """Return the box with the class counts of the model's configs."""
+        """Return the box with the number of classes from the model's configs."""
         return replace(self, heads=find_detection_heads(model)) if self.activation is None else self
 
     def bind(self, image_context: ImageContext) -> "Box":

@@ -74,7 +74,7 @@ class Named:
     layer = None
 
     def __init__(self, title):
-        self.full_name = self.name = title
+        self.composed_name = self.name = title
 
 
 def standing(title, values, **others):

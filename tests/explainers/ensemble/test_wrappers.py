@@ -413,7 +413,7 @@ def test_denoised_goes_round_what_any_wrapper_is_round():
         assert (made.attribution.tobytes() != outer.explainer.explain(x[0], target).attribution.tobytes()) == changes, (
             outer
         )
-        assert any("nothing was denoised" in note for note in made.notes) == ("refinecam" in inner.full_name)
+        assert any("nothing was denoised" in note for note in made.notes) == ("refinecam" in inner.composed_name)
 
 
 def test_denoised_methods_share_their_passes():
@@ -655,7 +655,7 @@ def test_several_methods_are_wrapped_alike():
     assert repr(Contrast(GradCAM(model), 1, 0).create_sibling("layercam")) == "Contrast(LayerCAM(Residual), a=1, b=0)"
     fused = Fused.at_layers(GradCAM(model), ["stem", "block"], "product").create_sibling("layercam")
     assert [one.layer for one in fused.explainers] == ["stem", "block"]
-    assert (fused.fusion_mode, fused.full_name) == ("product", "layercam, fused")
+    assert (fused.fusion_mode, fused.composed_name) == ("product", "layercam, fused")
 
 
 def test_gradients_are_asked_for_only_by_what_takes_them():

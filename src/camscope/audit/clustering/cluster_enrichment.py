@@ -34,10 +34,10 @@ def analyze_clusters(
     """
     truths = context.cohort.get_truth(finding)
     positive_rows = [sample.row for sample in samples.samples if truths[sample.row]]
-    attributions = load_attributions(context, explainer.full_name, finding, positive_rows)
+    attributions = load_attributions(context, explainer.composed_name, finding, positive_rows)
     rows, shapes = sorted(attributions), {attribution.shape for attribution in attributions.values()}
     analysis = ClusterAnalysis(
-        finding=finding.name, method=explainer.full_name, n_clusters=1, n_maps=len(rows), n_excluded=0
+        finding=finding.name, method=explainer.composed_name, n_clusters=1, n_maps=len(rows), n_excluded=0
     )
     try:
         if len(shapes) != 1:

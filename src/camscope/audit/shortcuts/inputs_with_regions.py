@@ -59,7 +59,7 @@ class RegionSamples:
     exclusion_reasons: Counter[str] = field(default_factory=Counter)
 
     def select_with_region(self, region_name: str) -> list[RegionSample]:
-        """Return the samples that have a region."""
+        """Return the samples that have the named region."""
         return [sample for sample in self.samples if region_name in sample.regions]
 
     def for_finding(self, finding_name: str) -> "RegionSamples":

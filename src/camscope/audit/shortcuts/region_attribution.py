@@ -51,13 +51,13 @@ def compute_attribution_mass_by_region(
     rows = [sample.row for sample in samples.samples]
     attributions = {
         row: project_to_input(attribution, samples.samples[0].x.shape[1:])
-        for row, attribution in load_attributions(context, explainer.full_name, finding, rows).items()
+        for row, attribution in load_attributions(context, explainer.composed_name, finding, rows).items()
     }
     order = np.random.default_rng((context.config.seed, 5)).permutation(sorted(attributions)).tolist()
     return [
         AttributionMass(
             region=name,
-            method=explainer.full_name,
+            method=explainer.composed_name,
             finding=finding.name,
             stride=round_significant(stride) or 0.0,
             **_summarize_region_mass(context, samples.select_with_region(name), name, attributions, order, stride),

@@ -174,7 +174,7 @@ def _build_explainer_info(explainer: Explainer, row: Mapping[str, Any]) -> Expla
     stride = tuple(size / cells for size, cells in zip(row["input_size"], row["grid"], strict=True))
     return ExplainerInfo(
         method=type(explainer).name,
-        title=explainer.full_name,
+        title=explainer.composed_name,
         layer=row["layer"],
         grid=tuple(row["grid"]),
         stride=stride,

@@ -207,7 +207,7 @@ def _run_randomization_test(
     context: AuditContext, explainer: Explainer, x: Tensor, rows: Sequence[int], finding: Finding
 ) -> RandomizationTest:
     test = RandomizationTest(
-        method=explainer.full_name, finding=finding.name, part_names=(), seeds=RANDOMIZATION_SEEDS, similarities=(),
+        method=explainer.composed_name, finding=finding.name, part_names=(), seeds=RANDOMIZATION_SEEDS, similarities=(),
         passes=None, reason="", control=False,
     )  # fmt: skip
     try:
@@ -325,7 +325,7 @@ def _compare_mass_by_subgroup(
 
     Only the first method is compared, because every further comparison widens all intervals.
     """
-    title = context.explainers[0].full_name
+    title = context.explainers[0].composed_name
     layer = results.resolve.get_explainer_info(title).layer
     for finding, evaluation in evaluations:
         table = add_patient_column(context.cohort, evaluation.table())

@@ -187,11 +187,11 @@ def _count_maps(context: AuditContext) -> Iterator[MapCounts]:
     counts = Counter(zip(*(table[name].to_pylist() for name in ("method", "target", "status")), strict=True))
     for explainer in context.explainers:
         for finding in context.findings:
-            key = explainer.full_name, str(finding.class_index)
+            key = explainer.composed_name, str(finding.class_index)
             status_counts = {status: count for (*group, status), count in sorted(counts.items()) if tuple(group) == key}
             n_failures = status_counts.pop("failed", 0)
             yield MapCounts(
-                method=explainer.full_name,
+                method=explainer.composed_name,
                 finding=finding.name,
                 n_maps=sum(status_counts.values()),
                 n_failures=n_failures,

@@ -91,7 +91,7 @@ def _compute_attribution_mass(
     context: AuditContext, results: StageResults, by_finding: Mapping[str, RegionSamples]
 ) -> Iterator[AttributionMass]:
     for explainer in context.explainers:
-        stride = max(results.resolve.get_explainer_info(explainer.full_name).stride)
+        stride = max(results.resolve.get_explainer_info(explainer.composed_name).stride)
         for finding in context.findings:
             yield from compute_attribution_mass_by_region(context, by_finding[finding.name], explainer, finding, stride)
 

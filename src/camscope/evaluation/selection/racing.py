@@ -63,7 +63,7 @@ class CandidateState:
     def title(self) -> str:
         """Method and layer for display, such as `Grad-CAM · layer4`."""
         layer = getattr(self.explainer, "layer", None)
-        parts = filter(None, (self.explainer.full_name, layer if isinstance(layer, str) else None))
+        parts = filter(None, (self.explainer.composed_name, layer if isinstance(layer, str) else None))
         return METHODS.display_name(" · ".join(parts))
 
     @property

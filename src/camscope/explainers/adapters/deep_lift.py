@@ -183,7 +183,7 @@ class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
         """Return the mean over the baselines; the remark names the operations without a rule, and the worst baseline."""
         if evaluator.score.one_sample_per_pass:
             raise ModelError(
-                f"{self.full_name} runs the input and its baseline in one batch, and in this model the "
+                f"{self.composed_name} runs the input and its baseline in one batch, and in this model the "
                 f"samples of a batch affect one another, as in a batch norm without running statistics; "
                 f"pass integratedgradients"
             )

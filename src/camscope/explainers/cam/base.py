@@ -155,7 +155,7 @@ class BaseQuotientCAM(BaseWeightedChannels):
         """Return n, d, and the sizes of d's terms, each (N,K,1) or (N,K,cells), from (N,K,cells) twice."""
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return Σ n / d, with 0 where d is 0."""
+        """Return Σ n / d over the cells. A cell with d = 0 counts as 0."""
         parts = self.quotient_terms(features.activation.flatten(2), features.gradient.flatten(2))
         return sum_quotients(features, *parts)
 

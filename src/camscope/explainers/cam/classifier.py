@@ -93,7 +93,7 @@ def _is_channelwise_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear)
 
 
-def _pool_cells(features: LayerFeatures) -> tuple[Tensor, Tensor]:
+def _mean_and_sum_over_cells(features: LayerFeatures) -> tuple[Tensor, Tensor]:
     """Return the features (N,K) by the two poolings that keep a linear head linear in the cells."""
     cells = features.activation.flatten(2)
     return cells.mean(SPATIAL_AXIS), cells.sum(SPATIAL_AXIS)
@@ -102,7 +102,7 @@ def _pool_cells(features: LayerFeatures) -> tuple[Tensor, Tensor]:
 def _find_exact_head_weights(features: LayerFeatures, logits: Tensor, heads: LinearHeads) -> Tensor | None:
     """Return the rows of the linear head that computes all class scores from the pooled layer."""
     for rows, bias in heads.values():
-        for pooled in _pool_cells(features):
+        for pooled in _mean_and_sum_over_cells(features):
             if _equal_within_rounding(logits, pooled @ rows.T + bias, pooled.square() @ rows.square().T, logits.abs()):
                 return rows
     return None
@@ -123,7 +123,7 @@ def _find_head_weights_up_to_constant(
     empty = features.score_activations(len(samples), lambda part: (Tensor.zero_, samples[part]))
     gained, size = features.values - empty, features.values.abs() + empty.abs()
     for rows, _ in heads.values():
-        for pooled in _pool_cells(features):
+        for pooled in _mean_and_sum_over_cells(features):
             terms = pooled * _select_target_weights(rows, class_pairs)
             if _equal_within_rounding(gained, terms.sum(1), terms.square().sum(1), size):
                 return rows

@@ -91,7 +91,10 @@ class LayerFeatures:
         return self.optional_gradient
 
     def score_inputs(self, count: int, variants: InputVariants, *, as_probability: bool = False) -> Tensor:
-        """Return the scores (count,) of other inputs, or the class's probability if there are several classes."""
+        """Return the scores (count,) of variants of the input.
+
+        With `as_probability`, the class's probability if the model has several classes.
+        """
         self.score.check_extra_inputs(self.x)
         read_output = self._get_reader(as_probability)
 

@@ -275,7 +275,7 @@ def _mix_channels(logits: Tensor, channels: Tensor) -> Tensor:
 def _compute_mixture_gradient(features: LayerFeatures, channels: Tensor, logits: Tensor) -> Tensor:
     """Return the gradient (N,K) of the masked input's score with respect to the logits; no `.grad` is changed."""
 
-    def attempt(scope: GradientScope) -> Tensor | None:
+    def compute_gradient_in(scope: GradientScope) -> Tensor | None:
         leaf = logits.detach().requires_grad_()
         mask = scale_to_unit_range(enlarge_to_input(_mix_channels(leaf, channels), features.x))[:, None]
         with scope:
@@ -285,4 +285,4 @@ def _compute_mixture_gradient(features: LayerFeatures, channels: Tensor, logits:
         gradients: Sequence[Tensor | None] = torch.autograd.grad(scores.sum(), leaf, allow_unused=True)
         return gradients[0]
 
-    return run_with_gradients(attempt)
+    return run_with_gradients(compute_gradient_in)

@@ -108,7 +108,7 @@ def accepts_layer_choice(explainer_cls: type[Explainer]) -> bool:
 
 def format_method_labels(explainers: Sequence[Explainer]) -> list[str]:
     """Return the name of each method, with the settings, except the layer, that distinguish it from others of that name."""
-    settings = [(explainer.full_name, _describe_settings(explainer)) for explainer in explainers]
+    settings = [(explainer.composed_name, _describe_settings(explainer)) for explainer in explainers]
     labels = []
     for name, values in settings:
         namesakes = [other for other_name, other in settings if other_name == name]

@@ -131,7 +131,7 @@ class BaseMethod(ABC):
         return self
 
     @property
-    def full_name(self) -> str:
+    def composed_name(self) -> str:
         """The name that results carry: `name`, or that of a composed method, such as `gradcam, denoised`."""
         return self.name
 

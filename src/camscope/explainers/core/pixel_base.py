@@ -217,7 +217,7 @@ class PerturbedEvaluator:
     @contextmanager
     def track_sample_steps(self, sample: int, n_steps: int) -> Iterator[Callable[[int], None]]:
         """Yield a function that counts the steps of one sample as done; see `track_steps`."""
-        what = f"{self.explainer.full_name}, image {sample + 1} of {len(self.x)}"
+        what = f"{self.explainer.composed_name}, image {sample + 1} of {len(self.x)}"
         with track_steps(what, n_steps, self.explainer.progress) as advance:
             yield advance
 

@@ -123,10 +123,10 @@ def _run_methods(
 def _check_result(explainer: BaseMethod, result: MethodResult | CamscopeError, *, warn_flagged: bool) -> None:
     """Raise NonFiniteError for a map with NaN or infinity, and warn about each status other than "ok"."""
     for maps in result.maps if isinstance(result, MethodResult) else ():
-        check_finite(f"the map of {explainer.full_name}", maps.attribution, explainer.on_nonfinite)
+        check_finite(f"the map of {explainer.composed_name}", maps.attribution, explainer.on_nonfinite)
         if warn_flagged:
             for status in sorted(set(determine_statuses(maps)) - {STATUS_OK}):
-                warn_caller(f"{explainer.full_name}: {STATUS_MEANINGS[status]}")
+                warn_caller(f"{explainer.composed_name}: {STATUS_MEANINGS[status]}")
 
 
 def _run_group(
@@ -318,7 +318,7 @@ def build_explanations(
         Explanation(
             attribution=attributions[i].copy(),
             standard_error=None if standard_errors is None else standard_errors[i].copy(),
-            method=explainer.full_name,
+            method=explainer.composed_name,
             **predictions[i],
             layer=maps.layer,
             layout=str(maps.layout) if maps.layout else None,

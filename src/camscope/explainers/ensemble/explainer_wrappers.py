@@ -91,9 +91,9 @@ class Wrapper(Explainer):
         )
 
     @property
-    def full_name(self) -> str:
+    def composed_name(self) -> str:
         """The names of the inner explainers and the wrapper: `gradcam, denoised`."""
-        return f"{' + '.join(dict.fromkeys(explainer.full_name for explainer in self.inner))}, {self.name}"
+        return f"{' + '.join(dict.fromkeys(explainer.composed_name for explainer in self.inner))}, {self.name}"
 
     @property
     def uses_gradients(self) -> bool:
@@ -198,7 +198,7 @@ class Denoised(Wrapper):
             return inner.compute_maps(x, scores)
         if isinstance(inner, Wrapper):
             return inner._rewrap([Denoised(explainer) for explainer in inner.inner]).compute_maps(x, scores)
-        note = f"{inner.full_name} computes a single map, so that nothing was denoised"
+        note = f"{inner.composed_name} computes a single map, so that nothing was denoised"
         return [replace(maps, notes=(*maps.notes, note)) for maps in inner.compute_maps(x, scores)]
 
 

@@ -45,7 +45,7 @@ class RectifiedGradientExplainer(InputGradientExplainer):
         """Return the maps of several scores from one forward pass, one backward pass each."""
         reports: list[ReluReport] = []
         signals = self.compute_gradients(x, scores, lambda values: reports.append(apply_relu_rule(values, self.rule)))
-        notes = describe_relus(reports[-1], self.full_name)  # of the pass whose graph reached the input
+        notes = describe_relus(reports[-1], self.composed_name)  # of the pass whose graph reached the input
         return [self.compute_maps_from_gradient(x, *pair, *notes) for pair in zip(scores, signals, strict=True)]
 
 

@@ -115,10 +115,10 @@ class Sobol(GridSensitivityExplainer):
             cells[rows, changed[rows] - 1] = second[sample[rows], changed[rows] - 1]
             return cells[:, cell_labels.flatten()].view(len(cells), *cell_labels.shape)
 
-        def estimate(scores: Tensor) -> tuple[Tensor, Tensor]:
+        def estimate_index_and_error(scores: Tensor) -> tuple[Tensor, Tensor]:
             return compute_total_sobol_indices(scores[:, 0], scores[:, 1:], masked_input.machine_epsilon)
 
-        return n_cells + 1, build_masks, estimate
+        return n_cells + 1, build_masks, estimate_index_and_error
 
     def _draw_sobol_points(self, n_dimensions: int) -> Tensor:
         """Return points (samples,dimensions) in 0..1, from a private generator."""
@@ -159,10 +159,10 @@ class HSIC(GridSensitivityExplainer):
         def build_masks(part: slice) -> Tensor:
             return is_visible[part][:, cell_labels.flatten()].view(-1, *cell_labels.shape)
 
-        def estimate(scores: Tensor) -> tuple[Tensor, Tensor]:
+        def estimate_index_and_error(scores: Tensor) -> tuple[Tensor, Tensor]:
             return compute_hsic_with_error(is_visible[: len(scores)], scores[:, 0], masked_input.machine_epsilon)
 
-        return 1, build_masks, estimate
+        return 1, build_masks, estimate_index_and_error
 
 
 def compute_total_sobol_indices(

@@ -122,7 +122,7 @@ def _read_itk_scan(sitk: Any, path: Path, volume_index: int | None, name: str) -
 
 
 def _build_affine(image: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the affine (4,4) of NumPy indices (d,row,column) in RAS+. A 2-D image lies at 0 of the third axis."""
+    """Return the affine (4,4) from NumPy indices (depth,row,column) to RAS+ millimeters. A 2-D image lies at depth 0."""
     axes = image.GetDimension()
     columns = np.array(image.GetDirection()).reshape(axes, axes) * image.GetSpacing()
     affine = np.eye(4)
