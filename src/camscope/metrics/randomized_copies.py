@@ -156,7 +156,7 @@ def _split_part(name: str, module: nn.Module, weighted_modules: Sequence[str]) -
 
 
 def _record_execution_order(model: nn.Module, x: Tensor | None) -> dict[str, int]:
-    """Return the position of each module in the order of first calls. A module that was never called has its parent's position."""
+    """Return the position of each module in the order of first calls; of a module never called, its parent's position."""
     listing = {name: position for position, (name, _) in enumerate(model.named_modules())}
     if x is None:
         return listing
