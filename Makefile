@@ -12,7 +12,7 @@ ALONE  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 help:
 	@echo "make demo     install, then draw images whose evidence is known and explain them"
 	@echo "make test     install with the test extras, then run all tests"
-	@echo "make check    format, lint, types, import levels, axioms, doctests, documentation code, prose rules"
+	@echo "make check    format, lint, types, import levels, doctests, documentation code, prose rules"
 	@echo "make format   put the format right, and what the linter can mend"
 	@echo "make assets   draw the pictures of the README again"
 	@echo "make gallery  every method on four photographs and four phantoms, into docs/gallery: hours"
@@ -25,13 +25,13 @@ demo: $(STAMP)-base
 	@echo "camscope is in $(BIN): . $(BIN)/activate brings it into this shell"
 
 test: $(STAMP)-test
-	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 check: $(STAMP)-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist loadfile --doctest-modules src/camscope tests/test_package_structure.py tests/test_prose.py $(wildcard tests/axioms)
+	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal --doctest-modules src/camscope tests/test_package_structure.py tests/test_prose.py
 
 format: $(STAMP)-dev
 	$(BIN)/ruff format .
