@@ -25,6 +25,7 @@ from camscope.evaluation.ground_truth import load_ground_truth
 from camscope.evaluation.selection import select as choosing
 from camscope.evaluation.selection.candidate_scores import evaluate_candidates
 from camscope.evaluation.selection.candidates import build_candidates
+from camscope.evaluation.selection.load_samples import load_samples
 from camscope.evaluation.selection.racing import (
     FAITHFULNESS_METRIC,
     LOCALIZATION_METRIC,
@@ -32,7 +33,6 @@ from camscope.evaluation.selection.racing import (
     CandidateState,
     SelectionSample,
 )
-from camscope.evaluation.selection.samples import load_samples
 from camscope.evaluation.selection.select import MethodSelection, select_method
 from camscope.explainers import Explainer
 from camscope.phantom import CATEGORIES, draw_radiograph

@@ -277,7 +277,7 @@ MUTANTS = [
         "one batch for all",
         noise_probes,
         "_measure_interaction",
-        "tensor.shape != other.shape or _have_different_values(tensor, other)",
+        "tensor.shape != other.shape or _differ_beyond_rounding(tensor, other)",
         "tensor.shape != other.shape",
         a_batch_of_a_model_that_mixes_has_the_maps_of_its_samples,
     ),

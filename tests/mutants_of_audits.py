@@ -101,7 +101,7 @@ OF_AUDITS = [
     Mutant(
         "one fill is enough",
         judged,
-        "combine_decisions",
+        "require_agreement",
         "if len(conclusions) == 1:",
         "if conclusions:",
         rules.test_fills_that_disagree_on_the_blanked_organ_decide_nothing,
@@ -157,7 +157,7 @@ OF_AUDITS = [
     Mutant(
         "what could not be tested clears a model",
         sentences,
-        "describe_absent_objections",
+        "explain_missing_contradictions",
         "if not set(conclusions) & set(DECIDED_CONCLUSIONS)",
         "if False",
         said.test_ten_questions_that_could_not_be_tested_clear_nobody,

@@ -132,6 +132,6 @@ def _is_size(size: object) -> bool:
 
 
 def _has_image_shape(pixels: NDArray[Any], size: tuple[int, ...]) -> bool:
-    """Whether it is (*size,3), or the shape of a signal or a gray volume."""
+    """Whether the pixels are an image of this size: (*size,3) in color, (*size) in gray, or a drawn signal."""
     fits = pixels.shape in ((*size, 3), size) or (pixels.ndim == 2 and pixels.shape[1:] == size)
     return pixels.dtype == np.uint8 and pixels.size > 0 and fits

@@ -15,7 +15,7 @@ from camscope.audit.core.config import Config
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.demo import write_demo_study
-from camscope.audit.performance.log_odds import are_probability_outputs, pool_features
+from camscope.audit.performance.predict_log_odds import are_probability_outputs, pool_features
 from camscope.audit.stages.data_and_model import _renumber_rows
 from camscope.audit.verification.verify import verify_audit
 from camscope.batch import build_manifest

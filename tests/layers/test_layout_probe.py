@@ -14,7 +14,7 @@ from camscope.errors import CamscopeWarning, LayerError
 from camscope.explainers import FullGrad, GradCAM, HiResCAM, RefineCAM, Rollout
 from camscope.explainers.fullgrad import ScoreDecomposition, decompose_scores
 from camscope.hooks.isolation import hooks_muted
-from camscope.hooks.spatial_ops import SpatialMapTracker
+from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.layers import layout_judgment, layout_probe
 from camscope.layers.layout import Layout, LayoutHints
 from camscope.layers.layout_judgment import LayoutVerdict, ProbeResult, judge_distances

@@ -274,9 +274,9 @@ def test_no_interval_and_no_p_where_one_patient_has_most_of_the_images(share):
         assert np.isnan([found.low, found.high]).all()
         assert found.p_value is None
         assert found.is_dominated_by_few_groups
-        assert f"one group has {100 * share:.0f} % of the images" in found.describe_dominance()
+        assert f"one group has {100 * share:.0f} % of the images" in found.explain_missing_intervals()
     assert adjust_bonferroni([some[3]], 4)[0].p_value is None
-    assert estimate_mean(values).describe_dominance() == ""
+    assert estimate_mean(values).explain_missing_intervals() == ""
 
 
 def test_groups_of_one_size_have_the_interval_that_they_had():

@@ -206,7 +206,7 @@ def _compute_auroc_difference(
     difference = second.compute_area(compute_roc_area) - first.compute_area(compute_roc_area)
     areas = [bootstrap_areas(ranking, compute_roc_area, N_RESAMPLES, seed) for ranking in rankings]
     spread = float(drop_undefined(areas[1] - areas[0], first.describe_counts()).std())
-    fewest = min(first.n_groups_per_class)
+    fewest = min(first.n_positive_and_negative_groups)
     effective = min(fewest, first.n_effective_groups)
     error = 0.0 if spread <= RELATIVE_PRECISION else spread * sqrt(effective / max(1, effective - 1))
     estimate = Estimate(

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from camscope.audit.core.context import AuditContext
-from camscope.audit.performance.log_odds import compute_logits_and_features
+from camscope.audit.performance.predict_log_odds import compute_logits_and_features
 from camscope.audit.shortcuts.inputs_with_regions import list_requested_regions, open_region_masks
 from camscope.errors import InputError
 from camscope.metrics.randomized_copies import split_model

@@ -223,7 +223,7 @@ def write_csv(run: MapCollection, path: Path, query: Query, *, overwrite: bool) 
         for name, field in zip(quoted, schema, strict=True)
     ]
     rows = query.iter_rows(run.dataset, [*columns, PEAK_CELL_SQL, "grid", "input_size", "placement"])
-    cells = ((*row[: len(columns)], *_peak_position(*row[len(columns) :])) for row in rows)
+    cells = ((*row[: len(columns)], *_peak_row_and_column(*row[len(columns) :])) for row in rows)
     with open_atomic(path, overwrite=overwrite) as file:
         return write_escaped_csv(file, [*(field.name for field in schema), "peak_row", "peak_column"], cells)
 
@@ -264,7 +264,7 @@ class CellEscaper:
         return text
 
 
-def _peak_position(
+def _peak_row_and_column(
     cell: int | None, grid: Sequence[int] | None, input_size: Sequence[int] | None, placement: Sequence[float] | None
 ) -> tuple[float | None, float | None]:
     """Return row and column of the peak's center in pixels of the image, or None if it is unknown or no value is positive."""

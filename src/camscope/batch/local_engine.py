@@ -104,7 +104,7 @@ class BatchOutcome:
         return +counts
 
     def add_failures(self, failures: Mapping[Failure, int]) -> None:
-        """Add images without a map, counted by reason and kind of failure."""
+        """Add the numbers of images without a map, by the reason and by the kind of failure."""
         for (reason, kind), count in failures.items():
             self.failure_counts[reason] += count
             if kind == result_rows.TRANSIENT:
@@ -134,7 +134,7 @@ def run_chunks(
     *,
     retry_failed: bool = False,
 ) -> BatchOutcome:
-    """Compute the chunks without a part with an engine; raise a RunError for more failures than `max_failures`."""
+    """Let an engine compute all chunks that have no part file yet. RunError if more than `max_failures` images fail."""
     tasks, outcome = list_open_tasks(plan, store, retry_failed)
     with closing(compute(tasks)) as steps:
         for n_images, failures in chain([(0, {})], steps if tasks else ()):
@@ -180,7 +180,7 @@ def write_chunk(
             failures = {row["row"]: (row["error"], row["failure_kind"]) for row in failed_rows}
             yield len(batch.images), Counter(failures.values())
         if overlay_queue is not None:
-            overlay_queue.wait_and_report(rows)
+            overlay_queue.wait_and_note_failures(rows)
     rows.sort(key=lambda row: row["row"])
     schema = result_rows.part_schema(worker.manifest, with_overlays=writer is not None)
     table = result_rows.rows_to_table(rows, schema)

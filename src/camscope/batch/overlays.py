@@ -100,7 +100,7 @@ class OverlayQueue:
         self._pending[name] = future
         return name
 
-    def wait_and_report(self, rows: Iterable[dict[str, Any]]) -> None:
+    def wait_and_note_failures(self, rows: Iterable[dict[str, Any]]) -> None:
         """Wait for all overlays. One that cannot be drawn becomes a note of its row; a full disk ends the run."""
         errors = {name: error for name, future in self._pending.items() if (error := future.exception()) is not None}
         for row in rows:

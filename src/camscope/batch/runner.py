@@ -26,8 +26,8 @@ from camscope.batch.run_store import RunStore
 from camscope.batch.sources import build_manifest
 from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
+from camscope.explainers.core.argument_sorting import reject_foreign_keywords
 from camscope.explainers.core.base_method import format_without_address, redact_parameters
-from camscope.explainers.core.call_arguments import reject_foreign_keywords
 from camscope.explainers.core.evaluation_context import check_positive_integer
 from camscope.explainers.core.runner import get_library_versions
 from camscope.hooks.base import unwrap

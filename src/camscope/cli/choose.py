@@ -51,7 +51,7 @@ def run(
     from camscope.batch import build_manifest
     from camscope.evaluation.map_generation import check_ground_truth
     from camscope.evaluation.selection.candidates import build_candidates
-    from camscope.evaluation.selection.samples import format_exclusions, load_samples
+    from camscope.evaluation.selection.load_samples import format_exclusions, load_samples
     from camscope.evaluation.selection.select import save_selection, select_method
     from camscope.explainers import GradCAM
 

@@ -48,7 +48,7 @@ def compare_images(
                 request.metric_names,
                 model=net,
                 preprocess=request.preprocess,
-                categories=request.category_names,
+                categories=request.ground_truth_categories,
                 group_column=request.group,
                 allow_outside_root=request.allow_outside_root,
                 overwrite=request.overwrite,

@@ -91,7 +91,7 @@ def run(
                 preprocess=preprocess,
                 imputations=base.split_list(imputation),
                 n_steps=n_steps,
-                categories=request.category_names,
+                categories=request.ground_truth_categories,
                 allow_outside_root=allow_outside_root,
                 num_threads=num_threads,
                 overwrite=overwrite,

@@ -91,7 +91,7 @@ class EvaluationRequest:
         return None if self.metrics is None else base.split_list(self.metrics)
 
     @property
-    def category_names(self) -> list[str]:
+    def ground_truth_categories(self) -> list[str]:
         """Return the requested categories of the ground truth."""
         return base.split_list(self.categories or "")
 
@@ -121,7 +121,9 @@ class EvaluationRequest:
         manifest = sample_manifest(all_images, self.n_images, self.seed or 0)
         self._check_group_column(manifest.table.column_names)
         if self.masks is not None:
-            check_ground_truth(self.masks, manifest, self.category_names, allow_outside_root=self.allow_outside_root)
+            check_ground_truth(
+                self.masks, manifest, self.ground_truth_categories, allow_outside_root=self.allow_outside_root
+            )
         net = base.load_model_on_device(self.model or "phantom", self.weights, self.device)
         explainers = options.build_explainers(
             explainer_classes, net, layers, self.preprocess, settings_by_method, show_method_bars=False

@@ -81,9 +81,9 @@ def format_undefined_reasons(rows: Any, summary: "MethodSummary") -> list[str]:
 
 def format_missing_interval(summaries: "Sequence[MethodSummary]") -> list[str]:
     """Format why a metric has no intervals, if one group holds most of the images."""
-    from camscope.evaluation.comparison_statements import describe_dominance
+    from camscope.evaluation.comparison_statements import explain_missing_intervals
 
-    reason = describe_dominance(summaries)
+    reason = explain_missing_intervals(summaries)
     return [f"no interval: {reason}"] if reason else []
 
 

@@ -19,7 +19,7 @@ def iter_statements(
     """Yield sentences about the maps, then about groups of metrics, then about single metrics."""
     for group in agreement.equivalent_groups:
         yield f"{join_names([names[key, False] for key in group])}: the same maps here, as they are displayed"
-    if reason := describe_dominance([summary for group in summaries.values() for summary in group]):
+    if reason := explain_missing_intervals([summary for group in summaries.values() for summary in group]):
         yield reason
     summaries = {METRICS.display_name(metric): group for metric, group in summaries.items()}
     rankings = {metric: _MetricRanking(group, names) for metric, group in summaries.items()}
@@ -43,7 +43,7 @@ def iter_statements(
     yield from _iter_control_statements(summaries, names)
 
 
-def describe_dominance(summaries: Sequence[MethodSummary]) -> str:
+def explain_missing_intervals(summaries: Sequence[MethodSummary]) -> str:
     """Return the reason for missing intervals if one group has most of the images, else ""."""
     all_estimates = [
         estimate
@@ -53,7 +53,7 @@ def describe_dominance(summaries: Sequence[MethodSummary]) -> str:
     estimates = [estimate for estimate in all_estimates if estimate is not None and estimate.is_dominated_by_few_groups]
     if not estimates:
         return ""
-    return min(estimates, key=lambda estimate: estimate.n_effective_groups or 0.0).describe_dominance()
+    return min(estimates, key=lambda estimate: estimate.n_effective_groups or 0.0).explain_missing_intervals()
 
 
 def join_names(names: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from camscope.evaluation.model_based_metrics import ModelMetricEvaluator
 from camscope.evaluation.run_replay import RunReplay
 from camscope.evaluation.value_parts import RowsByImage, open_value_parts, write_missing_parts
 from camscope.explainers import Explainer
-from camscope.explainers.core.call_arguments import reject_foreign_keywords
+from camscope.explainers.core.argument_sorting import reject_foreign_keywords
 from camscope.explainers.core.evaluation_context import check_positive_integer
 from camscope.metrics import METRICS, Metric
 from camscope.metrics.imputation import DEFAULT_IMPUTATIONS, IMPUTATION_NAMES

@@ -78,7 +78,7 @@ def _reduce_without_excluded_hooks(hooks: "OrderedDict[Any, Any]") -> ReducedVal
 
 
 def _reduce_without_forward(module: nn.Module, protocol: Any) -> ReducedValue:
-    """Reduce a module as usual, without an excluded forward."""
+    """Return what pickle stores for a module, without a replaced `forward` that copies must not have."""
     reduced: ReducedValue = _original_reduce(module, protocol)
     if isinstance(reduced, str) or len(reduced) < 3 or not isinstance(reduced[2], dict):
         return reduced

@@ -129,7 +129,7 @@ def infer_layout(
 
 
 def format_per_frame_remedy(shape: Sequence[int], input_shape: Sequence[int]) -> str:
-    """Describe the fix for an output (N*T,K,h,w) of a layer that runs on each frame of (N,C,T,H,W), or ""."""
+    """Return advice if a layer ran on each video frame separately, so that its output is (N*T,K,h,w). Otherwise ""."""
     is_per_frame = len(input_shape) == 5 and len(shape) == 4 and shape[0] == input_shape[0] * input_shape[2]
     if not is_per_frame or math.prod(shape[2:]) == 1:
         return ""

@@ -20,7 +20,7 @@ from camscope.hooks.image_tokens import (
     record_image_tokens,
     record_text_lengths,
 )
-from camscope.hooks.spatial_ops import SpatialMapTracker, is_interception_exact
+from camscope.hooks.spatial_map_tracker import SpatialMapTracker, is_interception_exact
 from camscope.hooks.tap import Tap
 from camscope.layers.layout import (
     CHANNELS_FIRST,
@@ -76,7 +76,7 @@ def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
         if isinstance(output, Tensor) and math.prod(output.shape[2:]) > 1:
             hints.grids.add(tuple(output.shape[2:]))
 
-    def note_last_axis(module: nn.Module, args: tuple[object, ...], output: object) -> None:
+    def note_sequence_length(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if isinstance(output, Tensor) and output.ndim > 2:
             hints.works_on_last_axis = True
             hints.sequence_lengths.add(math.prod(output.shape[1:-1]))
@@ -85,7 +85,7 @@ def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
         if isinstance(module, GRID_MODULES):
             scope.callback(module.register_forward_hook(thread_local_hook(note)).remove)
         elif type(module) is nn.LayerNorm or isinstance(module, nn.Linear):
-            scope.callback(module.register_forward_hook(thread_local_hook(note_last_axis)).remove)
+            scope.callback(module.register_forward_hook(thread_local_hook(note_sequence_length)).remove)
     has_embedding = any(isinstance(module, nn.Embedding) for module in unwrap(model).modules())
     if has_embedding or any(parameter.ndim == 3 and len(parameter) == 1 for parameter in unwrap(model).parameters()):
         scope.enter_context(ConcatRecorder(hints.concat_lengths))

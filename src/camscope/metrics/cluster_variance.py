@@ -26,7 +26,7 @@ def count_effective_groups(group_sizes: GroupSizes) -> float:
 
 
 def compute_jackknife_deviations(group_sums: FloatArray, group_sizes: GroupSizes) -> FloatArray:
-    """Return how much the mean changes (G,) when each group is left out, from sums and sizes (G,) of at least two groups.
+    """Return for each group how much the mean changes without it (G,), from the sums and sizes (G,) of two or more groups.
 
     The deviations are scaled so that the sum of their squares is the jackknife variance of the mean, (G - 1) / G Σ (changes)².
     """

@@ -75,7 +75,7 @@ class Estimate:
             and self.n_effective_groups < min(n_counted, MIN_EFFECTIVE_GROUPS) - RELATIVE_PRECISION
         )
 
-    def describe_dominance(self, group_name: str = "group") -> str:
+    def explain_missing_intervals(self, group_name: str = "group") -> str:
         """Return the reason for a missing interval if few groups have most of the values, else ""."""
         if not self.is_dominated_by_few_groups or self.n_effective_groups is None or self.largest_group_share is None:
             return ""

@@ -109,7 +109,7 @@ class ClassTarget(Target):
         return replace(self, resolved_classes=torch.tensor(indices, device=scores.device))
 
     def class_indices(self, scores: Tensor) -> Tensor:
-        """Return the class of each sample (N,): the fixed ones, or those of this output."""
+        """Return the class of each sample (N,): the class fixed before, or else the one that this output gives."""
         if self.resolved_classes is not None:
             return self.resolved_classes
         if self.label is None:

@@ -333,7 +333,7 @@ def test_one_patient_with_most_of_the_images_leaves_all_open():
     assert "a: one patient has 80 % of the images" in found.reason
     area = auroc(truth, values, patients, n_resamples=50)
     assert np.isnan([area.low, area.high, average_precision(truth, values, patients, n_resamples=50).low]).all()
-    assert "one group has 80 % of the images of one class" in area.describe_dominance()
+    assert "one group has 80 % of the images of one class" in area.explain_missing_intervals()
     assert summarize_estimate(area, 0.5, "chance").reason.startswith("one patient has 80 %")
     assert summarize_estimate(area, 0.5, "chance").low is None
     half = random.random(280) < 0.5

@@ -29,7 +29,6 @@ from camscope.audit.performance.feature_probes import probe_leakage
 from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
 from camscope.audit.report import render_page
 from camscope.audit.report.sentences import (
-    describe_absent_objections,
     describe_clusters,
     describe_config_declarations,
     describe_image_count,
@@ -37,6 +36,7 @@ from camscope.audit.report.sentences import (
     describe_patient_grouping,
     describe_stable_predictions,
     describe_target,
+    explain_missing_contradictions,
     iter_estimates,
     list_interval_methods,
 )
@@ -106,7 +106,7 @@ def test_nothing_speaks_against_only_what_could_be_tested(seed):
     made = nothing().model_copy(update={"verdicts": some_verdicts(np.random.default_rng(seed))})
     for name in TOPIC_DESCRIPTIONS:
         of_topic = [question for question in QUESTIONS if find_topic(question) == name]
-        said = text(describe_absent_objections(made, f"the {name}", of_topic))
+        said = text(explain_missing_contradictions(made, f"the {name}", of_topic))
         about = [one for one in made.verdicts if find_topic(one.question) == name]
         tested = [one for one in about if one.conclusion != "not testable"]
         if found := re.match(r"No verdict contradicts .*: (\d+) of (\d+) (questions?) could be tested", said):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from camscope.audit.core.schema import EstimateSummary, InterventionEffect
-from camscope.audit.performance.log_odds import compute_softmax_log_odds
+from camscope.audit.performance.predict_log_odds import compute_softmax_log_odds
 from camscope.audit.shortcuts import effect_sizes
 from camscope.audit.shortcuts.image_edits import insert_region, keep_region, match_insertion_triples, remove_region
 from camscope.audit.shortcuts.reliance import judge_finding_reliance, judge_reliance

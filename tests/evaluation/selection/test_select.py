@@ -31,6 +31,7 @@ from camscope.evaluation.map_metrics import get_default_region_size
 from camscope.evaluation.selection import candidate_scores
 from camscope.evaluation.selection import select as file
 from camscope.evaluation.selection.candidates import build_candidates, find_stage_layers
+from camscope.evaluation.selection.load_samples import format_exclusions, load_samples
 from camscope.evaluation.selection.racing import (
     FAITHFULNESS_METRIC,
     LOCALIZATION_METRIC,
@@ -43,7 +44,6 @@ from camscope.evaluation.selection.racing import (
     estimate_losing_probabilities,
     rank_candidates,
 )
-from camscope.evaluation.selection.samples import format_exclusions, load_samples
 from camscope.evaluation.selection.select import (
     MethodSelection,
     _build_selection,

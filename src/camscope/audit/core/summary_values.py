@@ -41,7 +41,7 @@ def summarize_estimate(
         count = format_patient_count(estimate)
         interval_reason = f"too few patients for an interval: {count}, and {MIN_PATIENTS_FOR_INTERVAL} are needed"
     elif not has_interval and not (estimate.n_groups_by_role and reason):  # for insertions, the reason names the role
-        interval_reason = estimate.describe_dominance("patient")
+        interval_reason = estimate.explain_missing_intervals("patient")
     elif has_interval and (low is None or high is None):
         interval_reason = "all values are equal, so that no interval can be estimated"
     return EstimateSummary(

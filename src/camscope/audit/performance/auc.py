@@ -41,7 +41,7 @@ class Ranking:
     n_resampled_groups: int
 
     @property
-    def n_groups_per_class(self) -> tuple[int, int]:
+    def n_positive_and_negative_groups(self) -> tuple[int, int]:
         """The number of groups with a positive row, and with a negative row."""
         return len(np.unique(self.group_index[self.truth])), len(np.unique(self.group_index[~self.truth]))
 
@@ -187,7 +187,7 @@ def average_precision(
     areas = bootstrap_areas(ranking, compute_precision_recall_area, n_resamples, seed)
     low, high = compute_bootstrap_interval(
         drop_undefined(areas, ranking.describe_counts()),
-        min(ranking.n_groups, *ranking.n_groups_per_class),
+        min(ranking.n_groups, *ranking.n_positive_and_negative_groups),
         n_effective_groups=ranking.n_effective_groups,
     )
     low, high = (np.nan, np.nan) if low == 1 else (low, high)
@@ -212,7 +212,7 @@ def compute_auroc_interval(
     The limits are NaN with fewer than two patients of a class, or too few effective patients. With several rankings, the
     ranking with the fewest patients and the one with the fewest effective patients count.
     """
-    n_positives, n_negatives = min((ranking.n_groups_per_class for ranking in rankings), key=min)
+    n_positives, n_negatives = min((ranking.n_positive_and_negative_groups for ranking in rankings), key=min)
     n_effective = min(ranking.n_effective_groups for ranking in rankings)
     fewest = min(n_positives, n_negatives)
     if fewest < 2 or n_effective < min(fewest, MIN_EFFECTIVE_GROUPS) - RELATIVE_PRECISION:
@@ -248,7 +248,7 @@ def _build_estimate(rankings: Sequence[Ranking], point: float, interval: tuple[f
         *interval,
         len(rankings[0].truth),
         rankings[0].n_groups,
-        n_limiting_groups=min(min(ranking.n_groups_per_class) for ranking in rankings),
+        n_limiting_groups=min(min(ranking.n_positive_and_negative_groups) for ranking in rankings),
         n_effective_groups=limiting.n_effective_groups,
         largest_group_share=limiting.largest_group_share,
     )

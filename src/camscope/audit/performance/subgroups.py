@@ -183,7 +183,7 @@ def compare_level_aurocs(
     def build_side(rows: Mask) -> _AurocSide:
         side = ranking.select_rows(rows)
         _check_n_patients(side.n_groups, MIN_PATIENTS_FOR_VERDICT)
-        n_groups, min_groups = min(side.n_groups_per_class), MIN_PATIENTS_FOR_VERDICT // 2
+        n_groups, min_groups = min(side.n_positive_and_negative_groups), MIN_PATIENTS_FOR_VERDICT // 2
         if n_groups < min_groups:
             raise UndefinedError(f"{side.describe_counts()}, {n_groups} of one class: expected {min_groups} of each")
         areas = bootstrap_areas(side, compute_roc_area, n_resamples, seed)
@@ -240,7 +240,9 @@ def _build_contrast(
     sides = {_name_level(level): side, _name_level(reference_level): reference}
     constant_levels = [name for name, each in sides.items() if each.is_constant]
     reasons = [
-        f"{name}: {text}" for name, each in sides.items() if (text := each.estimate.describe_dominance("patient"))
+        f"{name}: {text}"
+        for name, each in sides.items()
+        if (text := each.estimate.explain_missing_intervals("patient"))
     ]
     if constant_levels:
         reasons = [f"all values of {' and of '.join(constant_levels)} are equal"]

@@ -123,7 +123,7 @@ class _FileLog:
 
 
 def _iter_named_files(folder: Path) -> Iterator[Path]:
-    """Yield every file and link that has a name of an audit's file, or is in a folder of an audit."""
+    """Yield every file and link that an audit could have written: those with its file names, and all in its folders."""
     yield from (
         path for name in (LOG_FILE, PROVENANCE_FILE, *EXPECTED_CONTENT) if os.path.lexists(path := folder / name)
     )

@@ -147,7 +147,7 @@ def _compute_x_limits(
 
 
 def _create_axes(panel_height: float, height: float, left: float, right: float, *, top: float) -> "tuple[Figure, Axes]":
-    """Create a figure and its axes with a bottom spine, in pixels."""
+    """Create a figure of a size in pixels and its axes, of which only the bottom line is drawn."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(CHART_WIDTH / 72, height / 72))

@@ -83,7 +83,7 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
         summary=summary,
         verdict_groups=topics,
         absent_objections={
-            group.topic: sentences.describe_absent_objections(summary, f"the {group.topic}", group.questions)
+            group.topic: sentences.explain_missing_contradictions(summary, f"the {group.topic}", group.questions)
             for group in topics
         },
         untested_verdicts=verdicts_by_kind["untested"],

@@ -90,7 +90,7 @@ def fill_sentence(template: str, **values: float | str | EstimateSummary) -> Mar
     return Markup(template).format(**parts)  # noqa: S704 - the template is a text of this package
 
 
-def describe_absent_objections(summary: Summary, topic_name: str, questions: Sequence[str]) -> Markup:
+def explain_missing_contradictions(summary: Summary, topic_name: str, questions: Sequence[str]) -> Markup:
     """Describe what the absence of a contradicting verdict means, given how many questions could be tested."""
     data = {"verdicts": [vars(verdict) for verdict in summary.verdicts]}
     conclusions = [verdict.conclusion for verdict in summary.verdicts if verdict.question in questions]

@@ -42,7 +42,7 @@ class GalleryMap:
 def load_gallery_image(
     run: BatchRun, rows: Sequence[RunRow], *, allow_burned_in_text: bool
 ) -> tuple[PixelArray | None, str]:
-    """Load the image of the rows of a run; return the reason if it cannot be shown."""
+    """Load the image that these rows of a run describe. Return the image and "", or None and the reason."""
     if not rows:
         return None, "it is not in the run"
     if allow_burned_in_text:

@@ -148,18 +148,18 @@ def _build_sample(
     def detect_region(region: Region) -> Mask:
         return region(read_pixels())
 
-    def find_mask(name: str, load: Callable[[], Mask]) -> Mask | None:
+    def project_mask_or_count(name: str, load: Callable[[], Mask]) -> Mask | None:
         return _project_or_count(name, load, placement, samples, hides_file_names=cohort.hides_file_names)
 
     sources = context.ground_truth.items()
-    findings = {name: find_mask(FINDING_REGION, partial(load_mask, source)) for name, source in sources}
-    regions = {name: find_mask(name, partial(load_mask, source)) for name, source in region_masks.items()}
+    findings = {name: project_mask_or_count(FINDING_REGION, partial(load_mask, source)) for name, source in sources}
+    regions = {name: project_mask_or_count(name, partial(load_mask, source)) for name, source in region_masks.items()}
     organ = regions.get(ORGAN_REGION)
     if organ is not None and not organ.all():
         regions[OUTSIDE_ORGAN_REGION] = ~organ
     for name in list_requested_regions(context):
         if name not in region_masks:
-            regions[name] = find_mask(name, partial(detect_region, REGIONS[name]))
+            regions[name] = project_mask_or_count(name, partial(detect_region, REGIONS[name]))
     return RegionSample(
         row,
         x,

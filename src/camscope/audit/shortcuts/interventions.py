@@ -16,8 +16,8 @@ from camscope.audit.core.context import AuditContext
 from camscope.audit.core.schema import InterventionEffect, MaskedAuroc
 from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.performance.auc import auroc
-from camscope.audit.performance.log_odds import compute_log_odds, compute_logits_and_features
 from camscope.audit.performance.performance_summary import summarize_or_reason
+from camscope.audit.performance.predict_log_odds import compute_log_odds, compute_logits_and_features
 from camscope.audit.shortcuts.effect_sizes import (
     build_undefined_effect,
     estimate_insertion_effect,

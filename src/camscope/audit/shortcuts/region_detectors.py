@@ -121,7 +121,7 @@ def _find_constant_edge(values: FloatArray, max_range: float) -> tuple[int, int]
 
 
 def _list_side_widths(image: NDArray[Any], fraction: float) -> list[tuple[int, int]]:
-    """Return the length of each axis, and this fraction of it in pixels."""
+    """Return two numbers of pixels for each axis: its length, and this fraction of its length."""
     shape = image.shape[:2] if _is_color_image(image) else image.shape
     return [(n, max(1, round(n * fraction))) for n in shape]
 

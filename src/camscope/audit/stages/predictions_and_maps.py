@@ -17,14 +17,14 @@ from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.schema import ExplainResult, FindingPerformance, FlowStep, MapCounts, PredictResult
 from camscope.audit.core.stage_results import StageResults
 from camscope.audit.core.summary_values import round_significant
-from camscope.audit.performance.log_odds import (
-    are_probability_outputs,
-    compute_log_odds,
-    compute_logits_and_features,
-)
 from camscope.audit.performance.performance_summary import (
     compute_performance,
     compute_subgroup_performance,
+)
+from camscope.audit.performance.predict_log_odds import (
+    are_probability_outputs,
+    compute_log_odds,
+    compute_logits_and_features,
 )
 from camscope.audit.performance.subgroups import compare_subgroups
 from camscope.batch import BatchOptions, BatchRun, run_batch

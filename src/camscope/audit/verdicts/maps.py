@@ -21,11 +21,11 @@ from camscope.audit.verdicts.rules import (
     EMPTY_ESTIMATE,
     Decision,
     build_verdict,
-    combine_decisions,
     decide_above_margin,
     describe_unreachable_margin,
     find_missing_requirement,
     join_reasons,
+    require_agreement,
 )
 from camscope.plurals import plural
 from camscope.registry import METHODS
@@ -151,7 +151,7 @@ def _combine_metrics(lines: Sequence[MetricSummary]) -> tuple[Decision, MetricSu
     """Combine the metrics of a method to one decision; also return the weakest result among those that gave it."""
     judged = [(line, decide_above_margin(line.difference_to_control or EMPTY_ESTIMATE, 0.0)) for line in lines]
     decisions = {
-        name: combine_decisions([decision for line, decision in judged if line.metric == name])
+        name: require_agreement([decision for line, decision in judged if line.metric == name])
         for name in FAITHFULNESS_VERDICT_METRICS
         if any(line.metric == name for line in lines)
     }

@@ -17,10 +17,10 @@ from camscope.audit.verdicts.rules import (
     WIDE_INTERVAL_REASON,
     Decision,
     build_verdict,
-    combine_decisions,
     decide_above_margin,
     find_missing_requirement,
     join_reasons,
+    require_agreement,
 )
 
 INVERTED_REASON = "inverted: the AUROC is below 0.5, and 1 - AUROC is reported"
@@ -163,7 +163,7 @@ def judge_masked_organ(summary: Summary) -> Iterator[Verdict]:
             if (masked.region, masked.kind, masked.finding) == (ORGAN_REGION, "mask", finding)
         ]
         if aurocs:
-            conclusion, reason = combine_decisions([_decide_masked_auroc(auroc, margin) for auroc in aurocs])
+            conclusion, reason = require_agreement([_decide_masked_auroc(auroc, margin) for auroc in aurocs])
             farthest = max(aurocs, key=lambda auroc: -1.0 if auroc.value is None else abs(auroc.value - 0.5))
             decision = conclusion, join_reasons(reason, INVERTED_REASON if _is_inverted(farthest) else "")
             yield build_verdict("masked organ", finding, decision, _orient_auroc(farthest), margin, ORGAN_REGION)

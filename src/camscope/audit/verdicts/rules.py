@@ -48,7 +48,7 @@ def describe_unreachable_margin(max_enrichment: float | None, margin: float) -> 
     )
 
 
-def combine_decisions(decisions: Sequence[Decision]) -> Decision:
+def require_agreement(decisions: Sequence[Decision]) -> Decision:
     """Return the decision on which all imputations agree; else "not testable"."""
     conclusions = {conclusion for conclusion, _ in decisions}
     if len(conclusions) == 1:

@@ -67,7 +67,7 @@ class EncodedColumn:
         return np.bincount(self.codes[self.codes >= 0], minlength=len(self.values)).astype(np.int64)
 
     @cached_property
-    def order(self) -> list[int]:
+    def indices_by_frequency(self) -> list[int]:
         """The indices of the values, that of the most frequent value first."""
         return sorted(range(len(self.values)), key=lambda index: (-int(self.counts[index]), self.values[index]))
 
@@ -186,7 +186,7 @@ def _count_targets_by_group(table: InspectionTable, name: str, target: EncodedCo
     np.add.at(
         counts, tuple(column.codes for column in encoded), 1
     )  # -1, which is no value, means the last row or column
-    orders = [column.order + [-1] * bool(len(column.missing_rows)) for column in encoded]
+    orders = [column.indices_by_frequency + [-1] * bool(len(column.missing_rows)) for column in encoded]
     counts = counts[np.ix_(*orders)]
     groups, targets = (
         tuple(MISSING_NAME if index < 0 else column.values[index] for index in order)

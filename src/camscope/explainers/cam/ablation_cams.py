@@ -28,7 +28,7 @@ class AblationCAM(BaseWeightedChannels, BatchedMixin):
     runs_model = runs_partial_forward = True
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return the loss of the score without each channel."""
+        """Return for each channel how much the score drops when the channel is set to zero."""
         alive = features.activation.flatten(2).any(SPATIAL_AXIS).nonzero()
 
         def remove_one_each(part: slice) -> tuple[ActivationEdit, Tensor]:

@@ -146,7 +146,7 @@ class FEM(LayerExplainer):
         check_number(k_sigma=self.k_sigma, low=0)
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the sum of the means where a channel is strong."""
+        """Return the sum of the channels, each as its mean at the cells where it is strong, and 0 elsewhere."""
         activation = features.activation.flatten(2).double()
         mean = activation.mean(SPATIAL_AXIS, keepdim=True)
         least = self.k_sigma * activation.std(SPATIAL_AXIS, correction=0, keepdim=True)

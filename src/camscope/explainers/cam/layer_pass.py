@@ -19,7 +19,7 @@ from camscope.explainers.core.evaluation_context import check_finite, check_inte
 from camscope.hooks.base import find_layer, find_layers, unwrap
 from camscope.hooks.gradients import HALF_PRECISION_BOOSTS
 from camscope.hooks.partial_forward import PrefixCache
-from camscope.hooks.spatial_ops import SpatialMapTracker, is_interception_exact
+from camscope.hooks.spatial_map_tracker import SpatialMapTracker, is_interception_exact
 from camscope.hooks.tap import Tap, TappedCall
 from camscope.layers.layout import CHANNELS_FIRST, CHANNELS_FIRST_MODULES, Layout, has_unequal_strides
 from camscope.layers.layout_judgment import LayoutVerdict, ProbeResult

@@ -21,8 +21,8 @@ from camscope.explainers.comparison.grid_layout import (
     select_common_explanation,
 )
 from camscope.explainers.comparison.supported_methods import MethodTimer, explain_supported
+from camscope.explainers.core.argument_sorting import reject_foreign_keywords
 from camscope.explainers.core.base import METHODS, Explainer, get_explainer_class
-from camscope.explainers.core.call_arguments import reject_foreign_keywords
 from camscope.explainers.core.evaluation_context import Precision
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.explainers.core.runner import OnPass, explain_grid
@@ -157,7 +157,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """What all explanations have in common: the name of the image, and the target or layer if there is only one."""
+        """The title: the name of the image, then the target if there is only one, then the layer if there is only one."""
         first, layers = self.explanations[0], {explanation.layer for explanation in self.explanations} - {None}
         names_target = self.n_targets == 1 and len(self.row_labels) > 1
         answer = self._select_target_explanation(0).label_and_score if names_target else None

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from camscope import registry
 from camscope.errors import InputError, TargetError
-from camscope.explainers.core.base_method import BaseMethod
-from camscope.explainers.core.call_arguments import (
+from camscope.explainers.core.argument_sorting import (
     build_extra_inputs,
     resolve_call_arguments,
     select_baseline_rows,
@@ -23,6 +22,7 @@ from camscope.explainers.core.call_arguments import (
     translate_setting_names,
     with_call_settings,
 )
+from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.runner import build_explanations, explain_grid, run_methods
 from camscope.explanation import Explanation
 from camscope.model_card import compute_model_digest
@@ -41,7 +41,7 @@ def register(cls: ExplainerClass) -> ExplainerClass:
     A setting of a method is an annotated attribute with its default, `n_samples: int = 25`; the constructor takes it.
     A class without a `title` is displayed under its own name.
     """
-    _prepare_class(cls)
+    _make_dataclass_with_captum_names(cls)
     missing = [fact for fact in ("name", "paper") if not isinstance(getattr(cls, fact, None), str)]
     if missing or isabstract(cls):
         raise TypeError(f"{cls.__name__} cannot be registered: {', '.join(missing) or 'an abstract method'} is missing")
@@ -56,14 +56,14 @@ def register_optional(package: str, extra: str) -> Callable[[ExplainerClass], Ex
     def registered(cls: ExplainerClass) -> ExplainerClass:
         if find_spec(package) is not None:
             return register(cls)
-        _prepare_class(cls)
+        _make_dataclass_with_captum_names(cls)
         METHODS.add_unavailable(cls.name, cls.title, package, extra)
         return cls
 
     return registered
 
 
-def _prepare_class(cls: type["Explainer"]) -> None:
+def _make_dataclass_with_captum_names(cls: type["Explainer"]) -> None:
     """Make a method a dataclass whose constructor also accepts captum's names of its settings."""
     dataclass(kw_only=True, eq=False, repr=False)(cls)
     init, names = cls.__init__, frozenset(signature(cls).parameters)

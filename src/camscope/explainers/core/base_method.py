@@ -311,7 +311,7 @@ def compute_or_return_error(compute: DeferredMap) -> AttributionMaps | CamscopeE
 
 
 def resolve_map(entry: AttributionMaps | DeferredMap | CamscopeError) -> AttributionMaps:
-    """Return the map of an entry of `compute_shared_maps`: compute a deferred one, raise an error."""
+    """Turn one entry of `compute_shared_maps` into a map. A deferred map is computed now. An error is raised."""
     if isinstance(entry, CamscopeError):
         raise entry
     return entry() if callable(entry) else entry

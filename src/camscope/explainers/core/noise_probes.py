@@ -151,11 +151,11 @@ def _measure_interaction(
     except Exception:  # an error of the model is raised again when the model itself runs
         return any(map(_is_norm_without_statistics, model.modules()))
     pairs = zip(_read_first_sample(output), _read_first_sample(other_output), strict=False)
-    return any(tensor.shape != other.shape or _have_different_values(tensor, other) for tensor, other in pairs)
+    return any(tensor.shape != other.shape or _differ_beyond_rounding(tensor, other) for tensor, other in pairs)
 
 
 def _read_first_sample(output: Any) -> list[Tensor]:
-    """Return the tensors of an output that belong to the first of two samples."""
+    """From an output for two samples, return the first sample's part of each tensor."""
     is_list = isinstance(output, list | tuple) and len(output) == 2
     has_structure_per_sample = is_list and not any(isinstance(item, Tensor) for item in output)
     leaves = [leaf for _, leaf in iter_leaves(output[0] if has_structure_per_sample else output)]
@@ -163,7 +163,7 @@ def _read_first_sample(output: Any) -> list[Tensor]:
     return tensors if has_structure_per_sample else [leaf[0] for leaf in tensors if leaf.ndim > 0 and len(leaf) == 2]
 
 
-def _have_different_values(tensor: Tensor, other: Tensor) -> bool:
+def _differ_beyond_rounding(tensor: Tensor, other: Tensor) -> bool:
     if not tensor.numel():
         return False
     tolerance = RELATIVE_TOLERANCE_BY_DTYPE.get(tensor.dtype, 1e-4) * tensor.abs().amax()

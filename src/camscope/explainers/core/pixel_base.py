@@ -239,7 +239,9 @@ class PerturbedEvaluator:
 
 @contextmanager
 def track_steps(description: str, n_steps: int, show_progress: bool) -> Iterator[Callable[[int], None]]:
-    """Yield a function that counts steps as done, with an optional progress bar; an error notes how many steps were done."""
+    """Yield `advance(n)`, which counts finished steps and moves the progress bar, if there is one. A note on an error says how many
+    were done.
+    """
     done = 0
 
     def advance(steps: int) -> None:

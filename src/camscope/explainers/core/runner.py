@@ -256,7 +256,8 @@ def explain_grid(
     *,
     on_pass: OnPass | None = None,
 ) -> list[list[Explanation]]:
-    """Return the explanations [method][target] of one image by methods of one model; raise the first error of a method.
+    """Explain one image by several methods of one model. Return explanations[method][target]. The first method that fails raises
+    its error.
 
     `on_pass` is called before each pass with the methods that share it, for a progress bar or a timer.
     """

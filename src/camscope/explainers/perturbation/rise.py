@@ -55,7 +55,7 @@ class RunningMean:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SampledExplainer(PerturbationExplainer):
-    """Base of methods that average over random masks. A subclass implements `build_masks` and `compute_mask_weights`.
+    """Base of methods that average over random masks. A subclass implements `build_masks` and `center_masks`.
 
     The map is the mean of each mask's weights times its probability, minus the mean probability of the first masks. Weights
     are 0 on average, so this does not change the expectation, but reduces the error.
@@ -78,7 +78,7 @@ class SampledExplainer(PerturbationExplainer):
         """Return a function that makes some of the masks, the same ones each time, so that none is stored."""
 
     @abstractmethod
-    def compute_mask_weights(self, masks: Tensor) -> Tensor:
+    def center_masks(self, masks: Tensor) -> Tensor:
         """Return the weights (R,*S) of masks (R,*S), which are 0 on average."""
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
@@ -95,7 +95,7 @@ class SampledExplainer(PerturbationExplainer):
             while (last := min(running.count + block, self.n_samples)) <= part.stop and running.count < last:
                 added = slice(running.count, last)
                 level = level if running.count else float(values[added].mean())
-                running.add_maps(values[added] - level, self.compute_mask_weights(build_masks(added)))
+                running.add_maps(values[added] - level, self.center_masks(build_masks(added)))
                 limit = None if last % MASKS_PER_CHECK else self.tolerance
                 if limit is not None and compute_relative_error(running.mean, running.standard_error) <= limit:
                     return True
@@ -137,7 +137,7 @@ class RISE(SampledExplainer):
                 f"keep_probability={self.keep_probability!r}: expected a probability, above 0 and at most 1"
             )
 
-    def compute_mask_weights(self, masks: Tensor) -> Tensor:
+    def center_masks(self, masks: Tensor) -> Tensor:
         """Return M / keep - 1."""
         return masks / self.keep_probability - 1
 

@@ -149,7 +149,7 @@ _loggers_to_restore: set[str] = set()
 
 @contextmanager
 def ignore_warnings(module_pattern: str | None = None, message_pattern: str | None = None) -> Iterator[None]:
-    """Ignore warnings in this thread whose module or message starts with a pattern.
+    """Hide warnings in this thread, inside the `with` block, if their module or message starts with the pattern.
 
     `warnings.catch_warnings` would reset at each use which warnings Python has shown, and would affect other threads.
     The two filters here are installed once and match nothing outside the `with` block.

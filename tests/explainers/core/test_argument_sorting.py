@@ -24,7 +24,7 @@ from camscope import (
 )
 from camscope.errors import InputError
 from camscope.evaluation import evaluate
-from camscope.explainers.core.call_arguments import FOREIGN_KEYWORD_HINTS
+from camscope.explainers.core.argument_sorting import FOREIGN_KEYWORD_HINTS
 from camscope.forward_signature import list_forward_keywords
 
 pytestmark = [
