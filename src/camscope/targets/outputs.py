@@ -156,7 +156,7 @@ def are_probabilities(logits: Tensor) -> bool:
 
 
 def select_rows(output: Any, row_indices: Tensor, n_rows: int) -> Any:
-    """Return the chosen rows of an output. Each tensor with `n_rows` rows is indexed. A list with one item per sample is filtered."""
+    """Return the chosen rows of an output: of each tensor with `n_rows` rows, and of a list with one item per sample."""
     is_list = isinstance(output, list | tuple) and len(output) == n_rows
     if is_list and not any(isinstance(item, Tensor) for item in output):
         return [output[i] for i in row_indices.tolist()]

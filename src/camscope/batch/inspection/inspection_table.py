@@ -74,7 +74,7 @@ class EncodedColumn:
     @property
     def value_counts(self) -> dict[str, int]:
         """The number of rows of each value, the most frequent value first."""
-        return {self.values[index]: int(self.counts[index]) for index in self.order}
+        return {self.values[index]: int(self.counts[index]) for index in self.indices_by_frequency}
 
     @property
     def minority_rows(self) -> IntArray:

@@ -239,8 +239,9 @@ class PerturbedEvaluator:
 
 @contextmanager
 def track_steps(description: str, n_steps: int, show_progress: bool) -> Iterator[Callable[[int], None]]:
-    """Yield `advance(n)`, which counts finished steps and moves the progress bar, if there is one. A note on an error says how many
-    were done.
+    """Yield `advance(n)`, which counts finished steps and moves the progress bar, if there is one.
+
+    A note on an error says how many steps were done.
     """
     done = 0
 
