@@ -7,11 +7,12 @@ STAMP  := $(VENV)/.installed
 ALONE  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format assets gallery models bench clean
+.PHONY: help demo test test-thorough check format assets gallery models bench clean
 
 help:
 	@echo "make demo     install, then draw images whose evidence is known and explain them"
 	@echo "make test     install with the test extras, then run all tests"
+	@echo "make test-thorough   also every model of the zoo, more of Ray, and trainings"
 	@echo "make check    format, lint, types, import levels, doctests, documentation code, prose rules"
 	@echo "make format   put the format right, and what the linter can mend"
 	@echo "make assets   draw the pictures of the README again"
@@ -26,6 +27,9 @@ demo: $(STAMP)-base
 
 test: $(STAMP)-test
 	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+test-thorough: $(STAMP)-test
+	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal --thorough
 
 check: $(STAMP)-dev
 	$(BIN)/ruff format --check .

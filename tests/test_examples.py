@@ -48,6 +48,7 @@ def test_radiographs_as_dicom_are_explained_and_nobody_is_named(tmp_path, capsys
     assert len(list((tmp_path / "run" / "overlays").rglob("*.png"))) == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_thread")
 def test_two_nets_of_the_same_accuracy_are_told_apart_by_their_audits(tmp_path, capsys):
     pytest.importorskip("pydantic")
@@ -90,6 +91,7 @@ def run_with(words, **environment):
     return subprocess.run(words, env=variables, capture_output=True, text=True, timeout=600, check=False)
 
 
+@pytest.mark.thorough
 def test_ray_is_started_works_and_is_ended_without_a_word_of_its_own(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed")
     done = run_with([sys.executable, str(EXAMPLES / "batch_ray.py"), str(tmp_path)], RAY_worker_niceness="0")

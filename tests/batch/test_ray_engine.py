@@ -245,6 +245,7 @@ TARGET_LAYER = {"net": "0"}
 """
 
 
+@pytest.mark.thorough
 def test_a_model_of_ones_own_file_goes_along_with_what_is_known_of_it(folder, tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)  # all paths are relative ones: workers begin where the driver is
@@ -286,6 +287,7 @@ def test_the_commands_in_the_document_have_the_options_they_use():
     assert {word for command in commands for word in command.split() if word.startswith("-")} <= known
 
 
+@pytest.mark.thorough
 def test_workers_that_wait_for_a_cpu_do_not_hold_up_the_others_and_failures_are_retried(folder, model, tmp_path):
     options = BatchOptions(chunk_size=2, engine="ray", num_workers=5)  # this Ray has two CPUs
     outcome = run_batch(GradCAM(model), folder, tmp_path / "out", options=options)
@@ -320,6 +322,7 @@ def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_t
     assert rows(tmp_path / "ray").equals(rows(tmp_path / "local"))
 
 
+@pytest.mark.thorough
 def test_images_whose_worker_always_dies_end_the_run_with_their_numbers(folder, model, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_engine, "MAX_ATTEMPTS_PER_CHUNK", 1)
     tool = GradCAM(model, "layer4", preprocess=DiesOfThePortrait(tmp_path))
@@ -358,6 +361,7 @@ def test_a_driver_that_is_killed_is_followed_by_the_local_engine(folder, model, 
 # --- how it ends
 
 
+@pytest.mark.thorough
 def test_failures_are_counted_over_all_workers(folder, tmp_path):
     met = tmp_path / "met"
     met.mkdir()

@@ -37,9 +37,9 @@ MIXED = {"torchvision: mvit (video)", "timm: levit", "timm: xcit", "timm: mambao
 
 
 def pytest_generate_tests(metafunc):
-    """All rows where the page is to be written or `--all-models` is given, otherwise the representatives."""
+    """All rows where the page is to be written or `--thorough` is given, otherwise the representatives."""
     if "built" in metafunc.fixturenames:
-        asked_for_all = any(map(metafunc.config.getoption, ("--write-models", "--all-models")))
+        asked_for_all = any(map(metafunc.config.getoption, ("--write-models", "--thorough")))
         metafunc.parametrize("built", ROWS if asked_for_all else REPRESENTATIVES, indirect=True, scope="module")
 
 

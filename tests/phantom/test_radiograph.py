@@ -194,6 +194,7 @@ def test_input_is_centered_and_scaled(fresh):
     assert 0.7 < x.std() < 1.4
 
 
+@pytest.mark.thorough
 def test_training_learns_repeats_itself_and_puts_everything_back(tmp_path):
     torch.manual_seed(3)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
