@@ -171,6 +171,7 @@ def is_transient(error: BaseException) -> bool:
     return any(
         is_out_of_memory(cause)
         or isinstance(cause, FileNotFoundError | ConnectionError | TimeoutError)
+        or type(cause).__name__ == "URLError"  # of urllib, which is not imported for its name
         or (isinstance(cause, OSError) and cause.errno is not None and cause.errno not in PERMANENT_PATH_ERRNOS)
         for cause in _iter_causes(error)
     )

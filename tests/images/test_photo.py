@@ -216,6 +216,20 @@ def test_a_deflated_strip_of_a_tiff_has_its_checksum_compared(mode):
             read(bytes(data))
 
 
+@pytest.mark.parametrize("flip", [0.3, 0.6, 0.9])
+def test_a_png_has_the_checksums_of_its_pixels_compared(flip):
+    stream = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (256, 320, 3), np.uint8)
+    Image.fromarray(noise).save(stream, "PNG")
+    data = bytearray(stream.getvalue())
+    for read in (read_photo, read_scan):
+        read(bytes(data))
+    data[int(flip * len(data))] ^= 1
+    for read in (read_photo, read_scan):
+        with pytest.raises(ImageError):
+            read(bytes(data))
+
+
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.95, 0.99])
 @pytest.mark.parametrize(
     ("kind", "options"),

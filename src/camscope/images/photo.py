@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camscope.errors import ImageError, describe_out_of_memory, is_out_of_memory
+from camscope.images.files.image_damage import check_pixel_data
 from camscope.images.files.redaction import suppress_library_output
-from camscope.images.files.tiff_damage import check_tiff_strips
 from camscope.safe_files import open_regular_file
 
 if TYPE_CHECKING:
@@ -189,8 +189,7 @@ def _decode_pixels(image: "Image", name: str, max_pixels: int) -> Pixels:
         raise ImageError(f"{name}: EPS files are programs without pixels; save the image as PNG")
     # These formats open 16-bit files in an integer mode; a transposed image no longer has a format
     is_16_bit = image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
-    if image.format == "TIFF":
-        check_tiff_strips(image, name)
+    check_pixel_data(image, name)
     image.load()
     _check_pixel_count(image.size, name, max_pixels)  # a decoded icon can be larger than its header declares
     upright = _apply_exif_orientation(image)

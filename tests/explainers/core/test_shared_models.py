@@ -221,6 +221,40 @@ def interaction_note(explanation):
     return "the samples of a batch affect one another in this model: each was explained separately" in explanation.notes
 
 
+class OfTheBatch(nn.Module):
+    """Scales its input by what the whole batch holds."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.layer, self.head, self.scale = nn.Conv2d(3, 5, 3), nn.Linear(5, 4), scale
+
+    def forward(self, x):
+        return self.head(self.layer(self.scale(x)).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        lambda x: x / x.abs().max(),
+        lambda x: (x - x.min()) / (x.max() - x.min()),
+        lambda x: (x - x.mean()) / x.std(),
+        lambda x: x / 255 if x.max() > 1.5 else x,
+    ],
+    ids=["maximum", "range", "deviation", "guard"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_extreme_values_of_a_batch_are_seen(scale, seed):
+    torch.manual_seed(seed)
+    model = OfTheBatch(scale).eval()
+    x = torch.rand(4, 3, 16, 16) * torch.tensor([0.2, 0.5, 1, 2.0]).view(4, 1, 1, 1)
+    assert samples_interact(model, x)
+    together, alone = (
+        HiResCAM(model, "layer").attribute(x, 1),
+        [HiResCAM(model, "layer").attribute(one[None], 1)[0] for one in x],
+    )
+    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-5, atol=1e-7)
+
+
 def test_interaction_is_seen_in_any_model_once_per_shape_and_leaves_no_trace():
     model, x = Centered().eval(), torch.randn(4, 3, 8, 8)
     calls = []

@@ -109,8 +109,10 @@ def samples_interact(
 ) -> bool:
     """Whether the output of an eval-mode model for one sample of x (N,C,*S) depends on the other samples of its batch.
 
-    The test runs once per model and shape, in a copy without hooks: two batches of two noise images share the first image. A
-    model that cannot be tested in this way is assumed to be independent. `forward_options`: see `BaseMethod.forward_options`.
+    The test runs once per model and shape, in a copy without hooks: two batches of two noise images share the first image.
+    The other image has once a smaller and once a much larger spread, so that the extreme values of the batch differ, too. A
+    model that refuses such images gets images of one spread. One that cannot be tested at all is assumed to be independent.
+    `forward_options`: see `BaseMethod.forward_options`.
     """
     parts = tuple((type(part), _is_norm_without_statistics(part)) for part in model.modules())
     key = (tuple(x.shape[1:]), x.dtype, x.device, hash(parts))
@@ -127,14 +129,25 @@ def _measure_interaction(
     model: nn.Module, x: Tensor, extra_inputs: ExtraInputs, forward_options: Mapping[str, Any]
 ) -> bool:
     images = draw_noise_like(x[:1], 0, n_samples=3)
+    unequal = (
+        images * images.new_tensor([0.3, 0.1, 10]).view(-1, *[1] * (images.ndim - 1))
+        if x.is_floating_point()
+        else images
+    )
     extra = extra_inputs.select_rows([0, 0], len(x))  # the extra inputs of the first sample, for both
     try:
         model_copy = copy_without_hooks(model)
         key = find_input_key(model, forward_options.get("input_key"))
         frames_first = bool(forward_options.get("frames_first"))
 
-        def answer(pair: Tensor) -> Any:
-            return call_model(model_copy, pair, extra.args, dict(extra.kwargs), key, frames_first=frames_first)
+        def answer_for_first(samples: Tensor) -> list[list[Tensor]]:
+            answers = []
+            for other in (1, 2):
+                torch.set_rng_state(states)
+                pair = samples[[0, other]]
+                output = call_model(model_copy, pair, extra.args, dict(extra.kwargs), key, frames_first=frames_first)
+                answers.append(_read_first_sample(output))
+            return answers
 
         with (
             torch.inference_mode(False),
@@ -145,12 +158,13 @@ def _measure_interaction(
             torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []),
         ):
             states = torch.get_rng_state()
-            output = answer(images[[0, 1]])
-            torch.set_rng_state(states)
-            other_output = answer(images[[0, 2]])
+            try:
+                first_answers, other_answers = answer_for_first(unequal)
+            except Exception:  # it accepts inputs of its own range alone
+                first_answers, other_answers = answer_for_first(images)
     except Exception:  # an error of the model is raised again when the model itself runs
         return any(map(_is_norm_without_statistics, model.modules()))
-    pairs = zip(_read_first_sample(output), _read_first_sample(other_output), strict=False)
+    pairs = zip(first_answers, other_answers, strict=False)
     return any(tensor.shape != other.shape or _differ_beyond_rounding(tensor, other) for tensor, other in pairs)
 
 

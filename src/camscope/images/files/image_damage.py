@@ -1,7 +1,8 @@
-"""Check the strips and tiles of a TIFF one by one: libtiff fills missing data with gray without an error.
+"""Find damaged pixel data that Pillow reads without an error: in strips and tiles of a TIFF, and in chunks of a PNG.
 
-JPEG strips are decoded by Pillow, which rejects truncated data. Deflate strips are checked by their checksum. The
-other codecs report damage themselves or have no checksum: CCITT fax, PackBits, LZW, Zstandard and old-style JPEG.
+Pillow does not compare the checksums of a PNG's pixel data. libtiff fills missing data of a TIFF with gray. JPEG strips
+are decoded by Pillow, which rejects truncated data. Deflate strips are checked by their checksum. The other codecs of a
+TIFF report damage themselves or have no checksum: CCITT fax, PackBits, LZW, Zstandard and old-style JPEG.
 """
 
 import io
@@ -18,11 +19,42 @@ COMPRESSION_TAG, JPEG_TABLES_TAG = 259, 347  # TIFF tags
 OFFSET_AND_COUNT_TAGS = ((273, 279), (324, 325))  # tags of offsets and byte counts: of strips, of tiles
 JPEG_COMPRESSION, DEFLATE_COMPRESSIONS = 7, (8, 32946)
 EXTRA_TILE_PIXELS = 2**20  # pixels by which a tile may be larger than the image
+PNG_SIGNATURE_BYTES, PNG_PIXEL_CHUNKS, READ_BYTES = 8, (b"IDAT", b"fdAT"), 2**20
 JPEG_START_MARKER, JPEG_END_MARKER = b"\xff\xd8", b"\xff\xd9"  # of a JPEG stream
 
 
-def check_tiff_strips(image: "Image", name: str) -> None:
-    """Raise ImageError if a strip or tile of an open TIFF's current page is damaged. Other formats pass."""
+def check_pixel_data(image: "Image", name: str) -> None:
+    """Raise ImageError if pixel data of an open TIFF's current page or of a PNG are damaged. Other formats pass."""
+    if image.format == "TIFF":
+        _check_tiff_strips(image, name)
+    elif image.format == "PNG" and (file := getattr(image, "fp", None)) is not None:
+        position = file.tell()
+        try:
+            is_sound = _are_png_checksums_right(file)
+        finally:
+            file.seek(position)
+        if not is_sound:
+            raise ImageError(f"{name}: it is damaged: a checksum of the PNG's pixels is wrong")
+
+
+def _are_png_checksums_right(file: Any) -> bool:
+    file.seek(PNG_SIGNATURE_BYTES)
+    while len(header := file.read(8)) == 8:
+        n_bytes, checksum = int.from_bytes(header[:4], "big"), zlib.crc32(header[4:])
+        if header[4:] not in PNG_PIXEL_CHUNKS:
+            file.seek(n_bytes + 4, io.SEEK_CUR)
+            continue
+        while n_bytes and (data := file.read(min(n_bytes, READ_BYTES))):
+            checksum, n_bytes = zlib.crc32(data, checksum), n_bytes - len(data)
+        stored = file.read(4)
+        if n_bytes or len(stored) < 4:  # cut off, which Pillow reports
+            return True
+        if int.from_bytes(stored, "big") != checksum:
+            return False
+    return True
+
+
+def _check_tiff_strips(image: "Image", name: str) -> None:
     tags, file = getattr(image, "tag_v2", None), image.fp if hasattr(image, "fp") else None
     if tags is None or file is None:
         return
