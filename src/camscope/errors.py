@@ -138,7 +138,7 @@ class CamscopeWarning(UserWarning):
 PERMANENT_PATH_ERRNOS = (errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 OUT_OF_MEMORY = "out of memory"
 OUT_OF_MEMORY_PATTERN = re.compile(
-    r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|insufficient memory|bad_alloc|alloc_failed",
+    r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|insufficient memory|bad.alloc|alloc_failed",
     re.IGNORECASE,
 )
 REQUESTED_SIZE_PATTERN = re.compile(

@@ -73,6 +73,12 @@ def rows_of(measures, **wanted):
 # --- evidence
 
 
+@pytest.mark.parametrize("box", [[np.nan, 0, 2, 1], [0, 0, np.inf, 1], [9, 0, 2, 1], [0, -5, 2, 1]])
+def test_a_box_that_is_not_on_its_image_is_refused(box):
+    with pytest.raises(InputError, match=r"a box is .*; expected pixels of its image of 4 x 3"):
+        mask_from_boxes(np.array([box], np.float64), (3, 4))
+
+
 def test_boxes_cover_the_pixels_whose_middle_they_cover():
     assert np.argwhere(mask_from_boxes(np.array([[1.0, 0.0, 2.0, 1.0]]), (3, 4))).tolist() == [[0, 1], [0, 2]]
     assert np.argwhere(mask_from_boxes(np.array([[0.6, 1.4, 1.0, 1.0]]), (3, 4))).tolist() == [[1, 1]]

@@ -339,6 +339,12 @@ def mask_from_boxes(boxes: npt.NDArray[np.float64], size: ImageSize) -> Mask:
     rows, columns = np.arange(size[0])[:, None] + 0.5, np.arange(size[1]) + 0.5
     mask = np.zeros(size, np.bool_)
     for x, y, width, height in boxes:
+        is_inside = x < size[1] and y < size[0] and x + width > 0 and y + height > 0  # not for NaN
+        if not is_inside or not np.isfinite((x, y, width, height)).all():
+            text = ", ".join(f"{number:g}" for number in (x, y, width, height))
+            raise InputError(
+                f"a box is {text} (x, y, width, height); expected pixels of its image of {size[1]} x {size[0]}"
+            )
         mask |= (rows >= y) & (rows < y + height) & (columns >= x) & (columns < x + width)
     return mask
 
@@ -346,6 +352,8 @@ def mask_from_boxes(boxes: npt.NDArray[np.float64], size: ImageSize) -> Mask:
 def mask_from_points(points: npt.NDArray[np.float64], size: ImageSize) -> Mask:
     """Return the mask (H,W) of the pixels that contain a point, from points (M,2) x, y in pixels."""
     mask = np.zeros(size, np.bool_)
+    if not np.isfinite(points).all():
+        raise InputError("a point has a coordinate that is no number; expected pixels of its image")
     for x, y in points:
         if 0 <= x < size[1] and 0 <= y < size[0]:
             mask[int(y), int(x)] = True
