@@ -21,7 +21,7 @@ BEGAN = pytest.StashKey[float]()
 SECONDS: Counter[str] = Counter()  # processor time by file
 SHARED_SECONDS: list[float] = []  # that the current test took to make what all files share
 FILE_BUDGET = 30  # seconds of processor time
-FILE_SHARE = 0.08  # of a whole run, for machines that are slower or busy
+FILE_SHARE = 0.06  # of a whole run, for machines that are slower or busy
 LOCAL = {None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0"}
 
 
