@@ -1,14 +1,17 @@
 """Sanity: parts lose what they learnt, the user's model loses nothing; an edge detector fails, Grad-CAM passes."""
 
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
 from torch import nn
 
-from camscope.errors import LayerError, ModelError, OutputError, TargetError, UndefinedError
+from camscope.errors import InputError, LayerError, ModelError, OutputError, TargetError, UndefinedError
 from camscope.explainers import CenterGaussian, Denoised, EdgeDetector, GradCAM, InputXGradient, Saliency
 from camscope.explainers.controls import BaseControl
 from camscope.metrics import (
@@ -20,6 +23,7 @@ from camscope.metrics import (
     run_randomization_test,
 )
 from camscope.metrics.randomized_copies import reset_modules, split_model
+from camscope.models import load_model
 from camscope.phantom import draw_radiograph, load_phantom_model, to_model_input
 from camscope.render.randomization_figure import SimilarityCurve, _colorize_map, draw_randomization_figure
 from tests.nets import CASES, Flat, Tokens
@@ -411,3 +415,71 @@ def test_a_thumbnail_has_its_peak_where_the_map_has_it(shape, size):
     assert tile.shape == (*size, 3)
     assert (tile[:, -2] == (252, 255, 164)).all()
     assert (tile[:, :-2] == (0, 0, 4)).all()
+
+
+def test_the_code_in_the_page_runs(net, scans, tmp_path, monkeypatch):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    case = draw_radiograph(7, "nodule")
+    names = {"model": load_model("phantom"), "scan": case.image, "mask": case.mask, "x": scans[:1], "images": scans[:5]}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for n in range(2):
+        Image.fromarray(draw_radiograph(n, "nodule").image).save(tmp_path / "photos" / f"{n}.png")
+    exec(code, names)
+    assert (tmp_path / "compared.pdf").read_bytes().startswith(b"%PDF")
+    assert (tmp_path / "sanity.png").stat().st_size > 10_000
+    named = set(re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*)", page, re.MULTILINE))
+    told_of = {name for row in named for name in re.findall(r"[a-z-]+", row)} | {"random-logit"}
+    assert set(METRICS) <= told_of
+
+
+def test_refused(net, scans):
+    for call, error, words in (
+        (lambda: run_randomization_test(GradCAM(net), scans[:1]), InputError, "expected two images or more"),
+        (lambda: run_randomization_test(GradCAM(net), scans, seeds=[]), InputError, "name at least one"),
+        (lambda: run_randomization_test(GradCAM(net), scans, seeds=[0.5]), InputError, "seeds=0.5"),
+        (lambda: run_randomization_test(GradCAM(net), scans, order="bottom-up"), InputError, "order='bottom-up'"),
+        (
+            lambda: run_randomization_test(GradCAM(net), scans, similarities=["jaccard"]),
+            InputError,
+            "unknown similarity 'jaccard'",
+        ),
+        (
+            lambda: run_randomization_test(GradCAM(net), scans, layers=["relu"]),
+            LayerError,
+            "layer 'relu' has no parameters",
+        ),
+        (lambda: run_randomization_test(GradCAM(net), scans, layers=[]), LayerError, "layers is empty"),
+        (lambda: randomize_weights(EdgeDetector(Flat(nn.Identity(), 4)), seed="a"), InputError, "seed='a'"),
+        (lambda: split_model(nn.Sequential(nn.ReLU())), ModelError, "has no parameters"),
+    ):
+        with pytest.raises(error, match=words):
+            call()
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not here")
+def test_on_photographs_the_edge_detector_fails_and_gradcam_passes():
+    from torchvision import transforms
+
+    sys.path.insert(0, str(DATA))
+    try:
+        import models
+    finally:
+        sys.path.remove(str(DATA))
+    way = transforms.Compose(
+        [
+            transforms.Resize(256),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+            transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ]
+    )
+    photos = sorted((DATA / "photos" / "images").iterdir())[::5]
+    x = torch.stack([way(ImageOps.exif_transpose(Image.open(path)).convert("RGB")) for path in photos])
+    model = models.resnet18()
+    found = run_randomization_test(
+        GradCAM(model), x, seeds=range(5), layers=[model]
+    )  # the last step of a cascade, at once
+    assert sum(found.select_seed(seed).passes for seed in range(5)) >= 4
+    assert not run_randomization_test(EdgeDetector(model), x, seeds=[0], layers=[model]).passes
