@@ -1,4 +1,7 @@
-"""Heatmaps of a folder that survive being killed: `python examples/batch_heatmaps.py [FOLDER]` works there."""
+"""Heatmaps of a folder, stopped and resumed
+=========================================
+
+Heatmaps of a folder that survive being killed: `python examples/batch_heatmaps.py [FOLDER]` works there."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Heatmaps by several processes, or machines, with Ray: `python examples/batch_ray.py [FOLDER]` works there.
+"""A batch on a Ray cluster
+========================
+
+Heatmaps by several processes, or machines, with Ray: `python examples/batch_ray.py [FOLDER]` works there.
 
 Needs: pip install "camscope[ray]"
 """

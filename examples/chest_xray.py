@@ -1,4 +1,7 @@
-"""Chest X-rays as DICOM: `python examples/chest_xray.py [FOLDER]` explains them and writes what a workstation opens.
+"""Chest radiographs as DICOM
+==========================
+
+Chest X-rays as DICOM: `python examples/chest_xray.py [FOLDER]` explains them and writes what a workstation opens.
 
 The radiographs are drawn here, with a nodule whose outline is known, and written as DICOM; one is MONOCHROME1, in which white is
 black. Nothing of the patient that the files name reaches the overlays, the numbers or the run.

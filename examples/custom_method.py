@@ -1,4 +1,7 @@
-"""A CAM method of your own: ten lines, and it has everything the built-in ones have."""
+"""A method of your own
+====================
+
+A CAM method of your own: ten lines, and it has everything the built-in ones have."""
 
 from torch import Tensor
 

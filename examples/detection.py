@@ -1,4 +1,7 @@
-"""Why this box: a small detector, trained here on drawn radiographs with two findings, explained box by box.
+"""One box of a detector
+=====================
+
+Why this box: a small detector, trained here on drawn radiographs with two findings, explained box by box.
 
 python examples/detection.py        # about three minutes on two cores; writes detection.png
 """

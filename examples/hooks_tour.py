@@ -1,4 +1,7 @@
-"""A tour of PyTorch's hooks, each with a number that you can work out yourself.
+"""PyTorch hooks, made safe
+========================
+
+A tour of PyTorch's hooks, each with a number that you can work out yourself.
 
 python examples/hooks_tour.py
 """

@@ -1,4 +1,7 @@
-"""Two classifiers of radiographs with the same accuracy: one looks at the lesion, one at a token in the corner.
+"""An audit that finds a shortcut
+==============================
+
+Two classifiers of radiographs with the same accuracy: one looks at the lesion, one at a token in the corner.
 
 Trains both on drawn radiographs (seconds), audits both, and prints the verdicts that differ: `python examples/medical_audit.py`.
 """

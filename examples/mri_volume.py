@@ -1,4 +1,7 @@
-"""A 3-D net explained in its own geometry: `python examples/mri_volume.py [FOLDER]` writes NIfTI that any viewer opens.
+"""A volume and a 3-D network
+==========================
+
+A 3-D net explained in its own geometry: `python examples/mri_volume.py [FOLDER]` writes NIfTI that any viewer opens.
 
 The net is trained here, in about a minute, on volumes whose lesion is known to the voxel; one of them is written as a scan with
 voxels of 0.8 x 0.8 x 1.2 mm in an orientation of its own, explained from the file, exported, and opened again.

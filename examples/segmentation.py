@@ -1,4 +1,7 @@
-"""Why this region: a small segmentation net, trained here on drawn radiographs with two findings, asked region by region.
+"""One region of a segmentation
+============================
+
+Why this region: a small segmentation net, trained here on drawn radiographs with two findings, asked region by region.
 
 python examples/segmentation.py        # about a minute on two cores; writes segmentation.png
 """

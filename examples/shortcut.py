@@ -1,4 +1,7 @@
-"""A shortcut in the corner: a net that tells nodules by the hospital's token, and the maps that give it away.
+"""A shortcut that a map gives away
+================================
+
+A shortcut in the corner: a net that tells nodules by the hospital's token, and the maps that give it away.
 
 python examples/shortcut.py            # about a minute on two cores; writes shortcut.png
 

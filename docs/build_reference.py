@@ -1,0 +1,141 @@
+"""Write the reference pages that are generated from the package, and the inventories of other projects' names."""
+
+import inspect
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from click import Context
+from typer.cli import get_docs_for_click
+from typer.main import get_command
+
+from camscope import errors
+from camscope.cli import app
+from camscope.cli.methods import COST_LEGEND, describe_method
+from camscope.explainers import METHODS
+from camscope.explanation import STATUS_MEANINGS
+from camscope.metrics import METRICS
+
+GENERATED_NOTE = "<!-- written by docs/build_reference.py from the package; do not edit -->\n\n"
+INVENTORY_HEADER = "# Sphinx inventory version 2\n# Project: {name}\n# Version: \n# The remainder of this file is compressed using zlib.\n"
+
+
+def write_inventories(sources: Path, folder: Path) -> dict[str, str]:
+    """Write one inventory for each list of names, so that links to other projects need no network.
+
+    A list has the address of the documentation in its first line, then a role, a name and a page in each line.
+
+    Returns:
+        The address of each project by the name of its list.
+
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    addresses = {}
+    for source in sorted(sources.glob("*.txt")):
+        address, *entries = source.read_text(encoding="utf-8").splitlines()
+        rows = (entry.split() for entry in entries if entry.strip())
+        text = "".join(f"{name} py:{role} 1 {page} -\n" for role, name, page in rows)
+        header = INVENTORY_HEADER.format(name=source.stem).encode()
+        (folder / f"{source.stem}.inv").write_bytes(header + zlib.compress(text.encode()))
+        addresses[source.stem] = address
+    return addresses
+
+
+def write_generated_pages(folder: Path) -> None:
+    """Write the pages of methods, metrics, errors and commands into a folder."""
+    pages = {
+        "methods.md": describe_methods(),
+        "metrics.md": describe_metrics(),
+        "errors.md": describe_errors(),
+        "command-line.md": describe_commands(),
+    }
+    for name, text in pages.items():
+        path = folder / name
+        content = GENERATED_NOTE + text.rstrip() + "\n"
+        if not path.is_file() or path.read_text(encoding="utf-8") != content:  # an unchanged page is not built again
+            path.write_text(content, encoding="utf-8")
+
+
+def describe_methods() -> str:
+    """Return the page of all methods: a table, then each with its settings."""
+    rows, sections = [], []
+    for method in METHODS.values():
+        facts = describe_method(method)
+        anchor = f"method-{facts['name'].replace('+', 'plus')}"
+        rows.append(
+            (f"[{facts['title']}](#{anchor})", f"`{facts['name']}`", facts["forward_passes"], facts["backward_passes"])
+        )
+        settings = ", ".join(f"`{name}={value!r}`" for name, value in facts["settings"].items())
+        sections.append(
+            f"({anchor})=\n## {facts['title']}\n\n"
+            f"{{py:class}}`camscope.{method.__name__}` · `{facts['name']}` · {facts['paper'] or 'no paper'}\n\n"
+            f"```text\n{inspect.getdoc(method) or ''}\n```\n\n"
+            f"Forward passes: {facts['forward_passes']}. Backward passes: {facts['backward_passes']}."
+            + (f"\n\nSettings: {settings}." if settings else "")
+        )
+    table = format_table(("method", "name", "forward passes", "backward passes"), rows)
+    introduction = (
+        "# Methods\n\nEvery explanation method, from the registry `camscope.METHODS`. "
+        "A name is found in any spelling: `gradcam++`, `GradCAM++`, `grad-cam-plusplus`.\n\n"
+    )
+    return f"{introduction}{table}\n\nIn the cost columns, {COST_LEGEND}.\n\n" + "\n\n".join(sections)
+
+
+def describe_metrics() -> str:
+    """Return the page of all metrics."""
+    rows = [
+        (
+            metric.title,
+            f"`{name}`",
+            metric.input_kind,
+            "–" if metric.higher_is_better is None else "higher" if metric.higher_is_better else "lower",
+            metric.formula,
+            metric.paper,
+        )
+        for name, metric in METRICS.items()
+    ]
+    return (
+        "# Metrics\n\nEvery metric, from the registry `camscope.metrics.METRICS`. "
+        "What each one tests and when it has no value is explained in [metrics](../metrics.md).\n\n"
+        + format_table(("metric", "name", "needs", "better", "formula", "source"), rows)
+    )
+
+
+def describe_errors() -> str:
+    """Return the page of errors, remedies and statuses."""
+    classes = [
+        value
+        for value in vars(errors).values()
+        if inspect.isclass(value) and issubclass(value, errors.CamscopeError | errors.CamscopeWarning)
+    ]
+    rows = [
+        (
+            f"`{cls.__name__}`",
+            f"`{next(base.__name__ for base in cls.__mro__[1:])}`",
+            (inspect.getdoc(cls) or "").splitlines()[0],
+        )
+        for cls in classes
+    ]
+    statuses = [(f"`{status}`", meaning) for status, meaning in STATUS_MEANINGS.items()]
+    return (
+        "# Errors and flags\n\n## Errors\n\n"
+        + format_table(("error", "kind of", "raised for"), rows)
+        + "\n\n## Flags\n\nThe `status` of an explanation is `ok` or one of these flags.\n\n"
+        + format_table(("status", "meaning"), statuses)
+    )
+
+
+def describe_commands() -> str:
+    """Return the page of the command line."""
+    command = get_command(app)
+    return get_docs_for_click(obj=command, ctx=Context(command), name="camscope").replace(
+        "# `camscope`", "# Command line", 1
+    )
+
+
+def format_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a Markdown table."""
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in lines
+    )

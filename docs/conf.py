@@ -1,0 +1,77 @@
+"""Sphinx configuration of the documentation: `make docs` builds it strictly and without a network."""
+
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+
+from build_reference import write_generated_pages, write_inventories  # noqa: E402 - beside this file
+
+import camscope  # noqa: E402 - of the environment that builds
+
+project = "camscope"
+author = "The camscope authors"
+copyright = f"2026, {author}"  # noqa: A001 - the name that Sphinx reads
+release = version = camscope.__version__
+language = "en"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = ["_build", "_generated_source", "Thumbs.db", "**/*.json"]
+default_role = "code"
+nitpicky = True
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!camscope).*")
+]  # strict for our own names; others only where an inventory has them
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "substitution"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+autodoc_type_aliases = {"TargetLike": "TargetLike"}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 100
+
+intersphinx_mapping = {
+    name: (address, str(DOCS / "_build" / "inventories" / f"{name}.inv"))
+    for name, address in write_inventories(DOCS / "inventories", DOCS / "_build" / "inventories").items()
+}
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples",
+    "gallery_dirs": "tutorials",
+    "filename_pattern": r"(quickstart|custom_method|hooks_tour)\.py$",
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "show_memory": False,
+    "remove_config_comments": True,
+}
+
+html_theme = "pydata_sphinx_theme"
+html_title = "camscope"
+html_static_path = ["_static"]
+html_theme_options = {
+    "navbar_align": "left",
+    "show_toc_level": 2,
+    "show_prev_next": True,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+
+
+def setup(app: object) -> None:
+    """Write the pages that are generated from the package before Sphinx reads the sources."""
+    write_generated_pages(DOCS / "reference")
