@@ -17,7 +17,10 @@ from camscope.explanation import STATUS_MEANINGS
 from camscope.metrics import METRICS
 
 GENERATED_NOTE = "<!-- written by docs/build_reference.py from the package; do not edit -->\n\n"
-INVENTORY_HEADER = "# Sphinx inventory version 2\n# Project: {name}\n# Version: \n# The remainder of this file is compressed using zlib.\n"
+INVENTORY_HEADER = (
+    "# Sphinx inventory version 2\n# Project: {name}\n# Version: \n"
+    "# The remainder of this file is compressed using zlib.\n"
+)
 
 
 def write_inventories(sources: Path, folder: Path) -> dict[str, str]:

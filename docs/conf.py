@@ -12,7 +12,7 @@ import camscope  # noqa: E402 - of the environment that builds
 
 project = "camscope"
 author = "The camscope authors"
-copyright = f"2026, {author}"  # noqa: A001 - the name that Sphinx reads
+copyright = f"2026, {author}"
 release = version = camscope.__version__
 language = "en"
 

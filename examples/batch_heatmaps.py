@@ -1,7 +1,8 @@
 """Heatmaps of a folder, stopped and resumed
 =========================================
 
-Heatmaps of a folder that survive being killed: `python examples/batch_heatmaps.py [FOLDER]` works there."""
+Heatmaps of a folder that survive being killed: `python examples/batch_heatmaps.py [FOLDER]` works there.
+"""
 
 import sys
 from pathlib import Path

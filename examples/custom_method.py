@@ -1,7 +1,8 @@
 """A method of your own
 ====================
 
-A CAM method of your own: ten lines, and it has everything the built-in ones have."""
+A CAM method of your own: ten lines, and it has everything the built-in ones have.
+"""
 
 from torch import Tensor
 

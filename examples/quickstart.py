@@ -1,7 +1,8 @@
 """From an image to a map
 ======================
 
-From an image to a map you can trust: `python examples/quickstart.py [FOLDER]` writes its pictures there."""
+From an image to a map you can trust: `python examples/quickstart.py [FOLDER]` writes its pictures there.
+"""
 
 import sys
 from pathlib import Path
