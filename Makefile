@@ -7,17 +7,18 @@ STAMP  := $(VENV)/.installed
 ALONE  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough check format assets gallery models bench clean
+.PHONY: help demo test test-thorough check docs format assets gallery models bench clean
 
 help:
 	@echo "make demo     install, then draw images whose evidence is known and explain them"
 	@echo "make test     install with the test extras, then run all tests"
 	@echo "make test-thorough   also every model of the zoo, more of Ray, and trainings"
 	@echo "make check    format, lint, types, import levels, doctests, documentation code, prose rules"
+	@echo "make docs     build the documentation site into docs/_build/html; warnings are errors"
 	@echo "make format   put the format right, and what the linter can mend"
 	@echo "make assets   draw the pictures of the README again"
 	@echo "make gallery  every method on four photographs and four phantoms, into docs/gallery: hours"
-	@echo "make models   every architecture of the zoo again, into docs/models.md"
+	@echo "make models   every architecture of the zoo again, into docs/evidence/models.md"
 	@echo "make bench    the benchmark, beside grad-cam, torchcam and captum"
 	@echo "make clean    remove the virtual environment and everything built"
 
@@ -37,6 +38,10 @@ check: $(STAMP)-dev
 	$(BIN)/mypy
 	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal --doctest-modules src/camscope tests/test_package_structure.py tests/test_prose.py
 
+docs: $(STAMP)-docs
+	$(ALONE) $(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
 format: $(STAMP)-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -54,7 +59,7 @@ bench: $(STAMP)-bench
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist docs/_build docs/tutorials
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

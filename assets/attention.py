@@ -1,4 +1,4 @@
-"""Draw docs/attention.webp: what each method that reads attention says of two photographs (CC0, public domain), beside Grad-CAM.
+"""Draw docs/explanation/attention.webp: the attention methods on two photographs (CC0, public domain), beside Grad-CAM.
 
 python assets/attention.py --model models.py:deit_tiny
 """
@@ -26,7 +26,8 @@ METHODS = ("gradcam", "legrad", "chefer", "gradeclip", "gradrollout", "rollout")
 
 def main(
     model: Annotated[str, typer.Option(help="A transformer, as in camscope explain.")] = "vit_b_16",
-    output: Annotated[Path, typer.Option(help="The picture.")] = Path(__file__).parents[1] / "docs/attention.webp",
+    output: Annotated[Path, typer.Option(help="The picture.")] = Path(__file__).parents[1]
+    / "docs/explanation/attention.webp",
 ) -> None:
     """Draw a row a question, a column a method."""
     warnings.simplefilter("ignore", CamscopeWarning)  # flags are drawn

@@ -1,6 +1,6 @@
 """Draw the gallery: every method on the same four photographs and four phantoms. `make gallery`.
 
-The pictures and the tables of numbers go to docs/gallery/; the words are in docs/gallery.md.
+The pictures and the tables of numbers go to docs/evidence/gallery/; the words are in docs/evidence/gallery.md.
 """
 
 import warnings
@@ -16,7 +16,8 @@ from camscope import load_model
 from camscope.errors import CamscopeWarning
 from camscope.safe_files import write_bytes
 
-DOCS = Path(__file__).parents[1] / "docs/gallery"
+TITLE, TITLE_OF_PIXELS = "# Numbers of the gallery", "# Numbers of the gallery: methods at the input"
+DOCS = Path(__file__).parents[1] / "docs/evidence/gallery"
 
 
 def main(
@@ -37,10 +38,10 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     if sheet in ("cams", "both"):
         rows = _rows("cams", model, weights, layer, methods, pictures, kept, output)
-        write_bytes(output / "numbers.md", table(rows).encode())
+        write_bytes(output / "numbers.md", f"{TITLE}\n\n{table(rows)}".encode())
     if sheet in ("pixels", "both"):
         rows = _rows("pixels", pixel_model, None, None, methods, pictures, kept, output)
-        write_bytes(output / "numbers-pixels.md", table(rows, boxes=True, costs=True).encode())
+        write_bytes(output / "numbers-pixels.md", f"{TITLE_OF_PIXELS}\n\n{table(rows, boxes=True, costs=True)}".encode())
 
 
 def _rows(

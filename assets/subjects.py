@@ -11,7 +11,7 @@ from camscope.explainers.attention.base import TokenAttentionExplainer
 from camscope.phantom import draw_radiograph
 
 PIXELS = ("gradients", "paths", "perturbations", "adapters")  # the folders of the methods whose maps are of pixels
-LEFT_OUT = ("drise",)  # of a Box, which takes a detector: docs/questions.md has its picture
+LEFT_OUT = ("drise",)  # of a Box, which takes a detector: docs/explanation/targets.md has its picture
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _boxed(file: str, label: str, box: tuple[int, int, int, int]) -> tuple[Any, 
 
 
 def of_sheet(sheet: str) -> list[str]:
-    """The methods of one of the two sheets, "cams" or "pixels"; those of attention have docs/attention.md."""
+    """The methods of one of the two sheets, "cams" or "pixels"; those of attention have docs/explanation/attention.md."""
     pixels = [name for name, kind in METHODS.items() if _room(kind) in PIXELS and name not in LEFT_OUT]
     if sheet == "pixels":
         return pixels

@@ -12,7 +12,7 @@ from benchmarks.machine import machine
 from benchmarks.tables import TABLES, measured
 
 HERE = Path(__file__).parent
-PAGE, PARITY_PAGE = HERE / "README.md", HERE.parent / "docs" / "parity.md"
+PAGE, PARITY_PAGE = HERE / "README.md", HERE.parent / "docs" / "evidence" / "parity.md"
 ROUNDS, QUICK_ROUNDS = 9, 3
 REPEATS = 3
 QUICK = ("gradcam", "methods", "classes", "sharing", "memory", "import")

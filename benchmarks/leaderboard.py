@@ -1,4 +1,4 @@
-"""`python -m benchmarks.leaderboard`: methods on photographs whose objects are boxed, into docs/leaderboard.md.
+"""`python -m benchmarks.leaderboard`: methods on photographs whose objects are boxed, into docs/evidence/leaderboard.md.
 
 --models resnet18 deit_tiny    trained ones, where a folder beside the project has them; the page is written of both
 --kept FOLDER                  unfinished runs stay there, and a second start goes on

@@ -1,4 +1,4 @@
-"""docs/leaderboard.md: tables, figures and what they say, of what `benchmarks.leaderboard` measured."""
+"""docs/evidence/leaderboard.md: tables, figures and what they say, of what `benchmarks.leaderboard` measured."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from camscope.evaluation.summary import MethodSummary, summarize_values
 from camscope.explainers import METHODS
 from camscope.metrics.statistics import estimate_difference
 
-PAGE = Path(__file__).parents[1] / "docs" / "leaderboard.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "leaderboard.md"
 FIGURES = PAGE.parent / "leaderboard"
 FIRST = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept")
 PAIRED, BESIDE = "average-precision", "gradcam"  # what the slow methods are held against, photograph by photograph

@@ -1,4 +1,4 @@
-"""The prose of docs/leaderboard.md; {model/part/method/metric} is replaced by that number of its tables."""
+"""The prose of docs/evidence/leaderboard.md; {model/part/method/metric} is replaced by that number of its tables."""
 
 PREFACE = """# Leaderboard: where the methods look, compared with bounding boxes
 

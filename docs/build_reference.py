@@ -16,7 +16,6 @@ from camscope.explainers import METHODS
 from camscope.explanation import STATUS_MEANINGS
 from camscope.metrics import METRICS
 
-GENERATED_NOTE = "<!-- written by docs/build_reference.py from the package; do not edit -->\n\n"
 INVENTORY_HEADER = (
     "# Sphinx inventory version 2\n# Project: {name}\n# Version: \n"
     "# The remainder of this file is compressed using zlib.\n"
@@ -45,7 +44,8 @@ def write_inventories(sources: Path, folder: Path) -> dict[str, str]:
 
 
 def write_generated_pages(folder: Path) -> None:
-    """Write the pages of methods, metrics, errors and commands into a folder."""
+    """Write what the pages of methods, metrics, errors and commands include into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     pages = {
         "methods.md": describe_methods(),
         "metrics.md": describe_metrics(),
@@ -54,13 +54,13 @@ def write_generated_pages(folder: Path) -> None:
     }
     for name, text in pages.items():
         path = folder / name
-        content = GENERATED_NOTE + text.rstrip() + "\n"
+        content = text.rstrip() + "\n"
         if not path.is_file() or path.read_text(encoding="utf-8") != content:  # an unchanged page is not built again
             path.write_text(content, encoding="utf-8")
 
 
 def describe_methods() -> str:
-    """Return the page of all methods: a table, then each with its settings."""
+    """Return the part of the page of all methods: a table, then each with its settings."""
     rows, sections = [], []
     for method in METHODS.values():
         facts = describe_method(method)
@@ -77,15 +77,11 @@ def describe_methods() -> str:
             + (f"\n\nSettings: {settings}." if settings else "")
         )
     table = format_table(("method", "name", "forward passes", "backward passes"), rows)
-    introduction = (
-        "# Methods\n\nEvery explanation method, from the registry `camscope.METHODS`. "
-        "A name is found in any spelling: `gradcam++`, `GradCAM++`, `grad-cam-plusplus`.\n\n"
-    )
-    return f"{introduction}{table}\n\nIn the cost columns, {COST_LEGEND}.\n\n" + "\n\n".join(sections)
+    return f"{table}\n\nIn the cost columns, {COST_LEGEND}.\n\n" + "\n\n".join(sections)
 
 
 def describe_metrics() -> str:
-    """Return the page of all metrics."""
+    """Return the part of the page of all metrics."""
     rows = [
         (
             metric.title,
@@ -97,15 +93,11 @@ def describe_metrics() -> str:
         )
         for name, metric in METRICS.items()
     ]
-    return (
-        "# Metrics\n\nEvery metric, from the registry `camscope.metrics.METRICS`. "
-        "What each one tests and when it has no value is explained in [metrics](../metrics.md).\n\n"
-        + format_table(("metric", "name", "needs", "better", "formula", "source"), rows)
-    )
+    return format_table(("metric", "name", "needs", "better", "formula", "source"), rows)
 
 
 def describe_errors() -> str:
-    """Return the page of errors, remedies and statuses."""
+    """Return the part of the page of errors, remedies and statuses."""
     classes = [
         value
         for value in vars(errors).values()
@@ -121,7 +113,7 @@ def describe_errors() -> str:
     ]
     statuses = [(f"`{status}`", meaning) for status, meaning in STATUS_MEANINGS.items()]
     return (
-        "# Errors and flags\n\n## Errors\n\n"
+        "## Errors\n\n"
         + format_table(("error", "kind of", "raised for"), rows)
         + "\n\n## Flags\n\nThe `status` of an explanation is `ok` or one of these flags.\n\n"
         + format_table(("status", "meaning"), statuses)
@@ -129,7 +121,7 @@ def describe_errors() -> str:
 
 
 def describe_commands() -> str:
-    """Return the page of the command line."""
+    """Return the part of the page of the command line."""
     command = get_command(app)
     return get_docs_for_click(obj=command, ctx=Context(command), name="camscope").replace(
         "# `camscope`", "# Command line", 1

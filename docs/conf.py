@@ -1,7 +1,10 @@
 """Sphinx configuration of the documentation: `make docs` builds it strictly and without a network."""
 
+import re
 import sys
 from pathlib import Path
+
+from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
@@ -29,8 +32,9 @@ exclude_patterns = ["_build", "_generated_source", "Thumbs.db", "**/*.json"]
 default_role = "code"
 nitpicky = True
 nitpick_ignore_regex = [
-    (r"py:.*", r"(?!camscope).*")
-]  # strict for our own names; others only where an inventory has them
+    (r"py:.*", r"(?!camscope).*"),  # strict for our own names; other projects' names link where an inventory has them
+    (r"py:class", r"camscope\..*\.(BaseMethod|ExtraInputs|GradientAccumulator|GridEntry|PathResolver|ScoreRange|T)"),
+]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "substitution"]
 myst_heading_anchors = 3
@@ -41,6 +45,7 @@ autodoc_typehints_description_target = "documented_params"
 autodoc_type_aliases = {"TargetLike": "TargetLike"}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
 
@@ -72,6 +77,15 @@ html_theme_options = {
 }
 
 
-def setup(app: object) -> None:
-    """Write the pages that are generated from the package before Sphinx reads the sources."""
-    write_generated_pages(DOCS / "reference")
+def escape_markup(app: Sphinx, kind: str, name: str, documented: object, options: object, lines: list[str]) -> None:
+    """Escape `*` and `|` outside backticks: docstrings are plain text with code, and formulas hold both."""
+    for index, line in enumerate(lines):
+        if not re.match(r"\s*(>>>|\.\.\.|\*+\w+:)", line):
+            parts = re.split(r"(`[^`]*`)", line)
+            lines[index] = "".join(part if part.startswith("`") else re.sub(r"([*|])", r"\\\1", part) for part in parts)
+
+
+def setup(app: Sphinx) -> None:
+    """Write the generated pages before Sphinx reads the sources."""
+    app.connect("autodoc-process-docstring", escape_markup, priority=400)  # before the sections are parsed
+    write_generated_pages(DOCS / "_build" / "generated")

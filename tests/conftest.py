@@ -32,9 +32,9 @@ def processor_seconds() -> float:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--thorough` asks every model of the zoo and runs what takes long; `--write-models` also writes docs/models.md."""
+    """`--thorough` asks every model of the zoo and runs what takes long; `--write-models` also writes docs/evidence/models.md."""
     parser.addoption("--thorough", action="store_true", help="ask all models of the zoo, and run tests marked thorough")
-    parser.addoption("--write-models", action="store_true", help="write docs/models.md from what is measured")
+    parser.addoption("--write-models", action="store_true", help="write docs/evidence/models.md from what is measured")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

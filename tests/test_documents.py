@@ -15,7 +15,7 @@ import torch
 import camscope
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
 OTHERS = {"transforms", "default_rng", "to_pylist", "to_pandas"}  # of torchvision, NumPy and PyArrow
 
 

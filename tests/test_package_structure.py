@@ -287,7 +287,7 @@ def test_the_code_in_the_readme_runs(tmp_path, monkeypatch):
 
 
 def test_the_code_about_volumes_runs_and_finds_what_it_drew(tmp_path, monkeypatch):
-    names = run_document("docs/volumes.md", tmp_path, monkeypatch)
+    names = run_document("docs/how-to/volumes.md", tmp_path, monkeypatch)
     found = names["found"].volume(mask={"lesion": names["lesion"]})
     assert names["lesion"][found.peak]
     assert (tmp_path / "why.gif").stat().st_size < 1e6

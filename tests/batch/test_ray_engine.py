@@ -266,7 +266,7 @@ def test_a_model_of_ones_own_file_goes_along_with_what_is_known_of_it(folder, tm
 
 def test_the_documents_code_runs(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (SRC.parent / "docs" / "batch.md").read_text(encoding="utf-8")
+    page = (SRC.parent / "docs" / "how-to" / "batch.md").read_text(encoding="utf-8")
     section = page[page.index("## On a Ray cluster") :]
     (first, *_), (own, *_) = (re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) for text in (page, section))
     names = {}
@@ -280,7 +280,7 @@ def test_the_commands_in_the_document_have_the_options_they_use():
 
     from camscope.cli import app
 
-    page = (SRC.parent / "docs" / "batch.md").read_text(encoding="utf-8")
+    page = (SRC.parent / "docs" / "how-to" / "batch.md").read_text(encoding="utf-8")
     known = {option for one in get_command(app).commands["batch"].params for option in one.opts}
     commands = re.findall(r"^(?:camscope batch|sbatch) .*$", page, re.M)
     assert len(commands) >= 4

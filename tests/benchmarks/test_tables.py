@@ -183,7 +183,7 @@ def test_every_other_answer_that_was_measured_has_its_reason_and_its_proof():
     if not measured:
         pytest.skip("parity is not measured yet")
     reasons = {(one.work, one.peer): one for one in deviations.DEVIATIONS}
-    page = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "evidence" / "parity.md").read_text(encoding="utf-8")
     for figure in measured:
         if figure["value"] < parity.SAME:
             assert reasons[figure["work"], figure["tool"]].does in page

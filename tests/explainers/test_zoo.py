@@ -16,7 +16,7 @@ from tests.zoo.asked import answers, page
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
 ROWS = {f"{family}: {row.name}": row for family, rows in FAMILIES.items() for row in rows}
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "models.md"
 REPRESENTATIVES = (
     "torchvision: squeezenet1_1",
     "torchvision: convnext",

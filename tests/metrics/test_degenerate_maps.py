@@ -160,7 +160,7 @@ def test_its_range_and_direction_are_said(name):
 
 
 def facts(one: Metric) -> str:
-    """A metric's row in docs/metrics.md."""
+    """A metric's row in docs/explanation/metrics.md."""
     low, high = ("" if end is None else f"{end:g}" for end in (one.lower_bound, one.upper_bound))
     better = {True: "more", False: "less", None: "–"}[one.higher_is_better]
     within = f"{low}..{high}" if high else f"{low} up"
@@ -169,5 +169,5 @@ def facts(one: Metric) -> str:
 
 @pytest.mark.parametrize("name", METRICS)
 def test_the_page_has_what_the_registry_says(name):
-    page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "metrics.md").read_text(encoding="utf-8")
     assert facts(METRICS[name]) in page.splitlines()

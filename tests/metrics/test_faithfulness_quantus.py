@@ -1,4 +1,4 @@
-"""Quantus as a second opinion, where it is installed and where the definitions are one: docs/metrics.md says where not."""
+"""Quantus as a second opinion, where it is installed and the definitions agree: docs/explanation/metrics.md."""
 
 import numpy as np
 import pytest

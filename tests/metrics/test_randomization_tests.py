@@ -418,7 +418,7 @@ def test_a_thumbnail_has_its_peak_where_the_map_has_it(shape, size):
 
 
 def test_the_code_in_the_page_runs(net, scans, tmp_path, monkeypatch):
-    page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "metrics.md").read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     case = draw_radiograph(7, "nodule")
     names = {"model": load_model("phantom"), "scan": case.image, "mask": case.mask, "x": scans[:1], "images": scans[:5]}

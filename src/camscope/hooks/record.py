@@ -219,6 +219,8 @@ def record_layers(
 ) -> Iterator[Recording]:
     """Record snapshots of layers' inputs, outputs and gradients inside the `with`, without changing the computation.
 
+    ::
+
         with record_layers(model, ["layer3", "layer4.*.bn2"], inputs=True, gradients=True) as recording:
             model(x)[:, 3].sum().backward()
         recording["layer3"].input, recording["layer3"].output, recording["layer3"].gradient

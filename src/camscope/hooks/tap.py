@@ -35,6 +35,8 @@ class TappedCall:
 class Tap(Hooks):
     """Outputs of one or several layers, and the gradients of a score with respect to them.
 
+    ::
+
         with Tap(model, "layer4") as tap:
             scores = model(x)
             tap.backward(scores[:, 3].sum())

@@ -299,7 +299,7 @@ def test_the_hottest_tenth_is_counted_and_ties_in_expectation():
 
 
 def test_the_published_schema_is_that_of_the_summary():
-    file = Path(__file__).resolve().parents[3] / "docs" / "audit" / "summary.schema.json"
+    file = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "audit" / "summary.schema.json"
     assert json.loads(file.read_text(encoding="utf-8")) == Summary.model_json_schema()
 
 
