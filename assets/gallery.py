@@ -41,7 +41,9 @@ def main(
         write_bytes(output / "numbers.md", f"{TITLE}\n\n{table(rows)}".encode())
     if sheet in ("pixels", "both"):
         rows = _rows("pixels", pixel_model, None, None, methods, pictures, kept, output)
-        write_bytes(output / "numbers-pixels.md", f"{TITLE_OF_PIXELS}\n\n{table(rows, boxes=True, costs=True)}".encode())
+        write_bytes(
+            output / "numbers-pixels.md", f"{TITLE_OF_PIXELS}\n\n{table(rows, boxes=True, costs=True)}".encode()
+        )
 
 
 def _rows(
