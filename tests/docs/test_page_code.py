@@ -83,6 +83,8 @@ def test_the_code_of_a_page_runs(page, files, random_weights):
         exec(compile(code, str(page), "exec"), names)
     for code in not_run:
         compile(code, str(page), "exec")
+    if page.name == "README.md":
+        assert Image.open("why.png").size == Image.open(ROOT / "assets" / "astronaut.jpg").size
 
 
 def test_few_blocks_are_not_run():
