@@ -54,7 +54,8 @@ def mentioned(text):
         yield from re.findall(r"\b([A-Z]\w+)\.([a-z_]\w*)", code)
         yield from (("", name) for name in re.findall(r"(?<![\w.])([a-z_]\w*)\(", code))
     for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
-        yield from (("", name) for name in re.findall(r"\.([a-z_]\w*)\(", block))
+        own = set(re.findall(r"self\.(\w+)", block))  # of a class that the page defines
+        yield from (("", name) for name in re.findall(r"\.([a-z_]\w*)\(", block) if name not in own)
     for owner, rows in re.findall(r"^\| method of `(\w+)`.*\n\|[-| ]+\n((?:\|.*\n)+)", text, flags=re.MULTILINE):
         for row in rows.splitlines():
             yield from ((owner, name) for name in re.findall(r"`([a-z_]\w*)\(", row.split("|")[1]))
