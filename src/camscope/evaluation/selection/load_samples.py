@@ -35,9 +35,7 @@ def load_samples(
 ) -> tuple[list[SelectionSample], Counter[str]]:
     """Load at most `max_images` random images that have the most frequent input size, prepared by `explainer`.
 
-    `target` is that of images without their own (None: the class that the model predicts). Rows without a value in the
-    `group_column` are left out. Returns the samples, and the number of images left out by reason. InputError if no image can
-    be used, or if there is no such column.
+    `target` is that of images without their own. Returns the samples, and the number of images left out by reason.
     """
     if group_column is not None and group_column not in manifest.table.column_names:
         raise InputError(f"no column {group_column!r} to group by; there are {', '.join(manifest.table.column_names)}")
