@@ -33,11 +33,7 @@ CONTROL_NAMES = ("uniform", "center", "edges", "random")  # compared with every 
 
 
 def crop_to_model_input(explanation: Explanation, mask: Mask | None) -> tuple[FloatArray, Mask, tuple[slice, ...]]:
-    """Return the map in score units on the image's pixels and the mask, both cropped to what the model saw, and the crop.
-
-    No map can reach what the preprocessing cropped away, so it does not count as correct background. Without a mask an empty mask
-    is returned. UndefinedError if the model saw nothing of the annotated region, or if the placement of the map is unknown.
-    """
+    """Return the map in score units on the image's pixels and the mask, both cropped to what the model saw, and the crop."""
     if explanation.placement is None:
         raise UndefinedError("the placement of the map on the image is unknown")
     if not np.isfinite(explanation.attribution).all():
@@ -113,10 +109,7 @@ def build_control_row(row: Mapping[str, Any], control_name: str) -> Row:
 
 @dataclass(frozen=True)
 class MapMetricEvaluator:
-    """Evaluates metrics of maps alone, and with a ground truth those of maps and masks.
-
-    With `strict` False, an image whose annotation cannot be read has no value but a reason.
-    """
+    """Evaluates metrics of maps, and of maps and masks; unless `strict`, an unreadable mask is a reason and no error."""
 
     run: BatchRun
     metrics: Sequence[Metric]

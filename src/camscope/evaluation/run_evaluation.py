@@ -70,7 +70,7 @@ def evaluate(
         preprocess: The preprocessing of the run, with `model`.
         explainers: Explainers of the run, for metrics that need them. Missing ones are rebuilt from the settings in the run.
         imputations: What replaces removed pixels; a metric that uses imputation has a row for each.
-        n_steps: Points of a removal curve; see `PerturbationTest`.
+        n_steps: Points of a removal curve (see `PerturbationTest`).
         region_size: Side in pixels of removed regions. Default: a fourteenth of the input's shortest side.
         batch_size: Images that share forward passes, with all their perturbed variants.
         categories: The categories of a COCO file, or the labels of masks, that count; "all" for every one.
@@ -119,10 +119,7 @@ def evaluate(
 
 
 def select_metrics(metric_names: Sequence[str] | None, has_masks: bool, has_model: bool = False) -> list[Metric]:
-    """Return metrics by name, or by default all quick ones for which the inputs are there.
-
-    InputError for an unknown name or a missing input.
-    """
+    """Return metrics by name, or by default all quick ones for which the inputs are there."""
     if metric_names is None:
         kinds = ("map", "mask") if has_masks else ("map",)
         selected = [metric for metric in METRICS.values() if metric.input_kind in kinds]
@@ -194,7 +191,7 @@ def resolve_ground_truth(
     *,
     allow_outside_root: bool = False,
 ) -> GroundTruth | None:
-    """Return the ground truth that `masks` describes for a run; InputError for masks outside the root."""
+    """Return the ground truth that `masks` describes for a run. Raises InputError for masks outside the root."""
     if masks is None or isinstance(masks, GroundTruth):
         return masks
     origin = run.source_manifest

@@ -20,21 +20,13 @@ PROBE_BATCH_SIZE = 16  # inputs of one forward pass
 
 @dataclass(frozen=True)
 class ExplainerProbe:
-    """An explainer, its input x (N,C,*S) and its resolved targets, with the model's clean output.
-
-    Choices that the explainer makes itself, such as its layer, are also made on the clean input.
-
-    Attributes:
-        clean_probabilities: (N,) the softmax probability of the class; for a target that is not a class, the score.
-        n_classes: The number of classes of the model; None if its output is not one of classes.
-
-    """
+    """An explainer with its input x (N,C,*S); its targets and its layer are resolved on x."""
 
     explainer: Explainer
     x: Tensor
     score: Score
-    clean_probabilities: FloatArray
-    n_classes: int | None
+    clean_probabilities: FloatArray  # (N,) of the class; for a target that is not a class, the score
+    n_classes: int | None  # None if the model's output is not one of classes
 
     @classmethod
     def from_explainer(cls, explainer: Explainer, x: Tensor, target: TargetLike = None) -> "ExplainerProbe":

@@ -1,8 +1,4 @@
-"""Changes of an input (N,C,*S) that should not change its map.
-
-- Geometry and noise: shift, rotation, Gaussian noise.
-- Acquisition and storage: intensity window, resampling, JPEG compression.
-"""
+"""Changes of an input (N,C,*S) that should not change its map: of geometry, noise, acquisition and storage."""
 
 import io
 import math

@@ -1,9 +1,4 @@
-"""Sanity checks: whether a map depends on the trained weights and on the class (Adebayo et al. 2018, arXiv:1810.03292).
-
-The parts of a copy of the model are randomized from the output to the input. After each step the map is computed again and
-compared with the map of the trained model, next to the similarity of maps of different images. A map that stays similar when all
-weights are random shows the image, not the model. A map that changes proves nothing: noise changes too (Binder et al. 2023).
-"""
+"""Sanity checks: whether a map depends on the trained weights and on the class (Adebayo et al. 2018, arXiv:1810.03292)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
@@ -159,11 +154,11 @@ class MapComparison:
         self._features = {name: self._extract_features(name, maps) for name in similarities}
 
     def compare_with_trained(self, similarity: str, maps: FloatArray) -> FloatArray:
-        """Return the similarity (N,) of each map (N,*S) with the trained model's map of the same image; NaN if undefined."""
+        """Return the similarity (N,) of each map (N,*S) with the trained model's map of the same image, or NaN if undefined."""
         return _compare_features(similarity, self._features[similarity], self._extract_features(similarity, maps))
 
     def compare_different_images(self, similarity: str) -> FloatArray:
-        """Return the similarities (N,N) of maps of different images; NaN on the diagonal."""
+        """Return the similarities (N,N) of maps of different images, or NaN on the diagonal."""
         features = self._features[similarity]
         similarities = np.full((len(features), len(features)), np.nan)
         for i in range(len(features) - 1):
@@ -173,7 +168,7 @@ class MapComparison:
         return similarities
 
     def _extract_features(self, similarity: str, maps: FloatArray) -> FloatArray:
-        """Return the features (N,…) to compare; NaN for a map without a scale."""
+        """Return the features (N,…) to compare, or NaN for a map without a scale."""
         scaled_maps = [_scale_or_none(attribution) for attribution in maps]
         extract = FEATURE_EXTRACTORS[similarity]
         features = [None if scaled is None else extract(scaled, self.is_signed) for scaled in scaled_maps]
@@ -190,7 +185,7 @@ FEATURE_EXTRACTORS: Mapping[str, Callable[[FloatArray, bool], FloatArray]] = {
 
 
 def _compare_features(similarity: str, first: FloatArray, second: FloatArray) -> FloatArray:
-    """Return the similarity (N,) of corresponding features (N,…); NaN where they are."""
+    """Return the similarity (N,) of corresponding features (N,…), or NaN where they are."""
     if similarity != "ssim":
         return correlate_rows(first, second)
     pairs = zip(first, second, strict=True)
@@ -227,7 +222,7 @@ def _project_to_input(maps: FloatArray, x: Tensor) -> FloatArray:
 
 
 def _scale_or_none(values: FloatArray) -> FloatArray | None:
-    """Return a map divided by its largest absolute value; None for a map of zeros or with NaN."""
+    """Return a map divided by its largest absolute value, or None for a map of zeros or with NaN."""
     return divide_by_peak(values) if np.isfinite(values).all() and values.any() else None
 
 

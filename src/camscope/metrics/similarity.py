@@ -1,7 +1,6 @@
-"""Similarity of two maps (*S) of one size. Signs count: negative evidence differs from positive evidence.
+"""Similarity of two signed maps (*S) of one size, whatever their scale.
 
-All metrics are invariant to multiplying a map by a positive number. Undefined (UndefinedError) are maps that contain NaN, a
-map of zeros, which has no scale, and constant maps where a rank or a correlation is needed.
+Undefined (UndefinedError) are maps with NaN, maps of zeros, and constant maps where a rank or a correlation is needed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -152,7 +151,7 @@ def compute_hog_features(values: FloatArray, cell_size: int = HOG_CELL_SIZE) -> 
 
 
 def divide_by_peak(values: FloatArray) -> FloatArray:
-    """Return a map divided by its largest absolute value, -1..1; UndefinedError for a map of zeros."""
+    """Return a map divided by its largest absolute value, -1..1. Raises UndefinedError for a map of zeros."""
     peak = np.abs(values).max()
     if not peak > 0:
         raise UndefinedError("the map is zero everywhere: it has no scale")
@@ -183,7 +182,7 @@ def compute_ssim(
 
 
 def correlate_rows(first_rows: FloatArray, second_rows: FloatArray) -> FloatArray:
-    """Return Pearson's correlation (R,) of corresponding rows (R,M); NaN for a constant row."""
+    """Return Pearson's correlation (R,) of corresponding rows (R,M), or NaN for a constant row."""
     products = center_and_normalize_rows(first_rows) * center_and_normalize_rows(second_rows)
     return np.asarray(products.sum(-1).clip(-1, 1))
 
@@ -196,7 +195,7 @@ def _correlate_vectors(first: FloatArray, second: FloatArray) -> float:
 
 
 def center_and_normalize_rows(rows: FloatArray) -> FloatArray:
-    """Return rows (R,M) minus their mean with length 1; NaN for a constant row."""
+    """Return rows (R,M) minus their mean with length 1, or NaN for a constant row."""
     largest = np.abs(rows).max(-1, keepdims=True)
     scaled = rows / np.where(largest > 0, largest, 1)
     centered = scaled - scaled.mean(-1, keepdims=True)

@@ -15,7 +15,7 @@ from camscope.metrics.base import FloatArray
 from camscope.metrics.cluster_variance import (
     MIN_EFFECTIVE_GROUPS,
     compute_degrees_of_freedom,
-    compute_jackknife_deviations,
+    compute_jackknife_variance,
     compute_linearized_variance,
     count_effective_groups,
 )
@@ -35,12 +35,12 @@ class Estimate:
 
     Attributes:
         mean: The mean.
-        low: Lower end of the interval; NaN with fewer than `MIN_GROUPS_FOR_INTERVAL` groups, or if nothing varies.
-        high: Upper end of the interval; NaN in the same cases.
+        low: Lower end of the interval, or NaN with fewer than `MIN_GROUPS_FOR_INTERVAL` groups, or if nothing varies.
+        high: Upper end of the interval, or NaN in the same cases.
         n_values: The number of values.
         n_groups: The number of groups; with several kinds of groups the smallest of their numbers.
         n_undefined: The number of rows without a value.
-        p_value: Two-sided p-value of a difference; None for a mean, and for a difference with too few groups.
+        p_value: Two-sided p-value of a difference, or None for a mean, and for a difference with too few groups.
         n_limiting_groups: The groups that limit the interval where these are fewer than `n_groups`, such as those of the rarer
             class for an AUROC.
         interval_method: How the interval was computed.
@@ -151,13 +151,13 @@ def estimate_difference(
     """Estimate the mean of `values` - `reference_values` over the images for which both (N,) are defined.
 
     Interval and p-value come from one procedure, so they never contradict each other: Student's t with the jackknife variance
-    over groups, and degrees of freedom for groups of different sizes; see `cluster_variance`. The p-value is never less than
+    over groups, and degrees of freedom for groups of different sizes (see `cluster_variance`). The p-value is never less than
     `compute_min_p_value`.
 
     Args:
         values: (N,) values.
         reference_values: (N,) values of the same images to subtract.
-        groups: (N,) patients or scenes; see `estimate_mean`.
+        groups: (N,) patients or scenes (see `estimate_mean`).
         rounding_tolerance: Smaller differences count as 0, as do those of less than 1e-6 of the two values.
 
     Returns:
@@ -189,11 +189,7 @@ def estimate_difference(
 def compute_t_interval(
     mean: float, standard_error: float, n_groups: int, dof: float | None = None
 ) -> tuple[float, float, float | None]:
-    """Return the ends of the interval and the p-value of a difference with this standard error and number of groups.
-
-    `dof` defaults to the number of groups minus one. The ends are NaN for a standard error of 0. With too few groups the ends are
-    NaN and the p-value is None.
-    """
+    """Return the interval and p-value of a difference, or NaN without a standard error, and no p-value with too few groups."""
     if n_groups < MIN_GROUPS_FOR_INTERVAL:
         return nan, nan, None
     if standard_error == 0:
@@ -205,11 +201,7 @@ def compute_t_interval(
 
 
 def adjust_bonferroni(estimates: Sequence[Estimate], n_comparisons: int | None = None) -> list[Estimate]:
-    """Return differences with intervals and p-values corrected for `n_comparisons` by Bonferroni.
-
-    `n_comparisons` defaults to the number of estimates. An interval excludes 0 exactly if its p-value is below 0.05. There is no
-    interval if the groups are too few for that level; see `compute_min_p_value`.
-    """
+    """Return differences corrected by Bonferroni, by default for their number; no interval with too few groups."""
     count = max(1, len(estimates) if n_comparisons is None else n_comparisons)
     return [_adjust_estimate(estimate, count) for estimate in estimates]
 
@@ -237,10 +229,7 @@ def compute_min_p_value(n_groups: int) -> float:
 
 
 def compute_min_detectable_prevalence(n_groups: int) -> float:
-    """Return the smallest prevalence that shows in at least one group with 95 % probability: about 3 / groups.
-
-    This is the rule of three: Hanley and Lippman-Hand 1983, doi:10.1001/jama.1983.03330370053031.
-    """
+    """Return the smallest prevalence that shows with 95 % probability: rule of three, doi:10.1001/jama.1983.03330370053031."""
     return float(1 - 0.05 ** (1 / n_groups)) if n_groups > 0 else 1.0
 
 
@@ -262,10 +251,7 @@ def adjust_holm(p_values: Sequence[float]) -> list[float]:
 def index_groups(
     groups: Sequence[Hashable] | None, n_rows: int, selected_rows: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return the index (rows,) of each row's group in order of appearance; without groups each row is its own group.
-
-    Raises InputError if one of the `selected_rows` (default: all) has no group, since such rows are not one group.
-    """
+    """Return the index of each row's group in order of appearance; by default each row is its own. InputError without a group."""
     row_indices = np.arange(n_rows) if selected_rows is None else selected_rows
     if groups is None:
         return np.arange(len(row_indices))
@@ -283,11 +269,7 @@ def index_groups(
 def iter_bootstrap_indices(
     n_groups: int, n_resamples: int, seed: int, values_per_resample: int | None = None
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield indices (r, n_groups) of groups drawn with replacement, `n_resamples` rows in all.
-
-    `values_per_resample` is how many numbers a resample expands to, if these are more than its groups: fewer rows are yielded
-    at a time.
-    """
+    """Yield indices (r, n_groups) of groups drawn with replacement; `values_per_resample` limits the rows yielded at a time."""
     random = np.random.default_rng(seed)
     step = max(1, MAX_NUMBERS_IN_MEMORY // max(n_groups, values_per_resample or 0))
     for first in range(0, n_resamples, step):
@@ -297,15 +279,10 @@ def iter_bootstrap_indices(
 def compute_bootstrap_interval(
     resampled_values: FloatArray, n_groups: int, confidence_level: float = 0.95, n_effective_groups: float | None = None
 ) -> tuple[float, float]:
-    """Return the expanded percentile interval of bootstrap means; NaN with too few groups or if nothing varies.
-
-    `n_effective_groups` is the effective number of groups of different sizes.
-    """
-    if n_groups < MIN_GROUPS_FOR_INTERVAL or (
-        n_effective_groups is not None and n_effective_groups < MIN_EFFECTIVE_GROUPS
-    ):
-        return nan, nan
+    """Return the expanded percentile interval of bootstrap means, or NaN with too few groups or if nothing varies."""
     size = n_groups if n_effective_groups is None else n_effective_groups
+    if n_groups < MIN_GROUPS_FOR_INTERVAL or size < MIN_EFFECTIVE_GROUPS:
+        return nan, nan
     tail = NormalDist().cdf(-compute_interval_multiplier(size, confidence_level))
     low, high = (float(end) for end in np.quantile(resampled_values, [tail, 1 - tail]))
     return (low, high) if low < high else (nan, nan)
@@ -317,10 +294,7 @@ def compute_interval_multiplier(n_groups: float, confidence_level: float = 0.95)
 
 
 def compute_p_from_intervals(interval_at_level: Callable[[float], tuple[float, float]]) -> float:
-    """Return the two-sided p-value of a difference whose interval at any level is known.
-
-    It is 1 - the highest level at which the interval excludes 0.
-    """
+    """Return the two-sided p-value of a difference: 1 - the highest level at which the interval excludes 0."""
     lowest, highest = -16.0, 0.0  # log10(p)
     for _ in range(40):
         middle = (lowest + highest) / 2
@@ -382,7 +356,7 @@ class _GroupedValues:
     @property
     def variance_of_mean(self) -> float:
         """The jackknife variance of the mean."""
-        return float((compute_jackknife_deviations(self.group_sums, self.group_sizes) ** 2).sum())
+        return compute_jackknife_variance(self.group_sums, self.group_sizes)
 
     @property
     def dof(self) -> float:
@@ -404,12 +378,7 @@ class _GroupedValues:
         )
 
     def compute_bounded_interval(self, bounds: tuple[float, float], confidence_level: float) -> tuple[float, float]:
-        """Return the Clopper-Pearson interval of an effective sample size (Korn and Graubard 1998, Surv. Methodol. 24, 193).
-
-        For values that are equal to one of `bounds` and groups of one image it is the Clopper-Pearson interval itself. The
-        effective size is the one at which independent shares would vary as the mean does, corrected for the
-        number of groups. If nothing varies it is the effective number of groups: images of one group then count as one.
-        """
+        """Return the Clopper-Pearson interval of an effective sample size (Korn and Graubard 1998, Surv. Methodol. 24, 193)."""
         (low, high), smallest, largest = bounds, self.values.min(), self.values.max()
         width = high - low
         if smallest < low - RELATIVE_PRECISION * width or largest > high + RELATIVE_PRECISION * width:
@@ -424,6 +393,7 @@ class _GroupedValues:
     def _compute_effective_sample_size(
         self, mean_share: float, bounds: tuple[float, float], confidence_level: float
     ) -> float:
+        """Return the size at which independent shares vary as the mean does, corrected for the number of groups."""
         width = bounds[1] - bounds[0]
         if float(np.ptp(self.values)) <= RELATIVE_PRECISION * width:
             return count_effective_groups(self.group_sizes)

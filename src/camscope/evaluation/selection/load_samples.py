@@ -72,7 +72,7 @@ def load_samples(
 
 
 def _find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | None) -> str:
-    """Return why a target by name or number does not exist; "" if it does, or if only the model knows."""
+    """Return why a target by name or number does not exist, or "" if it does, or if only the model knows."""
     try:
         if isinstance(target, str | int) and class_names:
             resolve_class_index(target, len(class_names), class_names)
@@ -84,7 +84,7 @@ def _find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | 
 def _load_input_mask(
     ground_truth: GroundTruth | None, item: ModelInput, row: Mapping[str, Any], path: str, is_private: bool
 ) -> Mask | None:
-    """Return the mask on the model's input; None without an annotation that the model saw."""
+    """Return the mask on the model's input, or None without an annotation that the model saw."""
     placement = item.placement
     if ground_truth is None or placement is None:
         return None

@@ -57,7 +57,7 @@ class CandidateState:
         return self.total_seconds / max(1, self.n_images)
 
     def estimate_metric(self, metric: str) -> Estimate | None:
-        """Return the mean of a criterion over the images so far; None if it is undefined."""
+        """Return the mean of a criterion over the images so far, or None if it is undefined."""
         try:
             values = self.metric_values[metric]
             groups = None if self.groups is None else self.groups[: len(values)]
@@ -126,7 +126,8 @@ def drop_losers(candidates: Sequence[CandidateState], reference: ReferenceValues
     if (n_seen if groups is None else len(set(groups))) < MIN_GROUPS_TO_COMPARE:
         return
     level = INTERIM_SIGNIFICANCE_LEVEL if n_seen < n_images else FINAL_SIGNIFICANCE_LEVEL
-    gaps = [estimate_difference(*compute_quality([leader, rival], reference), groups) for rival in rivals]
+    qualities = [compute_quality([leader, rival], reference) for rival in rivals]
+    gaps = [estimate_difference(quality[0], quality[1], groups) for quality in qualities]
     p_values = [1.0 if gap.p_value is None else gap.p_value for gap in gaps]
     for position, i in enumerate(np.argsort(p_values, kind="stable")):
         if p_values[i] * comb(len(candidates) - position, 2) >= level:

@@ -129,7 +129,7 @@ def select_method(
 
 
 def _shuffle_by_group(samples: Sequence[SelectionSample], seed: int) -> list[SelectionSample]:
-    """Shuffle samples with the samples of each group together; InputError if only some have a group."""
+    """Shuffle samples with the samples of each group together. Raises InputError if only some have a group."""
     shuffled = [samples[i] for i in np.random.default_rng(seed).permutation(len(samples))]
     n_without_group = sum(sample.group is None for sample in shuffled)
     if 0 < n_without_group < len(shuffled):
@@ -140,7 +140,7 @@ def _shuffle_by_group(samples: Sequence[SelectionSample], seed: int) -> list[Sel
 
 
 def find_model_independence_reason(explainer: Explainer, samples: Sequence[SelectionSample], seed: int) -> str:
-    """Return why a candidate's maps do not depend on the trained weights; "" if they do."""
+    """Return why a candidate's maps do not depend on the trained weights, or "" if they do."""
     if explainer.control:
         return "a control: it does not depend on the model"
     untrained, correlations = randomize_weights(explainer, seed), []
@@ -223,7 +223,7 @@ def save_selection(selection: MethodSelection, path: str | Path, *, overwrite: b
 
 
 def read_selection(path: str | Path) -> SavedSelection:
-    """Read a file that `save_selection` wrote; InputError for another file."""
+    """Read a file that `save_selection` wrote. Raises InputError for another file."""
     data = read_toml(path, f"{path} is not a choice that camscope choose --save wrote")
     method, layer, model = (data.get(name) for name in ("method", "layer", "model"))
     if isinstance(method, str) and isinstance(layer, str | None) and isinstance(model, str) and method in METHODS:
