@@ -89,6 +89,13 @@ def to_finite_array(attribution: npt.ArrayLike) -> FloatArray:
     return values
 
 
+def check_no_infinity(values: FloatArray) -> None:
+    """Raise InputError for an infinite value of a metric. NaN is allowed."""
+    if np.isinf(values).any():
+        index = int(np.flatnonzero(np.isinf(values))[0])
+        raise InputError(f"value {index} is infinite: expected finite numbers, or NaN for undefined values")
+
+
 def positive_part(attribution: npt.ArrayLike) -> FloatArray:
     """Return the positive part of a map (*S) in float64: the evidence for the target. UndefinedError for NaN or infinity."""
     return to_finite_array(attribution).clip(min=0)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.evaluation_context import check_positive_integer
-from camscope.metrics.base import FloatArray
+from camscope.metrics.base import FloatArray, check_no_infinity
 from camscope.metrics.cluster_variance import (
     MIN_EFFECTIVE_GROUPS,
     compute_degrees_of_freedom,
@@ -131,12 +131,10 @@ def estimate_mean(
     if bounds is not None:
         low, high = sample.compute_bounded_interval(bounds, confidence_level)
     elif sample.has_enough_groups and sample.has_group_differences:
-        resampled_means = [
-            sample.group_sums[indices].sum(1) / sample.group_sizes[indices].sum(1)
-            for indices in iter_bootstrap_indices(sample.n_groups, n_resamples, seed)
-        ]
-        means, n_effective = np.concatenate(resampled_means), count_effective_groups(sample.group_sizes)
-        low, high = compute_bootstrap_interval(means, sample.n_groups, confidence_level, n_effective)
+        draws = iter_bootstrap_indices(sample.n_groups, n_resamples, seed)
+        means = [sample.group_sums[drawn].sum(1) / sample.group_sizes[drawn].sum(1) for drawn in draws]
+        n_effective = count_effective_groups(sample.group_sizes)
+        low, high = compute_bootstrap_interval(np.concatenate(means), sample.n_groups, confidence_level, n_effective)
     method = BOOTSTRAP_INTERVAL if bounds is None else KORN_GRAUBARD_INTERVAL
     return sample.build_estimate(low, high, interval_method=method)
 
@@ -181,7 +179,8 @@ def estimate_difference(
     low, high, p = nan, nan, None
     if sample.has_enough_groups:
         mean = sample.mean if sample.has_group_differences or abs(sample.mean) > sample.rounding_tolerance else 0.0
-        error = sqrt(sample.variance_of_mean) if sample.has_group_differences else 0.0
+        variance = compute_jackknife_variance(sample.group_sums, sample.group_sizes)
+        error = sqrt(variance) if sample.has_group_differences else 0.0
         low, high, p = compute_t_interval(mean, error, sample.n_groups, sample.dof)
     return sample.build_estimate(low, high, p_value=p, interval_method=STUDENT_T_INTERVAL, dof=sample.dof)
 
@@ -202,20 +201,19 @@ def compute_t_interval(
 
 def adjust_bonferroni(estimates: Sequence[Estimate], n_comparisons: int | None = None) -> list[Estimate]:
     """Return differences corrected by Bonferroni, by default for their number; no interval with too few groups."""
-    count = max(1, len(estimates) if n_comparisons is None else n_comparisons)
-    return [_adjust_estimate(estimate, count) for estimate in estimates]
-
-
-def _adjust_estimate(estimate: Estimate, n_comparisons: int) -> Estimate:
-    if estimate.p_value is None or n_comparisons == 1:
-        return estimate
-    p, groups = min(1.0, n_comparisons * estimate.p_value), estimate.n_limiting_groups or estimate.n_groups
-    if n_comparisons * compute_min_p_value(groups) >= 0.05:
-        return replace(estimate, low=nan, high=nan, p_value=p)
-    dof = groups - 1 if estimate.dof is None else estimate.dof
-    half = (estimate.high - estimate.low) / 2
-    half = half * compute_t_quantile(dof, 0.025 / n_comparisons) / compute_t_quantile(dof, 0.025)
-    return replace(estimate, low=estimate.mean - half, high=estimate.mean + half, p_value=p)
+    count, adjusted = max(1, len(estimates) if n_comparisons is None else n_comparisons), []
+    for estimate in estimates:
+        if estimate.p_value is None or count == 1:
+            adjusted.append(estimate)
+            continue
+        groups, half = estimate.n_limiting_groups or estimate.n_groups, nan
+        if count * compute_min_p_value(groups) < 0.05:
+            dof = groups - 1 if estimate.dof is None else estimate.dof
+            half = (estimate.high - estimate.low) / 2
+            half = half * compute_t_quantile(dof, 0.025 / count) / compute_t_quantile(dof, 0.025)
+        p = min(1.0, count * estimate.p_value)
+        adjusted.append(replace(estimate, low=estimate.mean - half, high=estimate.mean + half, p_value=p))
+    return adjusted
 
 
 def compute_t_quantile(dof: float, tail_probability: float) -> float:
@@ -257,13 +255,13 @@ def index_groups(
         return np.arange(len(row_indices))
     if len(groups) != n_rows:
         raise InputError(f"{plural(n_rows, 'row')} and {plural(len(groups), 'group')}; expected (N,) of both")
-    all_groups = list(groups)
-    names = [all_groups[int(i)] for i in row_indices]
-    for i, name in zip(row_indices, names, strict=True):
+    all_groups, numbers = list(groups), dict[Hashable, int]()
+    for i in row_indices.tolist():
+        name = all_groups[i]
         if name is None or name != name:  # NaN is not equal to itself
-            raise InputError(f"row {int(i)} has no group: give each row a group, or leave groups out")
-    numbers = {name: n for n, name in enumerate(dict.fromkeys(names))}
-    return np.array([numbers[name] for name in names], np.int64)
+            raise InputError(f"row {i} has no group: give each row a group, or leave groups out")
+        numbers.setdefault(name, len(numbers))
+    return np.array([numbers[all_groups[i]] for i in row_indices.tolist()], np.int64)
 
 
 def iter_bootstrap_indices(
@@ -314,7 +312,6 @@ class _GroupedValues:
 
     @classmethod
     def from_values(cls, values: npt.ArrayLike, groups: Sequence[Hashable] | None) -> "_GroupedValues":
-        """Build from values (N,) in groups (N,)."""
         array = np.asarray(values, np.float64)
         if array.ndim != 1:
             raise InputError(f"values {array.shape}; expected (N,)")
@@ -354,17 +351,10 @@ class _GroupedValues:
         return spread > self.rounding_tolerance / self.n_groups
 
     @property
-    def variance_of_mean(self) -> float:
-        """The jackknife variance of the mean."""
-        return compute_jackknife_variance(self.group_sums, self.group_sizes)
-
-    @property
     def dof(self) -> float:
-        """Degrees of freedom of the variance."""
         return compute_degrees_of_freedom(self.group_sizes) if self.has_enough_groups else max(1, self.n_groups - 1)
 
     def build_estimate(self, low: float, high: float, **fields: Any) -> Estimate:
-        """Return the mean with this interval."""
         return Estimate(
             self.mean,
             low,
@@ -387,37 +377,23 @@ class _GroupedValues:
             return nan, nan
         share = min(1.0, max(0.0, (self.mean - low) / width))
         sample_size = self._compute_effective_sample_size(share, bounds, confidence_level)
-        ends = _compute_clopper_pearson_interval(share, sample_size, confidence_level)
-        return low + width * ends[0], low + width * ends[1]
+        betaincinv, tail = require("scipy.special", extra="metrics").betaincinv, (1 - confidence_level) / 2
+        hits, misses = share * sample_size, (1 - share) * sample_size  # may be fractional
+        lower = float(betaincinv(hits, misses + 1, tail)) if hits > 0 else 0.0
+        upper = float(betaincinv(hits + 1, misses, 1 - tail)) if misses > 0 else 1.0
+        return low + width * lower, low + width * upper
 
     def _compute_effective_sample_size(
         self, mean_share: float, bounds: tuple[float, float], confidence_level: float
     ) -> float:
-        """Return the size at which independent shares vary as the mean does, corrected for the number of groups."""
+        """Return the size at which independent shares would vary as the mean does, corrected for the number of groups."""
         width = bounds[1] - bounds[0]
         if float(np.ptp(self.values)) <= RELATIVE_PRECISION * width:
             return count_effective_groups(self.group_sizes)
         if self.n_groups == len(self.values) and np.isin(self.values, bounds).all():
             return float(self.n_groups)
         by_image = float(self.values.var()) / (len(self.values) - 1)
+        by_group = compute_jackknife_variance(self.group_sums, self.group_sizes)
         normal = NormalDist().inv_cdf((1 + confidence_level) / 2)
         correction = normal / compute_t_quantile(self.dof, (1 - confidence_level) / 2)
-        return mean_share * (1 - mean_share) / (max(self.variance_of_mean, by_image) / width**2) * correction**2
-
-
-def check_no_infinity(values: FloatArray) -> None:
-    """Raise InputError for an infinite value; NaN is allowed."""
-    if np.isinf(values).any():
-        index = int(np.flatnonzero(np.isinf(values))[0])
-        raise InputError(f"value {index} is infinite: expected finite numbers, or NaN for undefined values")
-
-
-def _compute_clopper_pearson_interval(
-    proportion: float, sample_size: float, confidence_level: float
-) -> tuple[float, float]:
-    """Return the Clopper-Pearson (1934) interval of a share of `sample_size` independent trials, which may be fractional."""
-    betaincinv = require("scipy.special", extra="metrics").betaincinv
-    tail, hits, misses = (1 - confidence_level) / 2, proportion * sample_size, (1 - proportion) * sample_size
-    low = float(betaincinv(hits, misses + 1, tail)) if hits > 0 else 0.0
-    high = float(betaincinv(hits + 1, misses, 1 - tail)) if misses > 0 else 1.0
-    return low, high
+        return mean_share * (1 - mean_share) / (max(by_group, by_image) / width**2) * correction**2
