@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,12 +21,12 @@ from camscope.images.photo import read_photo
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.metrics import Metric
+from camscope.metrics.base import FloatArray
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-FloatArray = npt.NDArray[np.floating]
 REGIONS_ALONG_SHORTEST_SIDE = 14  # removed single pixels disturb a model wherever they lie
 CONTROL_NAMES = ("uniform", "center", "edges", "random")  # compared with every method
 

@@ -100,8 +100,13 @@ def evaluate(
     if model is not None:
         replay = RunReplay.from_run(batch_run, model, preprocess)
         if model_metrics:
-            model_evaluator = _build_model_evaluator(
-                replay, model_metrics, explainers, imputations, n_steps, region_size, batch_size
+            names = _check_imputations(imputations)
+            check_positive_integer(n_steps=n_steps, batch_size=batch_size)
+            check_positive_integer(None, region_size=region_size)
+            needs_explainers = any(metric.input_kind != "perturbation_test" for metric in model_metrics)
+            run_explainers = replay.rebuild_explainers(explainers) if needs_explainers else {}
+            model_evaluator = ModelMetricEvaluator(
+                replay, model_metrics, run_explainers, names, n_steps, region_size, batch_size
             )
     require_valid_num_threads(num_threads)
     store = RunStore(output)
@@ -205,26 +210,12 @@ def resolve_ground_truth(
     return ground_truth
 
 
-def _build_model_evaluator(
-    replay: RunReplay,
-    metrics: Sequence[Metric],
-    explainers: Sequence[Explainer],
-    imputations: Sequence[str],
-    n_steps: int,
-    region_size: int | None,
-    batch_size: int,
-) -> ModelMetricEvaluator:
+def _check_imputations(imputations: Sequence[str]) -> list[str]:
     if isinstance(imputations, str) or not imputations or set(imputations) - set(IMPUTATION_NAMES):
         raise InputError(
             f"imputations={imputations!r}: expected one or several of {', '.join(IMPUTATION_NAMES)}, as ('mean', 'blur')"
         )
-    check_positive_integer(n_steps=n_steps, batch_size=batch_size)
-    check_positive_integer(None, region_size=region_size)
-    needs_explainers = any(metric.input_kind != "perturbation_test" for metric in metrics)
-    run_explainers = replay.rebuild_explainers(explainers) if needs_explainers else {}
-    return ModelMetricEvaluator(
-        replay, metrics, run_explainers, list(dict.fromkeys(imputations)), n_steps, region_size, batch_size
-    )
+    return list(dict.fromkeys(imputations))
 
 
 def _describe_evaluation(

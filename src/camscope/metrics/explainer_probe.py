@@ -1,7 +1,7 @@
 """An explainer with targets that are fixed on the clean input, so that changed inputs and models get the same targets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -68,14 +68,6 @@ class ExplainerProbe:
                 rows = torch.tensor(sample_index[start : start + PROBE_BATCH_SIZE], device=part.device)
                 probabilities.append(self.score.probability(self.score.forward(part, rows), len(part), rows))
         return _to_float_array(torch.cat(probabilities))
-
-    def select_sample(self, sample: int) -> "ExplainerProbe":
-        """Return a probe of one sample."""
-        return ExplainerProbe.from_explainer(self.explainer, self.x[sample : sample + 1], self.select_targets([sample]))
-
-    def with_explainer(self, explainer: Explainer) -> "ExplainerProbe":
-        """Return a probe with another explainer and the same targets."""
-        return replace(self, explainer=explainer)
 
 
 def check_single_sample(x: Tensor) -> Tensor:

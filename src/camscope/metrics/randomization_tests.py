@@ -1,6 +1,7 @@
 """Sanity checks: whether a map depends on the trained weights and on the class (Adebayo et al. 2018, arXiv:1810.03292)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -31,7 +32,6 @@ from camscope.metrics.similarity import (
     compute_ssim,
     correlate_rows,
     divide_by_peak,
-    has_negative_values,
     rank_values,
     shift_to_unit_interval,
 )
@@ -86,7 +86,7 @@ def run_randomization_test(
     first_image_maps = [clean[0]]
     for run, seed in enumerate(seeds):
         for step, randomized in enumerate(_iter_randomized_explainers(probe.explainer, parts, order, seed)):
-            maps = _project_to_input(_compute_maps_or_nan(probe.with_explainer(randomized), x), x)
+            maps = _project_to_input(_compute_maps_or_nan(replace(probe, explainer=randomized), x), x)
             first_image_maps += [maps[0]] if run == 0 else []
             for name in similarities:
                 values[name][run, step] = comparison.compare_with_trained(name, maps)
@@ -150,7 +150,7 @@ class MapComparison:
     """Maps (N,*S) of the trained model, prepared for comparison with other maps and with each other."""
 
     def __init__(self, maps: FloatArray, similarities: Sequence[str]) -> None:
-        self.is_signed = has_negative_values([scaled for scaled in map(_scale_or_none, maps) if scaled is not None])
+        self.is_signed = any(bool((values < 0).any()) for values in maps if np.isfinite(values).all())
         self._features = {name: self._extract_features(name, maps) for name in similarities}
 
     def compare_with_trained(self, similarity: str, maps: FloatArray) -> FloatArray:
@@ -211,8 +211,11 @@ def _compute_maps_or_nan(probe: ExplainerProbe, x: Tensor) -> FloatArray:
     except NonFiniteError:
         if len(x) == 1:
             return np.full((1, *x.shape[2:]), np.nan)
-    samples = [probe.select_sample(i) for i in range(len(x))]
-    return np.concatenate([_project_to_input(_compute_maps_or_nan(s, s.x), s.x) for s in samples])
+    maps = []
+    for i in range(len(x)):
+        sample = ExplainerProbe.from_explainer(probe.explainer, probe.x[i : i + 1], probe.select_targets([i]))
+        maps.append(_project_to_input(_compute_maps_or_nan(sample, sample.x), sample.x))
+    return np.concatenate(maps)
 
 
 def _project_to_input(maps: FloatArray, x: Tensor) -> FloatArray:

@@ -3,7 +3,7 @@
 Undefined (UndefinedError) are maps with NaN, maps of zeros, and constant maps where a rank or a correlation is needed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -82,7 +82,7 @@ def ssim(
 
     """
     scaled = [divide_by_peak(values) for values in _check_same_shape(first, second)]
-    signed = has_negative_values(scaled) if is_signed is None else is_signed
+    signed = any(bool((values < 0).any()) for values in scaled) if is_signed is None else is_signed
     left, right = (shift_to_unit_interval(values, signed) for values in scaled)
     return compute_ssim(left, right, data_range=data_range, window_size=window_size)
 
@@ -156,11 +156,6 @@ def divide_by_peak(values: FloatArray) -> FloatArray:
     if not peak > 0:
         raise UndefinedError("the map is zero everywhere: it has no scale")
     return np.asarray(values / peak)
-
-
-def has_negative_values(maps: Sequence[FloatArray]) -> bool:
-    """Return whether any of the maps has a negative value."""
-    return any(bool((values < 0).any()) for values in maps)
 
 
 def shift_to_unit_interval(scaled_map: FloatArray, is_signed: bool) -> FloatArray:

@@ -5,19 +5,17 @@ from dataclasses import dataclass, field
 from math import comb
 
 import numpy as np
-import numpy.typing as npt
 
 from camscope.errors import UndefinedError
 from camscope.explainers import Explainer
 from camscope.explainers.core.inputs import ModelInput
 from camscope.metrics import METRICS
+from camscope.metrics.base import FloatArray, Mask
 from camscope.metrics.statistics import Estimate, estimate_difference, estimate_mean
 from camscope.plurals import plural
 from camscope.registry import METHODS
 from camscope.targets import TargetLike
 
-Mask = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
 FAITHFULNESS_METRIC, LOCALIZATION_METRIC, ROBUSTNESS_METRIC = "lerf-morf-gap", "enrichment", "stability"
 RANKING_METRICS = FAITHFULNESS_METRIC, LOCALIZATION_METRIC  # robustness does not rank candidates, it excludes them
 
