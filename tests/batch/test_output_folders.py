@@ -361,6 +361,19 @@ def test_out_of_memory_is_transient_and_called_so(folder, model, tmp_path, monke
     assert run_batch(GradCAM(model), folder, tmp_path / "out", retry_failed=True).n_failures == 0
 
 
+def test_threads_that_ran_out_are_transient(folder, model, tmp_path, monkeypatch):
+    def without_threads(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    for name in ("camscope.batch.image_loading.read_photo", "camscope.batch.batch_worker.run_methods"):
+        with monkeypatch.context() as patched:
+            patched.setattr(name, without_threads)
+            outcome = run_batch(GradCAM(model), folder, tmp_path / name)
+        assert outcome.n_failures == outcome.n_images
+        assert outcome.transient_failure_counts == outcome.failure_counts
+        assert run_batch(GradCAM(model), folder, tmp_path / name, retry_failed=True).n_failures == 0
+
+
 @pytest.mark.parametrize(
     ("error", "transient", "memory"),
     [
@@ -373,6 +386,7 @@ def test_out_of_memory_is_transient_and_called_so(folder, model, tmp_path, monke
         (MemoryError(), True, True),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True, True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000 bytes"), True, True),
+        (RuntimeError("can't start new thread"), True, False),
         (RuntimeError("shapes differ"), False, False),
     ],
 )

@@ -22,6 +22,7 @@ from camscope.errors import (
     TargetError,
     describe_out_of_memory,
     is_out_of_memory,
+    is_transient,
 )
 from camscope.explainers import Explainer
 from camscope.explainers.comparison.supported_methods import MethodTimer
@@ -127,13 +128,14 @@ class BatchWorker:
         except TargetError as error:
             if len(batch.images) == 1 and batch.images[0].row.get("target") is None:
                 raise
-            reason, is_transient = str(error), False
+            reason, may_succeed = str(error), False
         except Exception as error:
-            is_transient = is_out_of_memory(error)
-            reason = f"{describe_out_of_memory(error)}, alone" if is_transient else f"{type(error).__name__}: {error}"
+            may_succeed = is_transient(error)
+            out_of_memory = is_out_of_memory(error)
+            reason = f"{describe_out_of_memory(error)}, alone" if out_of_memory else f"{type(error).__name__}: {error}"
         torch.cuda.empty_cache()  # not earlier: the error would still hold tensors of the failed forward pass
         if len(batch.images) == 1:
-            return self._build_failure_rows(batch.images[0], reason, is_transient)
+            return self._build_failure_rows(batch.images[0], reason, may_succeed)
         half = len(batch.images) // 2  # until only the image that fails is left
         halves = [ImageBatch(batch.images[part], batch.x[part]) for part in (slice(half), slice(half, None))]
         return [row for part in halves for row in self.compute_rows(part, overlay_queue)]

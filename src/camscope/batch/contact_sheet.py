@@ -149,7 +149,6 @@ def _render_html(
     files = resources.files("camscope.batch")
     variables = f":root {{ --size: {image_height}px; --cell: {image_height + 2}px; }}\n"
     style = variables + files.joinpath("contact_sheet.css").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     environment = jinja2.Environment(autoescape=True)
     versions = " · ".join(f"{name} {run.run_info['versions'][name]}" for name in ("camscope", "torch"))
     page: str = environment.from_string(files.joinpath("contact_sheet.html").read_text("utf-8")).render(
@@ -159,7 +158,12 @@ def _render_html(
         summary={name: truncate_text(text) for name, text in run.summary.items()},
         cards=cards,
         style=style,
-        style_digest=f"sha256-{digest}",
+        style_digest=compute_csp_digest(style),
         versions=f"Made with {versions}",
     )
     return page
+
+
+def compute_csp_digest(text: str) -> str:
+    """Return the digest of an inline style or script for the content security policy."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -183,6 +183,8 @@ def add_row_columns(table: "pa.Table", source_name: str, *, strict: bool = True)
 
 def _build_manifest_table(table: "pa.Table", source_name: str, *, strict: bool) -> "pa.Table":
     pa, compute = import_arrow(), import_arrow("compute")
+    # the index that pandas writes has no name; this is what pandas calls such a column
+    table = table.rename_columns([name or f"Unnamed: {index}" for index, name in enumerate(table.column_names)])
     _check_column_names(table.column_names, source_name, strict=strict)
     if not table.num_rows:
         raise InputError(f"{source_name}: it has no rows; expected one row per image")
