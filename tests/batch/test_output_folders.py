@@ -20,9 +20,9 @@ from camscope.errors import ImageError, OutputError, RunError, describe_out_of_m
 pa = pytest.importorskip("pyarrow")
 
 from camscope.batch import BatchOptions, BatchRun, build_manifest, run_batch  # noqa: E402 - it needs pyarrow
-from camscope.batch import memory_budget as batch_memory  # noqa: E402
+from camscope.batch import image_loading as batch_memory  # noqa: E402
 from camscope.batch import overlays as batch_pictures  # noqa: E402
-from camscope.batch.memory_budget import MemoryBudget  # noqa: E402
+from camscope.batch.image_loading import MemoryBudget  # noqa: E402
 from camscope.batch.run_store import RunStore  # noqa: E402
 from camscope.evaluation import evaluate  # noqa: E402
 from camscope.images.files.image_file_access import list_image_paths  # noqa: E402

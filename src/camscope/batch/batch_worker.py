@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -50,12 +49,7 @@ class ImageBatch:
 
 @dataclass(frozen=True)
 class BatchWorker:
-    """Compute rows with explainers of one model: `targets` are those of images whose row has none.
-
-    Without `batch_size`, a batch holds 16 images, or of smaller images as many as fit into the same number of pixels, up to 64.
-    `reduced_decoding` and `window` are those of `BatchOptions`. `allow_burned_in_text` draws on scans even if text may be
-    burned into them.
-    """
+    """Compute rows with explainers of one model: `targets` are those of images whose row has none."""
 
     explainers: Sequence[Explainer]
     targets: Sequence[TargetLike]
@@ -119,8 +113,8 @@ class BatchWorker:
     def compute_rows(self, batch: ImageBatch, overlay_queue: OverlayQueue | None = None) -> list[dict[str, Any]]:
         """Return the rows of a batch, by image, target and method, and queue their overlays."""
         if batch.x is None:
-            failed = [self._build_failure_rows(image, image.error or "", image.is_transient) for image in batch.images]
-            return list(chain.from_iterable(failed))
+            images = ((image, image.error or "", image.is_transient) for image in batch.images)
+            return [row for failure in images for row in self._build_failure_rows(*failure)]
         try:
             return self._explain_batch(batch.images, batch.x, overlay_queue)
         except RUN_LEVEL_ERRORS:

@@ -117,10 +117,7 @@ def build_contact_sheet(
     num_threads: int = 1,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> ContactSheet:
-    """Build the page of the rows that a query selects; raise an InputError if no row matches.
-
-    Each map is drawn on its image with a height of `image_height` pixels. `on_progress` gets the number of new cards.
-    """
+    """Build the page of the rows that a query selects. `on_progress` gets the number of new cards."""
     if not MIN_IMAGE_HEIGHT <= image_height <= MAX_IMAGE_HEIGHT:
         raise InputError(f"image_height={image_height}; expected {MIN_IMAGE_HEIGHT} to {MAX_IMAGE_HEIGHT:,} pixels")
     rows, n_rows = run.dataset, len(run)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from camscope.batch import result_rows
 from camscope.batch.batch_worker import BatchWorker, ImageBatch
-from camscope.batch.image_loading import LoadedImage, load_images
+from camscope.batch.image_loading import LoadedImage, MemoryBudget, load_images
 from camscope.batch.manifest import import_arrow
-from camscope.batch.memory_budget import MemoryBudget
 from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, RunError
 from camscope.plurals import plural

@@ -10,7 +10,7 @@ from threading import BoundedSemaphore
 from typing import Any
 
 from camscope import render
-from camscope.batch.memory_budget import DECODING_BYTES_PER_PIXEL, DRAWING_BYTES_PER_PIXEL, MemoryBudget
+from camscope.batch.image_loading import DECODING_BYTES_PER_PIXEL, DRAWING_BYTES_PER_PIXEL, MemoryBudget
 from camscope.batch.result_rows import OutputNames
 from camscope.batch.run_store import OVERLAYS_FOLDER
 from camscope.errors import InputError
@@ -101,7 +101,7 @@ class OverlayQueue:
         return name
 
     def wait_and_note_failures(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Wait for all overlays. One that cannot be drawn becomes a note of its row; a full disk ends the run."""
+        """Wait for all overlays. One that cannot be drawn becomes a note of its row. A full disk ends the run."""
         errors = {name: error for name, future in self._pending.items() if (error := future.exception()) is not None}
         for row in rows:
             error = errors.get(row.get("overlay", ""))
