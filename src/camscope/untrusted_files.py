@@ -68,10 +68,8 @@ def read_json(path: str | os.PathLike[str], message: str | None = None, *, max_b
 
 def read_toml(path: str | os.PathLike[str], message: str | None = None) -> dict[str, Any]:
     """Read a TOML file; InputError, beginning with `message` or the path, for any other file."""
-    message = message or f"{path}: this is no TOML file"
-    with read_errors_converted(message):
-        text = read_bytes(path, MAX_TOML_BYTES).decode("utf-8")
-    return parse_toml(text, message)
+    with read_errors_converted(message or f"{path}: this is no TOML file"):
+        return tomllib.loads(read_bytes(path, MAX_TOML_BYTES).decode("utf-8"))
 
 
 def parse_toml(text: str, message: str) -> dict[str, Any]:

@@ -366,6 +366,12 @@ def test_a_part_that_somebody_damaged_is_named_and_made_anew_once_it_is_removed(
     assert rows(tmp_path / "out") == whole
 
 
+def test_a_shard_that_does_not_exist_is_refused():
+    for shard in ((3, 3), (-1, 3), (0, 0)):
+        with pytest.raises(InputError, match=r"shard=.*: expected 0/n to n-1/n"):
+            BatchOptions(shard=shard)
+
+
 def test_shards_make_the_rows_of_one_run(folder, model, tmp_path):
     run_batch(tools(model), folder, tmp_path / "whole", options=BatchOptions(chunk_size=2))
     for which in (2, 0, 1):

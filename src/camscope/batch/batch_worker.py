@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from camscope.batch import result_rows
-from camscope.batch.image_loading import LoadedImage, hash_source, prepare_input, require_reducible
+from camscope.batch.image_loading import LoadedImage, hash_source, prepare_input
 from camscope.batch.manifest import Manifest
-from camscope.batch.overlays import Background, OverlayQueue, OverlayWriter
+from camscope.batch.overlays import OverlayQueue, OverlayWriter
 from camscope.errors import (
     ImageError,
     LayerError,
@@ -31,6 +31,7 @@ from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ModelInput, require
 from camscope.explainers.core.runner import build_explanations, check_compatible_explainers, run_methods
 from camscope.explanation import Explanation, PixelArray
 from camscope.hooks.base import unwrap
+from camscope.images.preprocess import Preprocess
 from camscope.model_card import compute_model_digest
 from camscope.targets import TargetLike
 
@@ -64,8 +65,12 @@ class BatchWorker:
         check_compatible_explainers(self.explainers)
         if self.manifest.images is None:  # a dataset may give the model's own input
             require_preprocess(self.explainers[0].preprocess, "the images")
-        if self.reduced_decoding:
-            require_reducible(self.explainers[0])
+        preprocess = self.explainers[0].preprocess
+        if self.reduced_decoding and not isinstance(preprocess, Preprocess):
+            raise PreprocessError(
+                f"reduced decoding needs the size that images are resized to, which {preprocess!r} does not tell; "
+                "pass a camscope.Preprocess, or leave reduced_decoding out"
+            )
 
     @cached_property
     def model_digest(self) -> str:
@@ -179,8 +184,7 @@ class BatchWorker:
         row["notes"] = [*row["notes"], *image.notes]
         if overlay_queue is None:
             return row
-        read_images, in_memory = partial(self._read_background, image), not image.images_dropped
-        return {**row, "overlay": overlay_queue(row, explanation, Background(read_images, image.n_pixels, in_memory))}
+        return {**row, "overlay": overlay_queue(row, explanation, image, partial(self._read_background, image))}
 
     def _read_background(self, image: LoadedImage) -> tuple[PixelArray | None, PixelArray | None]:
         """Return the image and the image that the model saw; read them again if they were not kept in memory."""

@@ -112,8 +112,9 @@ class Exporter:
                     if row_export.error is not None:
                         result.failure_counts[row_export.error] += 1
                         result.failure_examples.setdefault(row_export.error, row_export.row["id"])
-                if coco_writer is not None:
-                    coco_writer.add_rows([row for row in row_exports if row.annotations is not None])
+                annotated = [row_export for row_export in row_exports if row_export.annotations is not None]
+                if coco_writer is not None and annotated:
+                    coco_writer.add_rows(annotated)
                 on_progress(len(row_exports))
         result.n_files += coco_writer is not None
         return result
@@ -291,17 +292,17 @@ class CocoWriter:
 
     def __init__(self, file: BinaryIO, image_buffer: BinaryIO, class_names: Sequence[str]) -> None:
         self._file, self._image_buffer = file, image_buffer
-        self._class_names = list(class_names)
-        self._extra_category_ids: dict[str, int] = {}  # labels that are not classes of the model
+        self._n_classes = len(class_names)
+        self.extra_category_ids: dict[str, int] = {}  # labels that are not classes of the model
         self._n_annotations = self._n_images = 0
 
     def add_rows(self, row_exports: Sequence[_RowExport]) -> None:
         """Add rows of one image with their annotations, and the image, whose id is the row number."""
-        for row in [row_export.row for row_export in row_exports[:1]]:
-            height, width = row["image_size"]
-            entry = {"id": row["row"], "file_name": row["path"], "height": height, "width": width, "name": row["id"]}
-            self._image_buffer.write(_json_item(entry, first=not self._n_images))
-            self._n_images += 1
+        row = row_exports[0].row
+        height, width = row["image_size"]
+        entry = {"id": row["row"], "file_name": row["path"], "height": height, "width": width, "name": row["id"]}
+        self._image_buffer.write(_json_item(entry, first=not self._n_images))
+        self._n_images += 1
         for row_export in row_exports:
             self.add_annotations(row_export.row, row_export.target, row_export.annotations or ())
 
@@ -311,22 +312,13 @@ class CocoWriter:
         """Add the annotations of a row. `target` is a class index, or None if the target is not a class."""
         for annotation in annotations:
             category_id = (target or 0) + 1
-            if target is None or target >= len(self._class_names):
-                new_id = len(self._class_names) + len(self._extra_category_ids) + 1
-                category_id = self._extra_category_ids.setdefault(row["label"], new_id)
+            if target is None or target >= self._n_classes:
+                new_id = self._n_classes + len(self.extra_category_ids) + 1
+                category_id = self.extra_category_ids.setdefault(row["label"], new_id)
             entry = {"id": self._n_annotations + 1, "image_id": row["row"], "category_id": category_id, **annotation}
             entry |= {"method": row["method"], "layer": row["layer"]}
             self._file.write(_json_item(entry, first=not self._n_annotations))
             self._n_annotations += 1
-
-    def write_footer(self, info: Mapping[str, Any]) -> None:
-        """Write what follows the annotations: images, categories and info."""
-        self._file.write(b'\n],\n"images": [')
-        self._image_buffer.seek(0)
-        shutil.copyfileobj(self._image_buffer, self._file)
-        names = [*self._class_names, *self._extra_category_ids]
-        categories = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
-        self._file.write(f'\n],\n"categories": {json.dumps(categories)},\n"info": {json.dumps(info)}\n}}\n'.encode())
 
 
 @contextmanager
@@ -338,7 +330,13 @@ def open_coco_writer(
         file.write(b'{\n"annotations": [')
         writer = CocoWriter(file, image_buffer, class_names)
         yield writer
-        writer.write_footer({"description": SCORE_DESCRIPTION, **info})
+        file.write(b'\n],\n"images": [')
+        image_buffer.seek(0)
+        shutil.copyfileobj(image_buffer, file)
+        names = enumerate([*class_names, *writer.extra_category_ids], start=1)
+        categories = json.dumps([{"id": number, "name": name} for number, name in names])
+        description = json.dumps({"description": SCORE_DESCRIPTION, **info})
+        file.write(f'\n],\n"categories": {categories},\n"info": {description}\n}}\n'.encode())
 
 
 def _json_item(value: Mapping[str, Any], *, first: bool) -> bytes:

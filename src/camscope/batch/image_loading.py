@@ -23,7 +23,6 @@ from camscope.errors import (
     GeometryError,
     ImageError,
     InputError,
-    PreprocessError,
     describe_out_of_memory,
     is_out_of_memory,
     is_transient,
@@ -306,15 +305,6 @@ def prepare_input(
     placement = placement and placement.on_resized_image(size)
     input_image = render_model_input(x, preprocess) if keep_image and not placement else None
     return ModelInput(x, placement, "", pixels if keep_image else None, input_image)
-
-
-def require_reducible(explainer: Explainer) -> None:
-    """Raise a PreprocessError if the size that images are resized to is unknown."""
-    if not isinstance(explainer.preprocess, Preprocess):
-        raise PreprocessError(
-            f"reduced decoding needs the size that images are resized to, which {explainer.preprocess!r} does not tell; "
-            "pass a camscope.Preprocess, or leave reduced_decoding out"
-        )
 
 
 def _decode_photo(source: Any, explainer: Explainer, reduced_decoding: bool) -> tuple[PixelArray, tuple[int, ...]]:

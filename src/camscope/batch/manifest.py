@@ -4,7 +4,7 @@ import hashlib
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -224,6 +224,13 @@ def _check_column_names(names: Sequence[str], source_name: str, *, strict: bool)
         )
 
 
+def require_columns(names: Iterable[str | None], existing: Sequence[str], purpose: str) -> None:
+    """Raise an InputError, with the existing columns, for a name that is not one of them."""
+    for name in names:
+        if name is not None and name not in existing:
+            raise InputError(f"no column {name!r} {purpose}; the columns are {', '.join(existing) or 'none'}")
+
+
 def _cast_column(column: Any, arrow_type: Any, name: str, source_name: str) -> Any:
     try:
         return column.cast(arrow_type)
@@ -265,10 +272,7 @@ def _is_scan_path(manifest: Manifest, path: str) -> bool:
 
 def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) -> Manifest:
     """Replace each path, and each id that is a path, by a keyed hash. Only `target` and `keep_columns` remain."""
-    if unknown := [name for name in keep_columns if name not in manifest.extra_columns]:
-        raise InputError(
-            f"no column {unknown[0]!r} to keep; the columns are {', '.join(manifest.extra_columns) or 'none'}"
-        )
+    require_columns(keep_columns, manifest.extra_columns, "to keep")
     pa, compute, table = import_arrow(), import_arrow("compute"), manifest.table
     if manifest.images is not None:  # the number of an image in a named dataset
         identifiers: list[Any] = [f"{manifest.dataset}{path}".encode() for path in table["path"].to_pylist()]

@@ -81,9 +81,7 @@ def replace_rows(existing: "pa.Table", new: "pa.Table") -> "pa.Table":
 
 def rows_to_table(rows: Sequence[Mapping[str, Any]], schema: "pa.Schema") -> "pa.Table":
     """Convert rows to the table of a part."""
-    pa = import_arrow()
-    arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    return import_arrow().Table.from_pylist(rows, schema=schema)
 
 
 def hash_parameters(parameters: Mapping[str, Any]) -> str:

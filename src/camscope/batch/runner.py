@@ -1,7 +1,7 @@
 """`run_batch` and its options: compute the maps of many images and write them as one Parquet dataset that can be resumed."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,15 @@ from typing import Any, Literal
 from camscope.batch import ray_engine
 from camscope.batch.batch_worker import RUN_LEVEL_ERRORS, BatchWorker
 from camscope.batch.image_loading import require_valid_num_threads
-from camscope.batch.local_engine import BatchOutcome, ChunkPlan, OutcomeCallback, compute_chunks, run_chunks
+from camscope.batch.local_engine import (
+    BatchOutcome,
+    ChunkPlan,
+    ChunkTask,
+    OutcomeCallback,
+    Steps,
+    compute_chunks,
+    run_chunks,
+)
 from camscope.batch.manifest import ImageAccessor, Manifest, contains_scans, hash_manifest, pseudonymize_manifest
 from camscope.batch.overlays import OverlayWriter
 from camscope.batch.result_rows import OutputNames, hash_parameters
@@ -72,6 +80,9 @@ class BatchOptions:
         if self.engine == "local" and (self.address is not None or self.num_workers is not None):
             raise InputError("address and num_workers are options of Ray: pass engine='ray' too, or leave them out")
         check_positive_integer(None, chunk_size=self.chunk_size, num_workers=self.num_workers)
+        index, count = self.shard
+        if not 0 <= index < count:
+            raise InputError(f"shard={index}/{count}: expected 0/n to n-1/n, such as (0, 8)")
 
 
 @dataclass(frozen=True)
@@ -177,7 +188,6 @@ def run_batch(
     _check_target_names(targets)
     check_positive_integer(None, batch_size=batch_size)
     require_valid_num_threads(num_threads)
-    overlay_options = OverlayOptions(overlays) if isinstance(overlays, str) else overlays
     manifest = apply_privacy_options(build_manifest(source, root), privacy, explainer_list[0].preprocess)
     store, plan = RunStore(output), ChunkPlan(len(manifest), options.chunk_size, options.shard)
     window = None if options.window is None else Window.parse(options.window)
@@ -190,25 +200,30 @@ def run_batch(
         window=window and f"{window.center:g},{window.width:g},{window.kind}",  # as `Window.parse` reads it
         allow_burned_in_text=privacy.allow_burned_in_text,
     )
+    overlay_options = OverlayOptions(overlays) if isinstance(overlays, str) else overlays
     run_info = build_run_info(worker, options.chunk_size, overlay_options)
     if overlay_options is not None:
         names = OutputNames.from_run(run_info["run_config"])
         writer = OverlayWriter(store.folder, overlay_options.format, names, overlay_options.height)
         worker = replace(worker, overlay_writer=writer)
-    if options.engine == "ray":
-        arguments = (worker, store, plan, num_threads, options.address, options.num_workers)
-        compute = partial(ray_engine.compute_chunks_on_ray, *arguments)
-    else:
-        compute = partial(compute_chunks, worker, store, plan, num_threads or choose_num_threads(manifest))
-    is_new = store.begin(run_info, overwrite=overwrite)
-    try:
-        return run_chunks(compute, store, plan, options.max_failures, on_progress, retry_failed=retry_failed)
-    except (*RUN_LEVEL_ERRORS, TargetError):
-        if is_new:
-            store.discard_empty_run()
-        raise
-    finally:
-        store.release()
+    compute = _choose_engine(worker, store, plan, num_threads, options)
+    with store.open_run(run_info, overwrite=overwrite) as is_new:
+        try:
+            return run_chunks(compute, store, plan, options.max_failures, on_progress, retry_failed=retry_failed)
+        except (*RUN_LEVEL_ERRORS, TargetError):
+            if is_new:
+                store.discard_empty_run()
+            raise
+
+
+def _choose_engine(
+    worker: BatchWorker, store: RunStore, plan: ChunkPlan, num_threads: int | None, options: BatchOptions
+) -> Callable[[Sequence[ChunkTask]], Steps]:
+    """Return the function that computes the tasks of a run."""
+    if options.engine == "local":
+        return partial(compute_chunks, worker, store, plan, num_threads or choose_num_threads(worker.manifest))
+    arguments = (worker, store, plan, num_threads, options.address, options.num_workers)
+    return partial(ray_engine.compute_chunks_on_ray, *arguments)
 
 
 def apply_privacy_options(manifest: Manifest, privacy: PrivacyOptions, preprocess: object) -> Manifest:

@@ -29,7 +29,7 @@ from camscope.batch.inspection.inspection_table import (
     resolve_column_names,
 )
 from camscope.batch.inspection.issues import ISSUE_ORDER, SEVERITIES, DatasetIssue, RowNumbers
-from camscope.batch.manifest import Manifest, contains_scans, import_arrow, pseudonymize_manifest
+from camscope.batch.manifest import Manifest, contains_scans, import_arrow, pseudonymize_manifest, require_columns
 from camscope.batch.sources import build_manifest
 from camscope.errors import InputError, OutputError
 from camscope.images.files.redaction import load_pseudonym_key
@@ -238,15 +238,16 @@ def inspect_images(
         manifest, {"patient": patient_column, "split": split_column, "target": target_column, "mask": mask_column}
     )
     existing = manifest.table.column_names
-    if unknown := [name for name in keep_columns if name not in existing]:
-        raise InputError(f"no column {unknown[0]!r} to keep; the columns are {', '.join(existing)}")
+    require_columns(keep_columns, existing, "to keep")
     metadata = _read_metadata(manifest, columns["mask"], all_scans, num_threads or os.cpu_count() or 1, on_progress)
     table = InspectionTable(manifest, metadata_to_table(metadata), columns)
     is_scan_format = set(SCAN_FORMATS).intersection(table.encode_metadata("format").values)
     pseudonymize = profile == "research" or (profile is None and (bool(is_scan_format) or contains_scans(manifest)))
     prevalences = compute_prevalences(table, group_by)
     issues = check_dataset(table, class_names, prevalences, pseudonymize=pseudonymize)
-    visible_names = [name for name in (columns["target"], *group_by, *keep_columns, split_column) if name in existing]
+    visible_names = [
+        name for name in (columns["target"], *group_by, *keep_columns, split_column) if name and name in existing
+    ]
     return DatasetInspection(
         visible_columns=_select_visible_columns(manifest, visible_names) if pseudonymize else manifest.table,
         metadata=table.metadata,
@@ -272,10 +273,8 @@ def _read_metadata(
         yield metadata
 
 
-def _select_visible_columns(manifest: Manifest, names: Sequence[str | None]) -> "pa.Table":
+def _select_visible_columns(manifest: Manifest, names: Sequence[str]) -> "pa.Table":
     """Return the pseudonymized columns `row`, `id` and `path`, and further columns by name."""
-    table = pseudonymize_manifest(manifest).table.select(["row", "id", "path"])
-    for name in dict.fromkeys(names):
-        if name is not None and name not in ("row", "id", "path"):
-            table = table.append_column(name, manifest.table[name])
-    return table
+    pseudonyms = pseudonymize_manifest(manifest).table
+    columns = {name: pseudonyms[name] for name in ("row", "id", "path")}
+    return import_arrow().table({**columns, **{name: manifest.table[name] for name in names if name not in columns}})

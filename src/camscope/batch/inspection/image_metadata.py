@@ -16,7 +16,7 @@ from torch import Tensor
 from camscope.batch.inspection.issues import flags_to_codes
 from camscope.batch.manifest import Manifest, import_arrow
 from camscope.batch.path_resolver import is_url, read_image_source
-from camscope.errors import CamscopeError, ImageError, InputError, MissingExtraError
+from camscope.errors import CamscopeError, ImageError, InputError
 from camscope.images.files.image_file_access import split_selector
 from camscope.images.files.redaction import pseudonymize_source, redact_errors, suppress_library_output
 from camscope.images.mask_files import SegmentationObjectError, read_label_image, read_mask_scan
@@ -267,38 +267,6 @@ def _read_dicom_header(dataset: "Dataset", metadata: ImageMetadata, hash_key: by
         metadata.slice_plane = (*plane.position, *plane.row_cosines, *plane.column_cosines, *plane.spacing)
 
 
-def check_mask(
-    source: bytes | Path, image_shape: Sequence[int] | None, image_affine: Affine | None
-) -> tuple[str, tuple[str, ...]]:
-    """Return the status of a mask ("ok" or an issue code) and its labels, at most one more than a message lists."""
-    mask_affine = None
-    try:
-        if isinstance(source, Path) or is_scan(source):
-            scan = read_mask_scan(source)
-            labels = LabelImage.from_colors(scan.values) if scan.is_color else LabelImage(scan.values)
-            mask_affine = scan.affine
-        else:
-            labels = read_label_image(source)
-    except FileNotFoundError:
-        return "mask-missing", ()
-    except SegmentationObjectError:
-        return "mask-segmentation", ()
-    except (CamscopeError, OSError) as error:
-        return "mask-missing" if "no such file" in str(error) else "mask-unreadable", ()
-    shape, names = labels.values.shape, labels.label_names(MAX_LISTED_NAMES + 1)
-    if image_shape is not None and [n for n in shape if n != 1] != [n for n in image_shape if n != 1]:
-        return "mask-size", names
-    if image_affine is not None and mask_affine is not None:
-        # the largest distance between the corners of the array under the two affines, in voxels of the image
-        sides = (1,) * (3 - len(shape)) + tuple(shape)
-        corners = np.array([[*corner, 1.0] for corner in product(*((0, side - 1) for side in sides))]).T
-        displacement = (np.asarray(mask_affine) - np.asarray(image_affine)) @ corners
-        voxel_size = np.linalg.norm(np.asarray(image_affine)[:3, :3], axis=0)[-len(shape) :].min()
-        if np.linalg.norm(displacement[:3], axis=0).max() / voxel_size > 1:
-            return "mask-position", names
-    return "ok" if names else "mask-empty", names
-
-
 ERROR_CODE_PATTERNS = (
     ("no such f", "missing-file"),  # file or folder
     ("is not installed", "missing-codec"),
@@ -321,8 +289,6 @@ class ImageMetadataReader:
         metadata, affine = ImageMetadata(row["row"]), None
         try:
             affine = self._read_image(row, metadata)
-        except MissingExtraError as error:
-            metadata.record_failure("missing-codec", str(error))
         except CamscopeError as error:
             message = str(error)
             codes = (code for pattern, code in ERROR_CODE_PATTERNS if pattern in message)
@@ -332,11 +298,10 @@ class ImageMetadataReader:
         except Exception as error:  # a store, a network, a dataset and a damaged file may raise anything
             reason = getattr(error, "strerror", None) or type(error).__name__
             metadata.record_failure("unreadable", f"it cannot be read: {reason}")
-        if self.mask_column is not None:
-            status, metadata.mask_labels = self._check_mask_cell(row[self.mask_column], metadata, affine)
-            metadata.mask_status = status
-            if status is not None and status.startswith("mask-"):
-                metadata.issue_codes.append(status)
+        cell = None if self.mask_column is None else row[self.mask_column]
+        if cell is not None and cell not in ("", []):
+            metadata.mask_status, metadata.mask_labels = self._check_mask(cell, metadata.shape, affine)
+            metadata.issue_codes += [metadata.mask_status] if metadata.mask_status.startswith("mask-") else []
         return metadata
 
     def _read_image(self, row: Mapping[str, Any], metadata: ImageMetadata) -> Affine | None:
@@ -363,18 +328,36 @@ class ImageMetadataReader:
             return Path(location)
         return read_image_source(location)
 
-    def _check_mask_cell(
-        self, cell: Any, metadata: ImageMetadata, image_affine: Affine | None
-    ) -> tuple[str | None, tuple[str, ...]]:
-        """Return the status of a mask, or None if the row has none, and the labels of the mask."""
-        if cell is None or cell in ("", []):
-            return None, ()
+    def _check_mask(
+        self, cell: Any, image_shape: Sequence[int] | None, image_affine: Affine | None
+    ) -> tuple[str, tuple[str, ...]]:
+        """Return the status of a mask ("ok" or an issue code) and its labels, at most one more than a message lists."""
         if not isinstance(cell, str) or cell.lstrip().startswith(NON_FILE_PREFIXES):
             return "not a file", ()
+        mask_affine = None
         try:
             source = self._read_source(cell)
+            if isinstance(source, Path) or is_scan(source):
+                scan = read_mask_scan(source)
+                labels = LabelImage.from_colors(scan.values) if scan.is_color else LabelImage(scan.values)
+                mask_affine = scan.affine
+            else:
+                labels = read_label_image(source)
         except FileNotFoundError:
             return "mask-missing", ()
-        except (CamscopeError, OSError):
-            return "mask-unreadable", ()
-        return check_mask(source, metadata.shape, image_affine)
+        except SegmentationObjectError:
+            return "mask-segmentation", ()
+        except (CamscopeError, OSError) as error:
+            return "mask-missing" if "no such file" in str(error) else "mask-unreadable", ()
+        shape, names = labels.values.shape, labels.label_names(MAX_LISTED_NAMES + 1)
+        if image_shape is not None and [n for n in shape if n != 1] != [n for n in image_shape if n != 1]:
+            return "mask-size", names
+        if image_affine is not None and mask_affine is not None:
+            # the largest distance between the corners of the array under the two affines, in voxels of the image
+            sides = (1,) * (3 - len(shape)) + tuple(shape)
+            corners = np.array([[*corner, 1.0] for corner in product(*((0, side - 1) for side in sides))]).T
+            displacement = (np.asarray(mask_affine) - np.asarray(image_affine)) @ corners
+            voxel_size = np.linalg.norm(np.asarray(image_affine)[:3, :3], axis=0)[-len(shape) :].min()
+            if np.linalg.norm(displacement[:3], axis=0).max() / voxel_size > 1:
+                return "mask-position", names
+        return "ok" if names else "mask-empty", names

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.batch.manifest import Manifest, import_arrow
-from camscope.errors import InputError
+from camscope.batch.manifest import Manifest, import_arrow, require_columns
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -141,8 +140,7 @@ def resolve_column_names(manifest: Manifest, requested: Mapping[str, str | None]
     """Return the column of each role: the requested one, or else the first of the usual names that the manifest has."""
     existing = manifest.table.column_names
     for role, name in requested.items():
-        if name is not None and name not in existing:
-            raise InputError(f"no column {name!r} for the {role}; the columns are {', '.join(existing)}")
+        require_columns([name], existing, f"for the {role}")
     return {
         role: requested.get(role) or next((name for name in names if name in existing), None)
         for role, names in DEFAULT_COLUMNS.items()
@@ -170,9 +168,7 @@ class TargetPrevalence:
 
 def compute_prevalences(table: InspectionTable, columns: Sequence[str]) -> list[TargetPrevalence]:
     """Count targets, or rows if there is no target, by the groups of columns of the manifest or of the metadata."""
-    existing = [*table.manifest.table.column_names, *GROUP_COLUMNS]
-    if unknown := [name for name in columns if name not in existing]:
-        raise InputError(f"no column {unknown[0]!r} to group by; the columns are {', '.join(existing)}")
+    require_columns(columns, [*table.manifest.table.column_names, *GROUP_COLUMNS], "to group by")
     target = table.encode_manifest_column("target")
     if target is None:
         target = EncodedColumn(np.zeros(len(table.manifest), np.int64), ["images"])
