@@ -108,7 +108,7 @@ OF_PRIVACY = [
     Mutant(
         "rows are places",
         Manifest,
-        "row_position",
+        "row_by_number",
         "int(np.searchsorted(self._row_numbers, number))",
         "number",
         a_row_is_of_its_own_file,
