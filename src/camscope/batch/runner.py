@@ -1,7 +1,7 @@
 """`run_batch` and its options: compute the maps of many images and write them as one Parquet dataset that can be resumed."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -190,22 +190,19 @@ def run_batch(
     require_valid_num_threads(num_threads)
     manifest = apply_privacy_options(build_manifest(source, root), privacy, explainer_list[0].preprocess)
     store, plan = RunStore(output), ChunkPlan(len(manifest), options.chunk_size, options.shard)
-    window = None if options.window is None else Window.parse(options.window)
     worker = BatchWorker(
         explainer_list,
         list(targets),
         manifest,
         batch_size,
         options.reduced_decoding,
-        window=window and f"{window.center:g},{window.width:g},{window.kind}",  # as `Window.parse` reads it
+        window=_format_window(options.window),
         allow_burned_in_text=privacy.allow_burned_in_text,
     )
     overlay_options = OverlayOptions(overlays) if isinstance(overlays, str) else overlays
     run_info = build_run_info(worker, options.chunk_size, overlay_options)
     if overlay_options is not None:
-        names = OutputNames.from_run(run_info["run_config"])
-        writer = OverlayWriter(store.folder, overlay_options.format, names, overlay_options.height)
-        worker = replace(worker, overlay_writer=writer)
+        worker = _add_overlay_writer(worker, store.folder, overlay_options, run_info)
     compute = _choose_engine(worker, store, plan, num_threads, options)
     with store.open_run(run_info, overwrite=overwrite) as is_new:
         try:
@@ -214,6 +211,21 @@ def run_batch(
             if is_new:
                 store.discard_empty_run()
             raise
+
+
+def _format_window(value: Any) -> str | None:
+    """Return a window as the text that `Window.parse` reads, which is the same for equal windows."""
+    if value is None:
+        return None
+    window = Window.parse(value)
+    return f"{window.center:g},{window.width:g},{window.kind}"
+
+
+def _add_overlay_writer(
+    worker: BatchWorker, folder: Path, overlays: OverlayOptions, run_info: Mapping[str, Any]
+) -> BatchWorker:
+    names = OutputNames.from_run(run_info["run_config"])
+    return replace(worker, overlay_writer=OverlayWriter(folder, overlays.format, names, overlays.height))
 
 
 def _choose_engine(
