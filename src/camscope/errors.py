@@ -136,6 +136,7 @@ class CamscopeWarning(UserWarning):
 
 # errors of a path that another attempt does not change
 PERMANENT_PATH_ERRNOS = (errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+NO_NEW_THREAD = "can't start new thread"  # the whole message of Python's RuntimeError: a limit of the moment
 OUT_OF_MEMORY = "out of memory"
 OUT_OF_MEMORY_PATTERN = re.compile(
     r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|insufficient memory|bad.alloc|alloc_failed",
@@ -163,7 +164,7 @@ def describe_out_of_memory(error: BaseException) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether reading the same file again may succeed: it was missing or out of reach, or memory ran out.
+    """Whether reading the same file again may succeed: it was missing or out of reach, or memory or threads ran out.
 
     A file that is not an image, and a path that cannot lead to one, are permanent failures. The causes of an error count too,
     because readers convert the errors of the system.
@@ -171,6 +172,7 @@ def is_transient(error: BaseException) -> bool:
     return any(
         is_out_of_memory(cause)
         or isinstance(cause, FileNotFoundError | ConnectionError | TimeoutError)
+        or (isinstance(cause, RuntimeError) and str(cause) == NO_NEW_THREAD)
         or type(cause).__name__ == "URLError"  # of urllib, which is not imported for its name
         or (isinstance(cause, OSError) and cause.errno is not None and cause.errno not in PERMANENT_PATH_ERRNOS)
         for cause in _iter_causes(error)

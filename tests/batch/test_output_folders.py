@@ -20,9 +20,9 @@ from camscope.errors import ImageError, OutputError, RunError, describe_out_of_m
 pa = pytest.importorskip("pyarrow")
 
 from camscope.batch import BatchOptions, BatchRun, build_manifest, run_batch  # noqa: E402 - it needs pyarrow
-from camscope.batch import memory_budget as batch_memory  # noqa: E402
+from camscope.batch import image_loading as batch_memory  # noqa: E402
 from camscope.batch import overlays as batch_pictures  # noqa: E402
-from camscope.batch.memory_budget import MemoryBudget  # noqa: E402
+from camscope.batch.image_loading import MemoryBudget  # noqa: E402
 from camscope.batch.run_store import RunStore  # noqa: E402
 from camscope.evaluation import evaluate  # noqa: E402
 from camscope.images.files.image_file_access import list_image_paths  # noqa: E402
@@ -361,6 +361,19 @@ def test_out_of_memory_is_transient_and_called_so(folder, model, tmp_path, monke
     assert run_batch(GradCAM(model), folder, tmp_path / "out", retry_failed=True).n_failures == 0
 
 
+def test_threads_that_ran_out_are_transient(folder, model, tmp_path, monkeypatch):
+    def without_threads(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    for name in ("camscope.batch.image_loading.read_photo", "camscope.batch.batch_worker.run_methods"):
+        with monkeypatch.context() as patched:
+            patched.setattr(name, without_threads)
+            outcome = run_batch(GradCAM(model), folder, tmp_path / name)
+        assert outcome.n_failures == outcome.n_images
+        assert outcome.transient_failure_counts == outcome.failure_counts
+        assert run_batch(GradCAM(model), folder, tmp_path / name, retry_failed=True).n_failures == 0
+
+
 @pytest.mark.parametrize(
     ("error", "transient", "memory"),
     [
@@ -373,6 +386,7 @@ def test_out_of_memory_is_transient_and_called_so(folder, model, tmp_path, monke
         (MemoryError(), True, True),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True, True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000 bytes"), True, True),
+        (RuntimeError("can't start new thread"), True, False),
         (RuntimeError("shapes differ"), False, False),
     ],
 )

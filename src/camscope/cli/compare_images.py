@@ -74,7 +74,7 @@ def _resolve_output_folder(source: str, output: str | None) -> Path:
 def _comparison_name(source: str) -> str:
     """Return the name of a comparison's folder: the stem of the source, or a keyed hash for medical images."""
     from camscope.batch import build_manifest
-    from camscope.batch.pseudonymize import contains_scans
+    from camscope.batch.manifest import contains_scans
     from camscope.batch.sources import DATASET_PREFIXES
     from camscope.images.files.redaction import pseudonymize_source
 

@@ -11,7 +11,7 @@ from camscope.errors import CamscopeError, CategoryError, ImageError
 from camscope.images.files.image_file_access import is_scan_name
 
 if TYPE_CHECKING:
-    from camscope.batch.options import PrivacyProfile
+    from camscope.batch.runner import PrivacyProfile
     from camscope.explainers import Explainer
     from camscope.explanation import Explanation
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from camscope.batch import BatchOptions, BatchOutcome, Manifest, build_manifest, run_batch
 from camscope.batch.local_engine import OutcomeCallback
-from camscope.batch.pseudonymize import contains_scans
+from camscope.batch.manifest import contains_scans
 from camscope.errors import CategoryError, InputError, RunError, UndefinedError
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, AnnotationColumn, GroundTruth, load_ground_truth
 from camscope.evaluation.summary import format_no_ground_truth

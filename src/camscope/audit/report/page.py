@@ -1,8 +1,6 @@
 """The HTML report of an audit: a single self-contained file that works without scripts."""
 
-import base64
 import csv
-import hashlib
 import io
 from collections.abc import Mapping
 from functools import partial
@@ -38,6 +36,7 @@ from camscope.audit.report.verdict_labels import (
 from camscope.audit.shortcuts.region_attribution import MIN_OVERLAP_SHARE, find_overlapping_regions
 from camscope.audit.verdicts.limitations_and_warnings import GENERAL_LIMITATIONS
 from camscope.audit.verdicts.questions import QUESTIONS
+from camscope.batch.contact_sheet import compute_csp_digest
 from camscope.errors import InputError
 from camscope.metrics import METRICS
 from camscope.optional import require
@@ -127,7 +126,7 @@ def create_template_environment() -> "jinja2.Environment":
     environment.filters |= {"metric_title": METRICS.display_name, "method_title": METHODS.display_name}
     environment.globals |= {
         "classify_verdict": classify_verdict,
-        "compute_csp_digest": _compute_csp_digest,
+        "compute_csp_digest": compute_csp_digest,
         "conclusion_meanings": CONCLUSION_MEANINGS,
         "describe_direction": describe_direction,
         "effect_quantities": {name: question.effect_quantity for name, question in QUESTIONS.items()},
@@ -161,8 +160,3 @@ def _finalize_output(value: Any) -> Any:
 def _read_template(file_name: str) -> str:
     """Read a template of the package."""
     return resources.files("camscope.audit.report").joinpath("templates", *file_name.split("/")).read_text("utf-8")
-
-
-def _compute_csp_digest(text: str) -> str:
-    """Return the digest of an inline style or script for the content security policy."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
