@@ -33,19 +33,15 @@ BIAS_FUNCTIONS = {*BIAS_ARGUMENT_INDEX, *BATCH_STATISTICS_ARGUMENT, *CLIPPING_LI
 
 @dataclass(frozen=True)
 class Bias:
-    """The bias that one call of a function adds to its output; `values()` broadcasts against the output.
+    """The bias that one call of a function adds to its output. `values()` broadcasts against the output."""
 
-    `layer`: the module that holds it, or the function's name. `channels_last`: whether the channels are on the last axis
-    rather than axis 1. `sample_axis`: the axis of the samples.
-    """
-
-    layer: str
+    layer: str  # the module that holds it, or the function's name
     values: Callable[[], Tensor]
-    channels_last: bool
+    channels_last: bool  # otherwise the channels are on axis 1
     sample_axis: int = 0
 
     def to_maps(self, values: Tensor, x: Tensor, layouts: "OutputLayouts") -> Tensor | None:
-        """Return values at the positions of the output as maps (N,K,*s) over the input x; None if they have no place on it."""
+        """Return values at the positions of the output as maps (N,K,*s) over the input x, or None if they have no place on it."""
         if self.channels_last:
             layout = layouts.get_layout(values.shape)
         else:
@@ -77,7 +73,7 @@ class OutputLayouts:
             self._layouts[shape] = layout
 
     def get_layout(self, shape: Sequence[int]) -> Layout | None:
-        """Return the layout of outputs (N,...) of this shape; None if they have no grid."""
+        """Return the layout of outputs (N,...) of this shape, or None if they have no grid."""
         return self._layouts.get(tuple(shape))
 
 
@@ -100,7 +96,7 @@ class FirstOutputCapture(BaseFunctionMode):
 
 
 def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: LayoutHints) -> Layout | None:
-    """Infer the layout of an output (N,...,K) with more than one cell; None if there is none."""
+    """Infer the layout of an output (N,...,K) with more than one cell, or None if there is none."""
     try:
         if len(shape) == 3 and shape[1] in layout_hints.image_token_positions:
             return infer_image_token_layout(shape, x.shape, layout_hints)
@@ -114,7 +110,7 @@ def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: Layout
 def _verify_output_layout(
     score: Score, x: Tensor, shape: tuple[int, ...], sample_axis: int, layout: Layout
 ) -> LayoutVerdict:
-    """Verify the layout of the first output of this shape; see `probe_layout`."""
+    """Verify the layout of the first output of this shape. See `probe_layout`."""
 
     def read(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with FirstOutputCapture(shape[1:], sample_axis) as first:

@@ -111,10 +111,7 @@ class ScoreDecomposition:
 
 
 def decompose_scores(x: Tensor, scores: Sequence[Score], explainer: "BaseFullGrad") -> list[ScoreDecomposition]:
-    """Return the decomposition of each score from one forward pass.
-
-    If the model detaches its input, a second pass keeps gradients on everywhere.
-    """
+    """Return the decomposition of each score from one forward pass, or from a second one if the model detaches its input."""
     return run_with_gradients(lambda gradients_on: _decompose_in_one_pass(x, scores, explainer, gradients_on))
 
 
@@ -154,10 +151,7 @@ def _decompose_in_one_pass(
 
 
 def sum_scaled_magnitudes(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale |values| (N,K,*s) of each sample to 0..1 and sum over K: (N,*s); also return whether (N,) any is not zero.
-
-    The scaling is over all channels together; constant values become 0.
-    """
+    """Scale |values| (N,K,*s) of each sample to 0..1, and sum over K: (N,*s). Also return whether (N,) any is not zero."""
     magnitudes = values.abs()
     flat, rows = magnitudes.flatten(1), (-1, *[1] * (values.ndim - 2))
     low, high = flat.amin(1).view(rows), flat.amax(1).view(rows)  # aminmax is slower than both

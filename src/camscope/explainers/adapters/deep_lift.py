@@ -70,7 +70,7 @@ class UnsupportedOps(BaseFunctionMode):
         self.reset()
 
     def reset(self) -> None:
-        """Reset the counts; call it before each pass."""
+        """Reset the counts. Call it before each pass."""
         self._supported_module_depth, self.counts = 0, Counter[str]()
 
     def track_supported_modules(self, model: nn.Module) -> None:
@@ -237,7 +237,7 @@ class DeepLIFT(BaselineMixin, DeepLIFTBase):
 class DeepLIFTSHAP(BackgroundMixin, DeepLIFTBase):
     """The mean of DeepLIFT over background inputs, an estimate of Shapley values (Lundberg & Lee 2017, section 4.2).
 
-    The background needs at least two inputs; see `DeepLIFTBase`.
+    The background needs at least two inputs. See `DeepLIFTBase`.
     """
 
     name, title, paper = "deepliftshap", "DeepLIFT SHAP", "arXiv:1705.07874"
@@ -282,10 +282,7 @@ class _ScoreModule(nn.Module):
 
 
 def compute_smallest_difference(x: Tensor, score: Score) -> float:
-    """Return the smallest number of the type of the activations, in float16 a subnormal one.
-
-    captum tells two activations apart by it. Under autocast the type is what autocast casts to.
-    """
+    """Return the smallest number of the dtype of the activations, also under autocast, by which captum tells two apart."""
     with score.forward_context():
         device_type = x.device.type
         cast_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
@@ -296,7 +293,7 @@ def compute_smallest_difference(x: Tensor, score: Score) -> float:
 def _compute_multipliers(
     score_module: _ScoreModule, x: Tensor, baseline_tensor: Tensor, unsupported_ops: UnsupportedOps
 ) -> Tensor | None:
-    """Return captum's multipliers (C,*S) of one input against one baseline; None if the model disables gradients."""
+    """Return captum's multipliers (C,*S) of one input against one baseline, or None if the model disables gradients."""
     from captum.attr import DeepLift
 
     unsupported_ops.reset()

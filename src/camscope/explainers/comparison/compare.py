@@ -204,7 +204,7 @@ def compare(
         methods: Names, classes, or explainers of this model, which keep their settings.
         layers: Names or modules; a method that combines layers, such as RefineCAM, takes all of them. Default: the last
             layer with spatial extent.
-        targets: One or several targets; see `Explainer.attribute`.
+        targets: One or several targets. See `Explainer.attribute`.
         preprocess: How the image becomes the model's input.
         class_names: Class names by index.
         precision: "bf16", or None for the model's own.
@@ -251,7 +251,7 @@ def compare_explainers(
     skip_unsupported: bool = False,
     on_pass: OnPass | None = None,
 ) -> Comparison:
-    """Return the comparison of explainers of one model; see `compare`."""
+    """Return the comparison of explainers of one model. See `compare`."""
     timer = MethodTimer(on_pass)
     if skip_unsupported:
         explainers, rows = explain_supported(explainers, image, targets, extra_inputs, on_pass=timer)
@@ -265,7 +265,7 @@ def compare_explainers(
 
 
 def _find_visible_region(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
-    """Return the rows and columns of the image that the model saw; None if that is all, unknown, or not one region."""
+    """Return the rows and columns of the image that the model saw, or None if that is all, unknown, or not one region."""
     regions = set()
     for explanation in explanations:
         if explanation.image is None or explanation.placement is None:

@@ -64,10 +64,7 @@ def _rank_values(values: FloatArray) -> FloatArray:
 def describe_equal_maps(
     groups: Sequence[tuple[Explanation, ...]], method_labels: Mapping[int, str], n_targets: int
 ) -> tuple[str, ...]:
-    """Return sentences that say which maps are equal and why; what holds for several targets is one sentence.
-
-    `method_labels`: the label of each explanation's method, by the explanation's id.
-    """
+    """Return sentences that say which maps are equal and why. `method_labels`: the label of the method by an explanation's id."""
     classes_by_text: dict[tuple[str, str], list[str]] = {}
     for group in groups:
         layers = {explanation.layer for explanation in group}

@@ -72,7 +72,7 @@ class MethodTimer:
             self._on_pass(self._active_explainers)
 
     def get_seconds(self, explainer: BaseMethod) -> float:
-        """Return the seconds of one method; call it after the last pass."""
+        """Return the seconds of one method. Call it after the last pass."""
         self._add_elapsed_time()
         return self._seconds.get(id(explainer), 0.0)
 

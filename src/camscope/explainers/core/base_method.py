@@ -141,7 +141,7 @@ class BaseMethod(ABC):
         return self.backward_passes != "0"
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """Return the target that the method explains; raise TargetError for one that it cannot."""
+        """Return the target that the method explains, or raise TargetError for one that it cannot."""
         return target
 
     @property
@@ -197,7 +197,7 @@ class BaseMethod(ABC):
 
     @property
     def forward_options(self) -> dict[str, Any]:
-        """Options of how the model's forward is called with an input; see `Score`."""
+        """Options of how the model's forward is called with an input. See `Score`."""
         return {"input_key": self.input_key, "frames_first": self.frames_first}
 
     @property
@@ -359,11 +359,7 @@ def _join_if_complete(parts: Sequence[Tensor | None], join: Callable[[list[Tenso
 
 
 def is_below_precision(precision: float, values: Tensor, gradient: Tensor, activation: Tensor) -> Tensor:
-    """Whether each score (N,), to first order, changes by less than its own rounding if all of `activation` becomes zero.
-
-    The gradient there and `activation` are (N,...). `precision` is the machine epsilon of the score. A zero gradient or
-    activation gives False, because there is nothing to compare.
-    """
+    """Whether each score (N,), to first order, changes by less than its machine epsilon if `activation` (N,...) becomes zero."""
     change = gradient.flatten(1).norm(dim=1) * activation.flatten(1).norm(dim=1)  # an upper bound, by Cauchy-Schwarz
     faint: Tensor = (change > 0) & (change <= precision * values.detach().abs())
     return faint

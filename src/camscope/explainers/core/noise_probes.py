@@ -52,10 +52,7 @@ def draw_noise_like(x: Tensor, seed: int, n_samples: int | None = None) -> Tenso
 def find_constant_rows(
     x: Tensor, score: Score, rows: Sequence[int], weights_key: Hashable, *, include_probabilities: bool = False
 ) -> Tensor | None:
-    """Return which rows (N,) of x (N,C,*S) have a score that noise does not change; None if all are known to vary.
-
-    `weights_key` identifies the weights. `include_probabilities`: neither the score nor the probability may change.
-    """
+    """Return which rows (N,) of x have a score (or probability) that noise does not change, or None if all are known to vary."""
     place = (tuple(x.shape[1:]), x.dtype, x.device, weights_key)
     classes = {row: None if score.class_pairs is None else score.class_index(row) for row in rows}
     keys = {row: (*place, NON_CLASS_TARGET_KEY if index is None else index) for row, index in classes.items()}
@@ -75,7 +72,7 @@ def find_constant_rows(
 
 
 def _find_unchanged_scores(x: Tensor, score: Score, include_probabilities: bool) -> Tensor | None:
-    """Return for each sample (N,) whether noise changes its score by no more than rounding; None if the model refuses noise."""
+    """Return for each sample (N,) whether noise changes its score by rounding at most, or None if the model refuses noise."""
     score_copy, scores, constant = copy.copy(score), ScoreRange(), None
     if score.values is None:
         return None

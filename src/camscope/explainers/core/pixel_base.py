@@ -158,10 +158,7 @@ class MultiPassExplainer(Explainer, BatchedMixin):
 
 @dataclass
 class PerturbedEvaluator:
-    """Evaluates one score on variants of single samples of x (N,C,*S). A first pass on x fixes the target.
-
-    Each sample has its own passes, so that its map does not depend on the batch it came in.
-    """
+    """Evaluates one score on variants of single samples of x (N,C,*S), each in its own passes so that no other affects it."""
 
     explainer: MultiPassExplainer
     x: Tensor
@@ -200,11 +197,7 @@ class PerturbedEvaluator:
         with_gradients: bool = False,
         chunk_size: int | None = None,
     ) -> int:
-        """Call `process_chunk` with slices of `count` steps until it returns True, and return how many steps were processed.
-
-        A chunk is as large as memory allows, or `batch_size`, or `chunk_size`; see `batching.process_chunks`. An error notes how
-        many steps were done.
-        """
+        """Call `process_chunk` with slices of `count` steps until it returns True; return how many steps were processed."""
         with self.track_sample_steps(sample, count) as advance:
 
             def counting(part: slice) -> bool | None:
@@ -216,7 +209,7 @@ class PerturbedEvaluator:
 
     @contextmanager
     def track_sample_steps(self, sample: int, n_steps: int) -> Iterator[Callable[[int], None]]:
-        """Yield a function that counts the steps of one sample as done; see `track_steps`."""
+        """Yield a function that counts the steps of one sample as done. See `track_steps`."""
         what = f"{self.explainer.composed_name}, image {sample + 1} of {len(self.x)}"
         with track_steps(what, n_steps, self.explainer.progress) as advance:
             yield advance
@@ -239,10 +232,7 @@ class PerturbedEvaluator:
 
 @contextmanager
 def track_steps(description: str, n_steps: int, show_progress: bool) -> Iterator[Callable[[int], None]]:
-    """Yield `advance(n)`, which counts finished steps and moves the progress bar, if there is one.
-
-    A note on an error says how many steps were done.
-    """
+    """Yield `advance(n)`, which counts finished steps for the progress bar, if there is one, and for a note on an error."""
     done = 0
 
     def advance(steps: int) -> None:

@@ -194,7 +194,7 @@ def compute_group_maps(
     on_pass: OnPass | None = None,
     errors: MethodErrors | None = None,
 ) -> list[list[AttributionMaps]]:
-    """Return the maps [method][score] of a group that shares passes; see `run_methods`.
+    """Return the maps [method][score] of a group that shares passes. See `run_methods`.
 
     A module may keep state of its last input. Methods that run only the layers behind the explained one therefore come
     before those that show the model other inputs.
@@ -223,10 +223,7 @@ def explain_grid(
     on_pass: OnPass | None = None,
     errors: MethodErrors | None = None,
 ) -> list[list[Explanation]]:
-    """Return the explanations [method][target] of one image by several methods of one model.
-
-    `on_pass` and `errors`: see `run_methods`. An error of a pass that several methods share is always raised.
-    """
+    """Return the explanations [method][target] of one image by several methods of one model. For `errors` see `run_methods`."""
     if not explainers or not targets:
         raise TargetError("no targets or no methods: pass at least one of each, e.g. targets [281, 285] or [None]")
     check_compatible_explainers(explainers)
