@@ -134,8 +134,10 @@ def clone_for_hooks(model: nn.Module, call_records: ModuleCallRecords) -> nn.Mod
 
 
 def _build_clone(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module:
-    leaves = (leaf for part in model.modules() for _, leaf in iter_leaves(vars(part)))
-    shared = {id(leaf): _alias_without_gradient(leaf) for leaf in leaves}
+    shared = {}
+    for leaf in (leaf for part in model.modules() for _, leaf in iter_leaves(vars(part))):
+        alias = leaf.detach()
+        shared[id(leaf)] = nn.Parameter(alias, requires_grad=False) if isinstance(leaf, nn.Parameter) else alias
     clone = _copy_with_training_flags(model, shared)
     for name, count in call_records.call_counts.items():
         if count > 1:
@@ -169,9 +171,3 @@ def restart_call_counts(clone: nn.Module) -> None:
     for part in clone.modules():
         if isinstance(part, RepeatedModule):
             part.next_call = 0
-
-
-def _alias_without_gradient(value: Tensor) -> Tensor:
-    """Return a tensor or parameter with the same storage that needs no gradient."""
-    alias = value.detach()
-    return nn.Parameter(alias, requires_grad=False) if isinstance(value, nn.Parameter) else alias

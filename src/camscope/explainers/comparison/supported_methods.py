@@ -1,6 +1,7 @@
 """Explain with many methods: `explain_supported` leaves out those that fail, `MethodTimer` measures each one's time."""
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,24 +62,19 @@ class MethodTimer:
     """Callback that measures the seconds of each method; methods that share a pass share its time equally."""
 
     def __init__(self, on_pass: OnPass | None = None) -> None:
-        self._on_pass, self._seconds = on_pass, dict[int, float]()
+        self._on_pass, self._seconds = on_pass, defaultdict[BaseMethod, float](float)
         self._active_explainers, self._started_at = list[BaseMethod](), time.perf_counter()
 
     def __call__(self, explainers: Sequence[BaseMethod]) -> None:
         """Stop the time of the methods so far and start that of these."""
-        self._add_elapsed_time()
-        self._active_explainers = list(explainers)
-        if self._on_pass is not None:
-            self._on_pass(self._active_explainers)
+        now = time.perf_counter()
+        for explainer in self._active_explainers:
+            self._seconds[explainer] += (now - self._started_at) / len(self._active_explainers)
+        self._active_explainers, self._started_at = list(explainers), now
+        if explainers and self._on_pass is not None:
+            self._on_pass(explainers)
 
     def get_seconds(self, explainer: BaseMethod) -> float:
         """Return the seconds of one method. Call it after the last pass."""
-        self._add_elapsed_time()
-        return self._seconds.get(id(explainer), 0.0)
-
-    def _add_elapsed_time(self) -> None:
-        now = time.perf_counter()
-        for method in self._active_explainers:
-            share = (now - self._started_at) / len(self._active_explainers)
-            self._seconds[id(method)] = self._seconds.get(id(method), 0.0) + share
-        self._active_explainers, self._started_at = [], now
+        self([])
+        return self._seconds[explainer]

@@ -215,7 +215,7 @@ def _initialize_factors(matrix: Tensor, n_components: int) -> tuple[Tensor, Tens
     left, right = (vectors, other) if wide else (other, vectors)
     left, right = torch.where(live, left, 0), torch.where(live, right, 0)
     plus, minus = (left.relu(), right.relu()), ((-left).relu(), (-right).relu())
-    weights = [_compute_column_lengths(left) * _compute_column_lengths(right) for left, right in (plus, minus)]
+    weights = [left.norm(dim=1, keepdim=True) * right.norm(dim=1, keepdim=True) for left, right in (plus, minus)]
     left, right = (torch.where(weights[0] >= weights[1], up, down) for up, down in zip(plus, minus, strict=True))
     root = torch.maximum(*weights).sqrt()  # each factor carries the root of the pair's weight
     return root * normalize_columns(left), (root * normalize_columns(right)).mT
@@ -234,8 +234,3 @@ def _sort_factors(maps: Tensor, vectors: Tensor, relative_error: Tensor) -> Matr
     order = (maps.sum(1) * vectors.sum(2)).argsort(dim=1, descending=True, stable=True)
     maps = maps.gather(2, order[:, None].expand_as(maps))
     return MatrixFactors(maps, vectors.gather(1, order[..., None].expand_as(vectors)), relative_error)
-
-
-def _compute_column_lengths(columns: Tensor) -> Tensor:
-    length: Tensor = columns.norm(dim=1, keepdim=True)
-    return length

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -42,11 +42,11 @@ class PixelExplainer(Explainer):
         super().__post_init__()
         check_one_of("channel_reduction", self.channel_reduction, "sum", "abs", "max", "l2")
 
-    def describe_summands(self, quantity: str = "values") -> str:
+    def describe_summands(self) -> str:
         """Return the subject of a sentence about a sum: the pixels, or the values before `channel_reduction`."""
         if self.channel_reduction == "sum":
-            return f"the pixels' {quantity}"
-        return f"the {quantity}, before channel_reduction={self.channel_reduction!r},"
+            return "the pixels' values"
+        return f"the values, before channel_reduction={self.channel_reduction!r},"
 
     def reduce_channels(self, values: Tensor) -> Tensor:
         """Reduce values (N,C,*S) to one number per pixel (N,*S)."""
@@ -87,7 +87,7 @@ class InputGradientExplainer(PixelExplainer):
             output = scores[0].forward(leaf)
             values = [
                 score.read_score(output, len(x)) for score in scores
-            ]  # checks all targets before any backward pass
+            ]  # before any backward pass: it checks targets
             for score_values in values:
                 check_finite("the score", score_values.detach(), self.on_nonfinite)
             on_scores(values)
@@ -207,12 +207,10 @@ class PerturbedEvaluator:
 
             return process_chunks(count, chunk_size or self.choose_chunk_size(with_gradients=with_gradients), counting)
 
-    @contextmanager
-    def track_sample_steps(self, sample: int, n_steps: int) -> Iterator[Callable[[int], None]]:
-        """Yield a function that counts the steps of one sample as done. See `track_steps`."""
+    def track_sample_steps(self, sample: int, n_steps: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Count the steps of one sample. See `track_steps`."""
         what = f"{self.explainer.composed_name}, image {sample + 1} of {len(self.x)}"
-        with track_steps(what, n_steps, self.explainer.progress) as advance:
-            yield advance
+        return track_steps(what, n_steps, self.explainer.progress)
 
     def choose_chunk_size(self, *, with_gradients: bool = False) -> int:
         """Return how many variants of a sample fit into one pass."""
