@@ -40,10 +40,10 @@ class Bias:
     channels_last: bool  # otherwise the channels are on axis 1
     sample_axis: int = 0
 
-    def to_maps(self, values: Tensor, x: Tensor, layouts: "OutputLayouts") -> Tensor | None:
+    def to_maps(self, values: Tensor, x: Tensor, layouts: Mapping[tuple[int, ...], Layout]) -> Tensor | None:
         """Return values at the positions of the output as maps (N,K,*s) over the input x, or None if they have no place on it."""
         if self.channels_last:
-            layout = layouts.get_layout(values.shape)
+            layout = layouts.get(tuple(values.shape))
         else:
             try:
                 layout = infer_layout(values.shape, x.shape, None, CHANNELS_FIRST)
@@ -53,28 +53,19 @@ class Bias:
         return maps if maps is not None and maps[0, 0].numel() > 1 else None
 
 
-class OutputLayouts:
-    """The layouts of outputs with channels last, inferred from their shapes and verified at the first output of each shape.
-
-    `any_unverified`: whether a layout was neither verified nor contradicted. Contradicted layouts are dropped.
-    """
-
-    def __init__(
-        self, score: Score, x: Tensor, layout_hints: LayoutHints, sample_axis_by_shape: Mapping[tuple[int, ...], int]
-    ) -> None:
-        self.any_unverified = False
-        self._layouts: dict[tuple[int, ...], Layout | None] = {}
-        for shape, samples in sample_axis_by_shape.items():
-            layout = _infer_output_layout(shape, x, layout_hints)
-            if layout is not None:
-                verdict = _verify_output_layout(score, x, shape, samples, layout)
-                self.any_unverified |= verdict is LayoutVerdict.UNDECIDED
-                layout = None if verdict is LayoutVerdict.CONTRADICTED else layout
-            self._layouts[shape] = layout
-
-    def get_layout(self, shape: Sequence[int]) -> Layout | None:
-        """Return the layout of outputs (N,...) of this shape, or None if they have no grid."""
-        return self._layouts.get(tuple(shape))
+def infer_output_layouts(
+    score: Score, x: Tensor, layout_hints: LayoutHints, sample_axis_by_shape: Mapping[tuple[int, ...], int]
+) -> tuple[dict[tuple[int, ...], Layout], bool]:
+    """Return the layouts of outputs with channels last by shape, without contradicted ones, and whether any is unverified."""
+    layouts, any_unverified = dict[tuple[int, ...], Layout](), False
+    for shape, sample_axis in sample_axis_by_shape.items():
+        layout = _infer_output_layout(shape, x, layout_hints)
+        if layout is not None:
+            verdict = _verify_output_layout(score, x, shape, sample_axis, layout)
+            any_unverified |= verdict is LayoutVerdict.UNDECIDED
+            if verdict is not LayoutVerdict.CONTRADICTED:
+                layouts[shape] = layout
+    return layouts, any_unverified
 
 
 class FirstOutputCapture(BaseFunctionMode):
