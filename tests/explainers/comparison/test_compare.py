@@ -25,8 +25,7 @@ from camscope.explainers import (
 )
 from camscope.explainers.cam.base import BaseWeightedChannels
 from camscope.explainers.comparison import compare as comparison
-from camscope.explainers.comparison.compare import compare_explainers
-from camscope.explainers.comparison.equal_maps import correlate_maps
+from camscope.explainers.comparison.compare import compare_explainers, correlate_maps
 from camscope.explainers.comparison.supported_methods import explain_supported
 from camscope.explanation import shared_scales
 from camscope.images.preprocess import Preprocess

@@ -90,12 +90,11 @@ def run_methods(
         for maps in (maps for result in results.values() for maps in result.maps):
             maps.notes = (*maps.notes, WEIGHTS_CHANGED_NOTE)
     for t, explainer in enumerate(explainers):
-        name = METHODS.display_name(explainer.composed_name)
         for maps in results[t].maps:
             with _collect_error(explainer, errors):
-                check_finite(f"the map of {name}", maps.attribution, explainer.on_nonfinite)
+                check_finite(f"the map of {explainer.composed_name}", maps.attribution, explainer.on_nonfinite)
                 for status in sorted(set(determine_statuses(maps)) - {STATUS_OK}) if warn_flagged else ():
-                    warn_caller(f"{name}: {STATUS_MEANINGS[status]}")
+                    warn_caller(f"{METHODS.display_name(explainer.composed_name)}: {STATUS_MEANINGS[status]}")
     return [results[t] for t in range(len(explainers))]
 
 
