@@ -1,8 +1,4 @@
-"""Capture biases at the torch functions that add them.
-
-The class of a module is not enough: some batch norms contain an activation, and some layer norms permute. The gradient is
-therefore taken at the output of the function.
-"""
+"""Capture biases and their gradients at the torch functions that add them: the class of a module does not say enough."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -112,10 +108,9 @@ def _verify_output_layout(
         chosen = torch.zeros(1, dtype=torch.long, device=x.device)
         return score.forward(inputs, None if len(inputs) == len(x) else chosen)
 
-    between = "x".join(map(str, shape[1:]))
-    return probe_layout(score.model, [OutputLocation("", f"biases at {between}")], layout, x, run, read_outputs=read)[
-        0
-    ].verdict
+    location = OutputLocation("", f"biases at {'x'.join(map(str, shape[1:]))}")
+    (result,) = probe_layout(score.model, [location], layout, x, run, read_outputs=read)
+    return result.verdict
 
 
 class BiasCapture(BaseFunctionMode):
@@ -137,9 +132,8 @@ class BiasCapture(BaseFunctionMode):
         self._layer_names = {id(tensor): name.rpartition(".")[0] for name, tensor in tensors}
         self._bias_functions = BIAS_FUNCTIONS if include_clipping else BIAS_FUNCTIONS - CLIPPING_LIMITS.keys()
         self._channels_last_by_shape: dict[torch.Size, bool] = {}
-        self.sample_axis_by_shape: dict[
-            tuple[int, ...], int
-        ] = {}  # of outputs (N,...,K) to which a bias was added: the axis of samples
+        # of outputs (N,...,K) to which a bias was added
+        self.sample_axis_by_shape: dict[tuple[int, ...], int] = {}
         self._on_bias_gradient = on_bias_gradient
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -1,10 +1,6 @@
 """DeepLIFT and DeepLIFT SHAP by captum: a gradient in which non-linear modules pass on Δout/Δin from a baseline.
 
-captum has rules for modules of certain types only. Three preparations on a copy of the model make it complete:
-
-- ReLU6 and Hardtanh become ReLUs by type, to which the same rule applies.
-- Max pooling with overlapping windows becomes one without overlap, which is what captum's rule expects.
-- Non-linear operations without a rule keep their gradient, and are counted.
+In a copy of the model, modules become those that captum has rules for. Other non-linear operations are counted.
 """
 
 import copy
@@ -46,7 +42,7 @@ CLIPPED_RELU_TYPES = (nn.ReLU6, nn.Hardtanh)
 
 
 def convert_clipped_relus(model: nn.Module) -> None:
-    """Turn every clipping module of a model's copy into a ReLU by type, with its function unchanged."""
+    """Turn clipping modules of a model's copy into ReLUs by type, whose rule applies, with their function unchanged."""
     modules: Iterator[Any] = model.modules()  # whose types change
     for part in modules:
         if type(part) in CLIPPED_RELU_TYPES:
@@ -139,7 +135,7 @@ class NonOverlappingMaxPool(nn.Module):
 
 
 def replace_overlapping_pools(model: nn.Module) -> None:
-    """Replace every max pooling with overlapping windows in a copy of a model."""
+    """Replace every max pooling with overlapping windows, which captum's rule does not expect, in a copy of a model."""
     for parent, key, child in list(iter_children(model)):
         rank = RANK_BY_MAX_POOL.get(type(child), 0)
         if rank and _has_overlapping_windows(child, rank):

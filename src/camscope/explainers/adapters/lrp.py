@@ -1,7 +1,4 @@
-"""Layer-wise relevance propagation by zennit: the score is distributed backwards through the model, layer by layer.
-
-Operations outside of modules (sums, means, activations) get the rules of zennit's modules.
-"""
+"""Layer-wise relevance propagation by zennit, whose rules also apply to sums, means and activations outside of modules."""
 
 import copy
 from collections import Counter

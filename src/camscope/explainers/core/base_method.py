@@ -217,13 +217,10 @@ class BaseMethod(ABC):
     @property
     def parameters(self) -> dict[str, Any]:
         """The settings of this method that affect the map, by name, as results store them."""
-        names = (
-            name for name in signature(type(self)).parameters if name not in (*SETTINGS_WITHOUT_EFFECT, "progress")
-        )
-        values = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {
             name: value if isinstance(value, int | float | str) else _describe_setting(value)
-            for name, value in values.items()
+            for name in signature(type(self)).parameters
+            if name not in (*SETTINGS_WITHOUT_EFFECT, "progress") and (value := getattr(self, name)) is not None
         }
 
     def __repr__(self) -> str:
@@ -323,14 +320,15 @@ def merge_maps(maps: Sequence[AttributionMaps], attribution: Tensor, *notes: str
     def merge_notes(rows: Iterable[Iterable[str]]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(note for row in rows for note in row))
 
+    def merge_flags(flags: list[Tensor]) -> Tensor:
+        return torch.stack(flags).all(0)
+
     return replace(
         maps[0],
         attribution=attribution,
         standard_error=None,
-        zero_gradient=_join_if_complete([item.zero_gradient for item in maps], lambda flags: torch.stack(flags).all(0)),
-        constant_score=_join_if_complete(
-            [item.constant_score for item in maps], lambda flags: torch.stack(flags).all(0)
-        ),
+        zero_gradient=_join_if_complete([item.zero_gradient for item in maps], merge_flags),
+        constant_score=_join_if_complete([item.constant_score for item in maps], merge_flags),
         notes=merge_notes([*(item.notes for item in maps), notes]),
         sample_notes=tuple(map(merge_notes, zip_longest(*(item.sample_notes for item in maps), fillvalue=()))),
         layout_unverified=any(item.layout_unverified for item in maps),

@@ -73,11 +73,8 @@ class BackgroundMixin(RandomMixin):
     @property
     def baseline_notes(self) -> tuple[str, ...]:
         """Return the note of a result without a background of the user's."""
-        return (
-            ()
-            if self.background is not None
-            else (f"no background was given: {', '.join(DEFAULT_BACKGROUND)} instead",)
-        )
+        note = f"no background was given: {', '.join(DEFAULT_BACKGROUND)} instead"
+        return (note,) if self.background is None else ()
 
 
 def build_baseline_tensors(
