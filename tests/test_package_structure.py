@@ -206,7 +206,6 @@ for name in {sorted(names)}:
 ON_ARRAYS = {
     "cam/feature_factorization.py",
     "comparison/compare.py",
-    "comparison/equal_maps.py",
     "core/base.py",
     "core/base_method.py",
     "core/baselines.py",

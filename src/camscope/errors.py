@@ -1,23 +1,4 @@
-"""All errors and warnings of camscope, in one hierarchy.
-
-CamscopeError
-├── ModelError        (TypeError)           a model that cannot be explained: TorchScript, quantized, meta device …
-├── LayerError        (ValueError)          an unknown layer, or one that never ran or is not on a grid
-├── TargetError       (ValueError)          a class or target that the output has no score for
-├── InputError        (ValueError)          an image or tensor that the model cannot be given
-│   ├── ImageError    (ValueError)          a file that is not a complete image of a reasonable size
-│   ├── CategoryError (ValueError)          masks or annotations of several categories without a choice
-│   └── PreprocessError (ValueError)        an image without a known preprocessing
-├── GeometryError     (ValueError)          a map without a known place on the image
-├── NonFiniteError    (FloatingPointError)  NaN or infinity in an activation, gradient or score
-├── WeightsError      (ValueError)          a checkpoint that cannot be read, or not safely
-├── OutputError       (OSError)             a file that cannot be written: it exists, or its type is unknown
-├── UndefinedError    (ArithmeticError)     a metric without a value for a map, with the reason
-├── RunError          (RuntimeError)        a run that stopped early: too many failures
-└── MissingExtraError (ImportError)         a missing optional package
-
-CamscopeWarning (UserWarning)               a result that is flagged, but not wrong
-"""
+"""All errors and warnings of camscope, in one hierarchy."""
 
 import errno
 import re
