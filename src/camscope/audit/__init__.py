@@ -12,7 +12,7 @@ import importlib.util
 from camscope.errors import MissingExtraError
 
 if missing := [
-    name  # each brings some of an audit; the extra brings all
+    name  # each brings some of an audit. The extra brings all
     for name in ("pydantic", "pyarrow", "scipy", "sklearn", "skimage", "matplotlib", "jinja2")
     if importlib.util.find_spec(name) is None
 ]:

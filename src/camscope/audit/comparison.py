@@ -134,7 +134,7 @@ def compare_audits(
 
 
 def _correct_for_multiplicity(uncorrected: Sequence[UncorrectedDifference]) -> Iterator[PairedDifference]:
-    """Correct for the number of distinct tests; removing the organ and keeping its outside are the same test."""
+    """Correct for the number of distinct tests. Removing the organ and keeping its outside are the same test."""
     n_tests = len({row[1:] for row in uncorrected if row[4].p_value is not None})
     for name, finding, first, second, difference in uncorrected:
         (corrected,) = adjust_bonferroni([difference], n_tests)
@@ -256,7 +256,7 @@ def _compute_intervention_effects(run: AuditRun, finding: str) -> dict[str, Valu
 
 
 def _average_by_id(rows: Iterable[tuple[Any, str, float | None]]) -> dict[Any, ValuesById]:
-    """Return key -> image id -> the mean value; images without a value are left out."""
+    """Return key -> image id -> the mean value. Images without a value are left out."""
     values: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for key, name, value in rows:
         by_id = values[key]
@@ -285,7 +285,7 @@ def _compare_means(
 def compute_cross_model_agreements(
     first_run: AuditRun, second_run: AuditRun, patients: Mapping[str, int], seed: int
 ) -> Iterator[CrossModelAgreement]:
-    """Yield the agreement for every method and finding; constant maps and maps of different sizes count as undefined."""
+    """Yield the agreement for every method and finding. Constant maps and maps of different sizes count as undefined."""
     ids = list(patients)
     sampled_ids = [ids[i] for i in np.random.default_rng(seed).permutation(len(ids))[:MAX_COMPARED_IMAGES]]
     correlations: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
@@ -315,7 +315,7 @@ def _find_rows_with_ids(id_column: Any, ids: Any) -> Any:
 
 
 def _collect_maps(run: AuditRun, table: "pa.Table") -> MapsById:
-    """Return the maps by method, finding and image; findings have their names in the summary."""
+    """Return the maps by method, finding and image. Findings have their names in the summary."""
     names, maps = run.summary.resolve.class_names, {}
     for row in table_to_dicts(table):
         if row["attribution"] is not None:

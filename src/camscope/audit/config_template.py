@@ -159,7 +159,7 @@ def _match_label_columns(
     """Return for each class its column of 0 and 1: for the requested findings, or for all classes that have one.
 
     A finding is requested by its class name or by its column. `label_column_names` are the names by which a column with the
-    class of each image would have been recognized; the error lists them.
+    class of each image would have been recognized. The error lists them.
     """
     columns = {
         _normalize_name(name): name

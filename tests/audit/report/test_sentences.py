@@ -21,13 +21,12 @@ from camscope.audit.core.schema import (
     InterventionEffect,
     StablePredictionShare,
     Summary,
-    to_json_dict,
 )
 from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.performance.auc import auroc, average_precision
 from camscope.audit.performance.feature_probes import probe_leakage
 from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
-from camscope.audit.report import render_page
+from camscope.audit.report.page import render_page
 from camscope.audit.report.sentences import (
     describe_clusters,
     describe_config_declarations,
@@ -41,10 +40,10 @@ from camscope.audit.report.sentences import (
     list_interval_methods,
 )
 from camscope.audit.report.verdict_labels import TOPIC_DESCRIPTIONS, find_topic
-from camscope.audit.shortcuts.effect_sizes import estimate_insertion_effect
+from camscope.audit.shortcuts.reliance import estimate_insertion_effect
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
-from camscope.audit.verdicts.questions import QUESTIONS
+from camscope.audit.verdicts.rules import QUESTIONS
 from camscope.metrics.clustered_mean import estimate_clustered_mean
 from camscope.metrics.statistics import estimate_difference, estimate_mean
 from tests.audit_summary import FINDINGS, full, nothing, num, verdict
@@ -138,7 +137,10 @@ def test_ten_questions_that_could_not_be_tested_clear_nobody():
     assert "speaks against the model" not in said.partition("Scope and intended use What was asked")[0].replace(
         "What speaks", ""
     )
-    assert find_unsupported_claims(html, to_json_dict(nothing().model_copy(update={"verdicts": open_ones}))) == []
+    assert (
+        find_unsupported_claims(html, nothing().model_copy(update={"verdicts": open_ones}).model_dump(mode="json"))
+        == []
+    )
 
 
 # --- removal and insertion
@@ -324,7 +326,7 @@ def test_the_smallest_of_three_counts_is_no_number_of_patients():
     html = render_page(summary)
     assert "92 insertions 92 receivers, 20 donors, 31 controls" in on_page(html)
     assert "92 of 20 patients" not in on_page(html)
-    assert find_unsupported_claims(html, to_json_dict(summary)) == []
+    assert find_unsupported_claims(html, summary.model_dump(mode="json")) == []
     few = estimate_insertion_effect(np.zeros(9), np.ones(9), 1.0, range(9), donors=[0, 1] * 4 + [0], controls=range(9))
     assert "9 receivers, 2 donors, 9 controls, and 6 are needed" in few.reason
 
@@ -414,7 +416,7 @@ def test_an_estimate_says_how_its_interval_was_made():
 def test_the_methods_that_are_named_are_those_of_the_numbers(seed):
     random = np.random.default_rng(seed)
     methods = ("", "bootstrap", "newcombe", "clustered", "square-and-add", "a new one")
-    summary = Summary.model_validate(marked_at_random(to_json_dict(full()), methods, random))
+    summary = Summary.model_validate(marked_at_random(full().model_dump(mode="json"), methods, random))
     found = list_interval_methods(summary)
     by_name: dict[str, set[str]] = {}
     for label, one in iter_estimates(summary):
@@ -429,7 +431,7 @@ def test_the_methods_that_are_named_are_those_of_the_numbers(seed):
     )
     if seed == 0:
         html = render_page(summary)
-        assert find_unsupported_claims(html, to_json_dict(summary)) == []
+        assert find_unsupported_claims(html, summary.model_dump(mode="json")) == []
         assert "draws of patients" not in on_page(html)
 
 
@@ -565,7 +567,7 @@ def test_the_share_of_missed_images_is_no_share_of_a_map():
     summary = full(shortcut=full().shortcut.model_copy(update={"cluster_analyses": (one,)}))
     html = render_page(summary)
     assert "Missed (probability below one half)" in on_page(html)
-    assert find_unsupported_claims(html, to_json_dict(summary)) == []
+    assert find_unsupported_claims(html, summary.model_dump(mode="json")) == []
 
 
 def test_the_report_says_which_category_counted():

@@ -17,7 +17,6 @@ from camscope.audit.core.schema import (
     RandomizationTest,
     Summary,
     Verdict,
-    to_json_dict,
 )
 from camscope.audit.core.subgroup_levels import (
     MIN_PATIENTS_FOR_INTERVAL,
@@ -85,7 +84,7 @@ def fewer(node: Any, patients: int) -> Any:
 
 
 def test_of_eight_patients_nothing_is_said_but_why():
-    whole = to_json_dict(full())
+    whole = full().model_dump(mode="json")
     for level in [
         *whole["localization"]["subgroup_differences"],
         *(one for part in whole["predict"]["performance"] for one in part["subgroup_differences"]),
@@ -374,7 +373,7 @@ def test_few_maps_do_not_say_that_there_is_one_way_of_looking(claimed, patients,
 
 def test_the_page_says_why_there_is_no_interval_and_that_a_difference_may_not_matter():
     pytest.importorskip("jinja2")
-    from camscope.audit.report import render_page
+    from camscope.audit.report.page import render_page
     from tests.report_consistency import find_unsupported_claims
 
     whole = full(findings=("nodule",))
@@ -384,7 +383,7 @@ def test_the_page_says_why_there_is_no_interval_and_that_a_difference_may_not_ma
     html = render_page(summary)
     assert "too few patients for an interval: 3, and 6 are needed" in html
     assert "different <small>but perhaps by less than the margin</small>" in html
-    assert find_unsupported_claims(html, to_json_dict(summary)) == []
+    assert find_unsupported_claims(html, summary.model_dump(mode="json")) == []
 
 
 def test_rules_and_comments_state_the_numbers_that_the_code_goes_by():

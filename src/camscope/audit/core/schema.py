@@ -1,6 +1,6 @@
 """The schema of `summary.json`: one model for the result of each stage. Every number of the report comes from it."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -464,8 +464,3 @@ class Summary(SchemaModel):
     verdicts: tuple[Verdict, ...]
     warnings: tuple[str, ...]
     limitations: tuple[str, ...]
-
-
-def to_json_dict(model: BaseModel) -> dict[str, Any]:
-    """Return a model as a dictionary of JSON values."""
-    return model.model_dump(mode="json")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from camscope.audit.core.output_tables import FAILURES_FILE, GALLERY_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_file
 from camscope.audit.provenance.provenance import LOG_FILE, PROVENANCE_FILE
@@ -19,6 +18,8 @@ from camscope.errors import OutputError
 from camscope.safe_files import open_regular_file, read_bytes
 
 PLAN_FILE, STAGES_FOLDER = "audit.json", "stages"
+METRICS_FILE, FAILURES_FILE, SUMMARY_FILE = "metrics.parquet", "failures.csv", "summary.json"
+REPORT_FILE, GALLERY_FILE = "report.html", "gallery.json"
 RUN_FOLDERS = ("maps", "localization", "faithfulness", "robustness")
 OUTPUT_BY_STAGE = {
     "explain": "maps",

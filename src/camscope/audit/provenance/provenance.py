@@ -45,7 +45,7 @@ START_EVENT = "begun"  # event of the log when an audit starts
 
 
 def compute_identity(context: AuditContext) -> dict[str, str]:
-    """Compute the digests that identify an audit; a resumed audit must have the same."""
+    """Compute the digests that identify an audit. A resumed audit must have the same."""
     return {
         "camscope": __version__,
         "code": digest_code(),
@@ -80,7 +80,7 @@ def describe_commit() -> str:
 
 
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
-    """Append an event with its time to the log; no digest depends on the log."""
+    """Append an event with its time to the log. No digest depends on the log."""
     make_folder(folder)
     line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **event}, sort_keys=True)
     log = folder / LOG_FILE
@@ -94,7 +94,7 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Read the events of the log; a truncated line is skipped."""
+    """Read the events of the log. A truncated line is skipped."""
     log, events = folder / LOG_FILE, []
     with read_errors_converted(f"{log} is not a valid audit log"):
         text = read_bytes(log, MAX_LOG_BYTES).decode("utf-8", errors="replace") if log.is_file() else ""
@@ -107,7 +107,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def log_audit_start(context: AuditContext, *, is_restart: bool) -> None:
-    """Log the start of an audit with this config; a resumed audit is not logged again.
+    """Log the start of an audit with this config. A resumed audit is not logged again.
 
     `is_restart`: the audit starts from scratch.
     """
@@ -223,7 +223,7 @@ def digest_preprocessing(context: AuditContext) -> dict[str, str]:
 
 
 def digest_outputs(folder: Path) -> dict[str, str]:
-    """Digest the content of every reproducible output; columns of times are excluded."""
+    """Digest the content of every reproducible output. Columns of times are excluded."""
     return {
         name: digest_content(path)
         for name, path in _iter_output_files(folder)
@@ -262,7 +262,7 @@ def _is_whole_table(path: Path) -> bool:
 
 
 def _redact_config(context: AuditContext) -> dict[str, Any]:
-    """Return the config; the profile "research" hides file names and keeps only the function of the model source."""
+    """Return the config. The profile "research" hides file names and keeps only the function of the model source."""
     if not context.cohort.hides_file_names:
         return context.config.model_dump(mode="json")
     redacted = context.config.to_redacted_dict()

@@ -1,4 +1,4 @@
-"""Figures of the report, section by section; the same numbers are also in a table."""
+"""Figures of the report, section by section. The same numbers are also in a table."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,14 @@ from camscope.audit.core.schema import (
 )
 from camscope.audit.report.charts import (
     ForestRow,
+    default_style_scope,
     draw_cluster_stability,
     draw_eigenvalue_spectrum,
     draw_forest,
     draw_randomization_curve,
     draw_reliability_diagram,
+    to_inline_svg,
 )
-from camscope.audit.report.figure_to_svg import default_style_scope, to_inline_svg
 from camscope.audit.report.verdict_labels import sanitize_text
 from camscope.registry import METHODS
 

@@ -231,7 +231,7 @@ def list_interval_methods(summary: Summary) -> list[IntervalMethod]:
 
 
 def iter_estimates(model: BaseModel) -> Iterator[tuple[str, EstimateSummary]]:
-    """Yield every estimate of a part of the summary with its label; verdicts are skipped because they hold copies."""
+    """Yield every estimate of a part of the summary with its label. Verdicts are skipped because they hold copies."""
     for name, value in model:
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, EstimateSummary):

@@ -2,7 +2,7 @@
 
 - faithfulness: how the prediction changes when the highlighted pixels are replaced, for at least two imputations.
 - robustness: how much maps change under transformations, noise, other batches and repetition.
-- sanity: whether maps change when the weights are randomized; an edge detector serves as a control that fails.
+- sanity: whether maps change when the weights are randomized. An edge detector serves as a control that fails.
 - localization: whether the maps highlight the annotated finding, compared with control maps.
 """
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
+from camscope.audit.core.predictions import StageResults
 from camscope.audit.core.schema import (
     EstimateSummary,
     MetricsResult,
@@ -29,7 +30,6 @@ from camscope.audit.core.schema import (
     StablePredictionShare,
     SubgroupDifference,
 )
-from camscope.audit.core.stage_results import StageResults
 from camscope.audit.core.summary_values import (
     add_patient_column,
     collect_formulas,
@@ -251,7 +251,7 @@ def _summarize_similarity(
 def _summarize_final_similarity(
     similarities: npt.NDArray[np.floating[Any]], patients: list[int], bootstrap_options: Mapping[str, int]
 ) -> EstimateSummary:
-    """Summarize the similarities (seeds, N) after full randomization; a patient's values of all seeds are one unit."""
+    """Summarize the similarities (seeds, N) after full randomization. A patient's values of all seeds are one unit."""
     try:
         estimate = estimate_mean(
             similarities.ravel(), patients * len(similarities), bounds=(-1.0, 1.0), **bootstrap_options

@@ -8,7 +8,7 @@ import numpy as np
 from camscope.audit.clustering.cluster_enrichment import analyze_clusters
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
-from camscope.audit.core.predictions import Predictions
+from camscope.audit.core.predictions import Predictions, StageResults
 from camscope.audit.core.schema import (
     AttributionMass,
     ClusterAnalysis,
@@ -17,7 +17,6 @@ from camscope.audit.core.schema import (
     ShortcutResult,
     SubgroupDifference,
 )
-from camscope.audit.core.stage_results import StageResults
 from camscope.audit.performance.feature_probes import probe_columns
 from camscope.audit.performance.subgroups import compare_subgroups
 from camscope.audit.shortcuts.inputs_with_regions import (
@@ -110,7 +109,7 @@ def _list_missing_regions(samples: RegionSamples) -> Iterator[FlowStep]:
 
 
 def _compare_marker_effects(context: AuditContext, runners: list[InterventionRunner]) -> Iterator[SubgroupDifference]:
-    """Compare the effect of removing each marker between subgroups; the effect is 0 in images without the marker."""
+    """Compare the effect of removing each marker between subgroups. The effect is 0 in images without the marker."""
     for runner in runners:
         for region in context.config.regions.columns:
             effects: dict[int, list[float]] = {row: [] for row, truth in runner.truth_by_row.items() if truth is True}
@@ -130,7 +129,7 @@ def _list_review_cases(
     runners: Sequence[InterventionRunner],
     cluster_analyses: Sequence[ClusterAnalysis],
 ) -> Iterator[ReviewCase]:
-    """Yield the images for review by reason; an image may occur several times."""
+    """Yield the images for review by reason. An image may occur several times."""
     ids = context.cohort.ids
     for runner in runners:
         finding = runner.finding.name

@@ -1,4 +1,4 @@
-"""Limitations and warnings of a report; neither can be switched off."""
+"""Limitations and warnings of a report. Neither can be switched off."""
 
 from collections.abc import Iterator
 
