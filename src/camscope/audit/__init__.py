@@ -20,6 +20,6 @@ if missing := [
 
 from camscope.audit.audit_run import AuditRun, run_audit
 from camscope.audit.core.config import Config
-from camscope.audit.core.schema import Summary, Verdict
+from camscope.audit.core.summary import Summary, Verdict
 
 __all__ = ["AuditRun", "Config", "Summary", "Verdict", "run_audit"]

@@ -12,7 +12,8 @@ import numpy as np
 
 from camscope.audit.audit_run import AuditRun
 from camscope.audit.comparability import check_comparable
-from camscope.audit.core.schema import EstimateSummary, Verdict
+from camscope.audit.core.schema import EstimateSummary
+from camscope.audit.core.summary import Verdict
 from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.performance.auc import (
     auroc,

@@ -13,15 +13,8 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
-from camscope.audit.core.schema import (
-    ClusterAnalysis,
-    ColumnLeakage,
-    DataCheckResult,
-    EstimateSummary,
-    InterventionEffect,
-    StablePredictionShare,
-    Summary,
-)
+from camscope.audit.core.schema import DataCheckResult, EstimateSummary, StablePredictionShare
+from camscope.audit.core.summary import ClusterAnalysis, ColumnLeakage, InterventionEffect, Summary
 from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.performance.auc import auroc, average_precision
 from camscope.audit.performance.feature_probes import probe_leakage
@@ -560,7 +553,7 @@ def test_log_odds_made_from_probabilities_do_end():
 
 
 def test_the_share_of_missed_images_is_no_share_of_a_map():
-    from camscope.audit.core.schema import MapCluster
+    from camscope.audit.core.summary import MapCluster
 
     cluster = MapCluster(number=1, n_images=9, prototypes=(), attribution_mass={"marker": 0.2}, missed_share=0.4375)
     one = full().shortcut.cluster_analyses[0].model_copy(update={"clusters": (cluster,)})

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from markupsafe import Markup
 
-from camscope.audit.core.schema import ClusterAnalysis, EstimateSummary, FindingPerformance, RandomizationSimilarity
+from camscope.audit.core.schema import EstimateSummary, FindingPerformance, RandomizationSimilarity
+from camscope.audit.core.summary import ClusterAnalysis
 from camscope.audit.report.number_format import list_number_texts
 from camscope.audit.report.verdict_labels import sanitize_text
 from camscope.optional import require

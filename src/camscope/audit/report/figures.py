@@ -12,8 +12,8 @@ from camscope.audit.core.schema import (
     MetricsResult,
     MetricSummary,
     SubgroupDifference,
-    Summary,
 )
+from camscope.audit.core.summary import Summary
 from camscope.audit.report.charts import (
     ForestRow,
     default_style_scope,
@@ -30,7 +30,11 @@ from camscope.registry import METHODS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BETTER_DIRECTION_LABELS = {"more": "more is better →", "less": "← less is better", "neither": "neither way is better"}
+BETTER_DIRECTION_LABELS = {
+    "more": "higher is better →",
+    "less": "← lower is better",
+    "neither": "neither direction is better",
+}
 INTERVAL_LEGEND = "Dot: value; bar: 95 % interval"
 INTERVENTION_TITLES = {
     "insert": "Effect of inserting a region",

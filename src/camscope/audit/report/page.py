@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from camscope.audit.core.schema import StageResult, Summary
+from camscope.audit.core.schema import StageResult
+from camscope.audit.core.summary import Summary
 from camscope.audit.report import sentences
 from camscope.audit.report.figures import draw_figures
 from camscope.audit.report.gallery import GALLERY_KINDS, Gallery

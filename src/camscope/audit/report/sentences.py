@@ -7,16 +7,8 @@ from typing import Any
 from markupsafe import Markup
 from pydantic import BaseModel
 
-from camscope.audit.core.schema import (
-    ClusterAnalysis,
-    DataCheckResult,
-    EstimateSummary,
-    InterventionEffect,
-    MetricsResult,
-    StablePredictionShare,
-    Summary,
-    Verdict,
-)
+from camscope.audit.core.schema import DataCheckResult, EstimateSummary, MetricsResult, StablePredictionShare
+from camscope.audit.core.summary import ClusterAnalysis, InterventionEffect, Summary, Verdict
 from camscope.audit.report.number_format import format_estimate, format_item_count, format_number
 from camscope.audit.report.verdict_labels import DECIDED_CONCLUSIONS, sanitize_text
 from camscope.plurals import inflect

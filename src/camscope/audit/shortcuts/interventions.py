@@ -14,8 +14,8 @@ from torch import Tensor
 
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
-from camscope.audit.core.schema import InterventionEffect, MaskedAuroc
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
+from camscope.audit.core.summary import InterventionEffect, MaskedAuroc
 from camscope.audit.core.summary_values import summarize_estimate, summarize_or_reason
 from camscope.audit.performance.auc import auroc
 from camscope.audit.performance.predict_log_odds import compute_log_odds, compute_logits_and_features

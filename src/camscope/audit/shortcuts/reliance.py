@@ -8,8 +8,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from camscope.audit.core.schema import Conclusion, EstimateSummary, InterventionEffect
+from camscope.audit.core.schema import EstimateSummary
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
+from camscope.audit.core.summary import Conclusion, InterventionEffect
 from camscope.audit.core.summary_values import summarize_estimate
 from camscope.metrics.base import FloatArray
 from camscope.metrics.cluster_variance import MIN_EFFECTIVE_GROUPS, count_effective_groups

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from camscope.audit.core.schema import ColumnLeakage, EstimateSummary, SubgroupDifference, Summary, Verdict
+from camscope.audit.core.schema import EstimateSummary, SubgroupDifference
+from camscope.audit.core.summary import ColumnLeakage, Summary, Verdict
 from camscope.audit.core.summary_values import round_significant
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION
 from camscope.audit.shortcuts.reliance import (

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from camscope.audit.core.schema import Conclusion, EstimateSummary, Verdict
+from camscope.audit.core.schema import EstimateSummary
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_SINGLE_CLUSTER, MIN_PATIENTS_FOR_VERDICT
+from camscope.audit.core.summary import Conclusion, Verdict
 from camscope.audit.core.summary_values import format_patient_count
 from camscope.audit.shortcuts.interventions import MIN_PREFERRED_IMAGES
 from camscope.audit.shortcuts.reliance import MIN_IMPUTATIONS
