@@ -26,7 +26,7 @@ from camscope.audit.provenance.file_ownership import (
     SUMMARY_FILE,
     log_stage_files,
 )
-from camscope.audit.report.gallery import build_gallery, list_predicted_images
+from camscope.audit.report.gallery import PredictedImage, build_gallery
 from camscope.audit.report.number_format import format_estimate
 from camscope.audit.report.page import render_page
 from camscope.audit.report.verdict_labels import classify_verdict, find_topic
@@ -91,8 +91,7 @@ def run_audit(
         identity, image_digests = prepare_folder(context, report_progress, overwrite=overwrite)
         provenance.log_audit_start(context, is_restart=overwrite)
         results = run_stages(context, report_progress, on_estimate)
-        map_image_digests = provenance.update_image_digests(context, image_digests)
-        check_images_unchanged(context.folder, image_digests, map_image_digests)
+        check_images_unchanged(context.folder, image_digests, provenance.update_image_digests(context, image_digests))
         summary = build_summary(context, results, identity)
         _write_metrics(context)
         _write_failures(context)
@@ -260,11 +259,21 @@ def _write_failures(context: AuditContext) -> None:
 
 def _write_report(context: AuditContext, summary: Summary, provenance: Mapping[str, Any]) -> None:
     """Write `report.html` and `gallery.json`. The images of the gallery are read again."""
+    predictions, ids = Predictions.read(context.folder), context.cohort.ids
     truths = {finding.name: context.cohort.get_truth(finding) for finding in context.findings}
+    images = [
+        PredictedImage(
+            row,
+            ids[row],
+            dict(zip(predictions.findings, log_odds.tolist(), strict=True)),
+            {name: truth.get(row) for name, truth in truths.items()},
+        )
+        for row, log_odds in zip(predictions.rows, predictions.log_odds, strict=True)
+    ]
     gallery = build_gallery(
         context.maps,
         summary,
-        list_predicted_images(Predictions.read(context.folder), truths, context.cohort.ids),
+        images,
         {finding.name: str(finding.class_index) for finding in context.findings},
         n_random_images=context.config.sample_sizes.gallery,
         allow_burned_in_text=context.config.report.allow_burned_in_text,

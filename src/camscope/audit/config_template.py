@@ -92,18 +92,14 @@ def generate_config(
     table, folder = build_manifest(manifest, root, strict=False).table, relative_to or Path.cwd()
     card = get_card(load_model(model, weights=weights))
     class_names = (card.class_names if card else None) or ()
-    text: str = (
-        _create_environment()
-        .get_template(TEMPLATE_FILE)
-        .render(
-            **_guess_labels(table, class_names, findings),
-            **_guess_columns(table),
-            manifest=_make_path_relative(manifest, folder),
-            root=None if root is None else _make_path_relative(root, folder),
-            model=_make_source_relative(model, folder),
-            weights=None if weights is None else _make_path_relative(weights, folder),
-            modality=modality or "any",
-        )
+    text: str = _load_template().render(
+        **_guess_labels(table, class_names, findings),
+        **_guess_columns(table),
+        manifest=_make_path_relative(manifest, folder),
+        root=None if root is None else _make_path_relative(root, folder),
+        model=_make_source_relative(model, folder),
+        weights=None if weights is None else _make_path_relative(weights, folder),
+        modality=modality or "any",
     )
     Config.from_toml(text, folder)
     return text
@@ -235,7 +231,7 @@ def _guess_columns(table: Any) -> dict[str, Any]:
     }
 
 
-def _create_environment() -> "jinja2.Environment":
+def _load_template() -> "jinja2.Template":
     require("jinja2", extra="audit")
     import jinja2
 
@@ -269,7 +265,7 @@ def _create_environment() -> "jinja2.Environment":
         "min_patients": MIN_PATIENTS_FOR_VERDICT,
         "sample_sizes": SampleSizes().model_dump(),
     }
-    return environment
+    return environment.get_template(TEMPLATE_FILE)
 
 
 def _find_column(names: Iterable[str], candidates: Sequence[str]) -> str | None:

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("pydantic")
 
 from camscope.audit.config_template import MARGIN_COMMENTS
+from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.schema import EstimateSummary, MetricSummary, RandomizationSimilarity, RandomizationTest
 from camscope.audit.core.subgroup_levels import (
     MIN_PATIENTS_FOR_INTERVAL,
@@ -418,16 +419,16 @@ def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
     context = SimpleNamespace(cohort=cohort, config=SimpleNamespace(seed=0))
     mask = np.ones((2, 2), np.bool_)
     scenes = [SimpleNamespace(row=row, regions={"border": mask}) for row in truths]
-    trying = InterventionRunner(
-        context, SimpleNamespace(samples=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: -1.0}, 1.0
-    )
-    effect = trying._run_insertion("border").effect
+
+    def run_insertion(log_odds):
+        predictions = Predictions([0, 1], ("f",), np.array(log_odds)[:, None], np.empty((2, 0), np.float32), {})
+        runner = InterventionRunner(context, SimpleNamespace(samples=scenes), SimpleNamespace(name="f"), predictions)
+        return runner._run_insertion("border").effect
+
+    effect = run_insertion([1.0, -1.0])
     assert effect.value is None
     assert effect.reason == "there are no three patients, one to be given the region, one with it and one without"
-    flat = InterventionRunner(
-        context, SimpleNamespace(samples=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: 1.0}, 0.0
-    )
-    assert flat._run_insertion("border").effect.reason == "the model gives every image the same score"
+    assert run_insertion([1.0, 1.0]).reason == "the model gives every image the same score"
 
 
 @pytest.mark.parametrize(

@@ -74,15 +74,13 @@ class PointCloud:
     distances: FloatArray
     patient_index: IntArray
     cluster_counts: tuple[int, ...]
-    n_neighbors: int
     min_eigenvalues: int = 0
 
     @cached_property
     def eigenpairs(self) -> tuple[FloatArray, FloatArray]:
         """The eigenvalues and eigenvectors of the graph, `min_eigenvalues` or more."""
-        return compute_laplacian_spectrum(
-            self.distances, self.patient_index, self.n_neighbors, max(self.cluster_counts[-1] + 1, self.min_eigenvalues)
-        )
+        n_eigenvalues = max(self.cluster_counts[-1] + 1, self.min_eigenvalues)
+        return compute_laplacian_spectrum(self.distances, self.patient_index, N_NEIGHBORS, n_eigenvalues)
 
     @cached_property
     def labels_by_count(self) -> dict[int, IntArray]:
@@ -106,9 +104,7 @@ class PointCloud:
         patients = np.unique(self.patient_index)
         sampled = rng.permutation(patients)[: round(SUBSAMPLE_FRACTION * len(patients))]
         rows = np.flatnonzero(np.isin(self.patient_index, sampled))
-        subcloud = PointCloud(
-            self.distances[np.ix_(rows, rows)], self.patient_index[rows], self.cluster_counts, self.n_neighbors
-        )
+        subcloud = PointCloud(self.distances[np.ix_(rows, rows)], self.patient_index[rows], self.cluster_counts)
         rand_index = require("sklearn.metrics", extra="audit").adjusted_rand_score
         return [
             float(rand_index(self.labels_by_count[k][rows], subcloud.labels_by_count[k])) for k in self.cluster_counts
@@ -230,10 +226,8 @@ def cluster_maps(
 
     Clusters can always be computed, and are often stable. They count only if they are more stable than in every reference,
     if each has enough patients, and if hardly any two neighbors are in different clusters: the next eigenvalue is at least
-    8 times the k-th. Maps of one finding along a line have eigenvalues such as 1, 4, 9.
-
-    Stability needs `n_resamples` subsamples and `n_references` references. Of more than `max_maps` maps, the others join the
-    cluster of the nearest map. UndefinedError if too few patients have maps with positive attribution.
+    8 times the k-th. Maps of one finding along a line have eigenvalues such as 1, 4, 9. Of more than `max_maps` maps, the others
+    join the cluster of the nearest map. UndefinedError if too few patients have maps with positive attribution.
     """
     pooled = pool_maps(maps, GRID_SIZE)
     points, has_heat = smooth_and_normalize(pooled, BLUR_FRACTION)
@@ -241,28 +235,20 @@ def cluster_maps(
     random = np.random.default_rng(seed)
     subset = np.sort(random.permutation(len(points))[:max_maps])
     counts = _select_feasible_counts(len(np.unique(patient_index[subset])), len(pooled))
-    cloud = PointCloud(
-        compute_distances(points[subset]), patient_index[subset], counts, N_NEIGHBORS, N_REPORTED_EIGENVALUES
-    )
+    cloud = PointCloud(compute_distances(points[subset]), patient_index[subset], counts, N_REPORTED_EIGENVALUES)
     stability = cloud.compute_stability(n_resamples, random)
     references = [_score_reference(cloud, points[subset], n_resamples, random) for _ in range(n_references)]
     nearest = _find_nearest_in_subset(points, subset)
     partitions = {}
     for k in counts:
-        map_labels = _number_by_size(cloud.labels_by_count[k][nearest])
+        map_labels, eigengap = _number_by_size(cloud.labels_by_count[k][nearest]), cloud.eigengap_by_count[k]
         clusters = _build_clusters(map_labels, rows, patient_index, subset, cloud.distances)
-        reference_gap = max(gaps[k] for _, gaps in references)
         has_all_clusters = len(clusters) == k and min(cluster.n_patients for cluster in clusters) >= N_NEIGHBORS
+        is_separate = has_all_clusters and eigengap >= max(MIN_EIGENGAP, *(gaps[k] for _, gaps in references))
         labels = np.full(len(pooled), -1)
         labels[rows] = map_labels
-        partitions[k] = Partition(
-            labels,
-            clusters,
-            stability[k],
-            max(stabilities[k] for stabilities, _ in references),
-            cloud.eigengap_by_count[k],
-            is_separate=has_all_clusters and cloud.eigengap_by_count[k] >= max(MIN_EIGENGAP, reference_gap),
-        )
+        null_stability = max(stabilities[k] for stabilities, _ in references)
+        partitions[k] = Partition(labels, clusters, stability[k], null_stability, eigengap, is_separate)
     valid = [k for k, partition in partitions.items() if partition.is_stable and partition.is_separate]
     return ClusteringResult(
         max(valid, key=lambda k: partitions[k].eigengap, default=1),
@@ -289,11 +275,9 @@ def _score_reference(
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Return stability and eigengap of a reference, by number of clusters."""
     distances = compute_distances(sample_reference_points(points, rng))
-    reference = PointCloud(distances, cloud.patient_index, cloud.cluster_counts, cloud.n_neighbors)
-    return (
-        reference.compute_stability(max(MIN_REFERENCE_RESAMPLES, n_resamples // 5), rng),
-        reference.eigengap_by_count,
-    )
+    reference = PointCloud(distances, cloud.patient_index, cloud.cluster_counts)
+    stability = reference.compute_stability(max(MIN_REFERENCE_RESAMPLES, n_resamples // 5), rng)
+    return stability, reference.eigengap_by_count
 
 
 def _find_nearest_in_subset(points: FloatArray, subset: IntArray) -> IntArray:

@@ -121,12 +121,6 @@ def list_config_digests(folder: Path) -> list[str]:
     return [str(event.get("config")) for event in read_events(folder) if event.get("event") == START_EVENT]
 
 
-def count_declarations(folder: Path, config_digest: str) -> dict[str, int | bool]:
-    """Count the different configs used in a folder, and check whether this one was the first."""
-    config_digests = list(dict.fromkeys(list_config_digests(folder))) or [config_digest]
-    return {"declarations": len(config_digests), "declared_before_results": config_digests[0] == config_digest}
-
-
 def write_provenance(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
     """Write `provenance.json`, after all other outputs because it holds their digests."""
     events = read_events(context.folder)
@@ -154,6 +148,7 @@ def serialize_record(record: Mapping[str, Any]) -> bytes:
 def collect_facts(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
     """Collect the facts about inputs, model and machine, which do not change between starts on one machine."""
     config, parameters = context.config, list(context.model.parameters())
+    config_digests = list(dict.fromkeys(list_config_digests(context.folder))) or [identity["config"]]
     return {
         "schema_version": "camscope/audit-provenance/2",
         "camscope": __version__,
@@ -161,7 +156,8 @@ def collect_facts(context: AuditContext, identity: Mapping[str, str]) -> dict[st
         "commit": describe_commit(),
         "config": _redact_config(context),
         "config_digest": identity["config"],
-        **count_declarations(context.folder, identity["config"]),
+        "declarations": len(config_digests),  # the different configs used in the folder
+        "declared_before_results": config_digests[0] == identity["config"],
         "data": {
             "digest": identity["data"],
             "rows": len(context.cohort.rows),

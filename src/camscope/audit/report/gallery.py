@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope import render
-from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.summary import Summary
 from camscope.batch import BatchRun
 from camscope.batch.map_collection import read_original, render_thumbnail, require_unchanged
@@ -209,22 +208,6 @@ def _image_to_dict(image: GalleryImage) -> dict[str, Any]:
 
 def _digest_data_uri(data_uri: str | None) -> str | None:
     return None if data_uri is None else hashlib.sha256(data_uri.encode()).hexdigest()
-
-
-def list_predicted_images(
-    predictions: Predictions, truth_by_finding: Mapping[str, Mapping[int, bool | None]], image_ids: Mapping[int, str]
-) -> list[PredictedImage]:
-    """List all images with a prediction. `truth_by_finding`: finding -> row -> whether it is present."""
-    log_odds_by_finding = {name: predictions.log_odds_by_row(name) for name in predictions.findings}
-    return [
-        PredictedImage(
-            row,
-            image_ids[row],
-            {name: by_row[row] for name, by_row in log_odds_by_finding.items()},
-            {name: by_row.get(row) for name, by_row in truth_by_finding.items()},
-        )
-        for row in predictions.rows
-    ]
 
 
 def build_gallery(

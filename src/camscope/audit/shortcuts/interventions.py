@@ -1,6 +1,6 @@
 """Interventions on regions: removal, insertion and keeping only the region, with the table of the predictions."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
+from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
 from camscope.audit.core.summary import InterventionEffect, MaskedAuroc
 from camscope.audit.core.summary_values import summarize_estimate, summarize_or_reason
@@ -179,12 +180,12 @@ class InterventionRunner:
     context: AuditContext
     samples: RegionSamples
     finding: Finding
-    log_odds: Mapping[int, float]
-    log_odds_std: float
-    outputs_are_probabilities: bool = False
+    predictions: Predictions
     records: list[InterventionRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.log_odds = self.predictions.log_odds_by_row(self.finding.name)
+        self.log_odds_std = self.predictions.log_odds_std(self.finding.name)
         truths = self.context.cohort.get_truth(self.finding)
         self.truth_by_row = {sample.row: truths[sample.row] for sample in self.samples.samples}
 
@@ -290,8 +291,7 @@ class InterventionRunner:
     ) -> FloatArray:
         """Return the log odds (N,) of receivers with the masked pixels of other images."""
         return self._compute_log_odds(
-            insert_region(_stack_inputs(receivers[part]), _stack_masks(masks[part]), _stack_inputs(sources[part]))
-            for part in self._iter_batches(len(receivers))
+            receivers, masks, lambda x, mask, part: insert_region(x, mask, _stack(sources[part]))
         )
 
     def _compute_edited_log_odds(
@@ -299,29 +299,25 @@ class InterventionRunner:
     ) -> FloatArray:
         """Return the log odds (N,) of images with the region, or with everything else, replaced."""
         edit, masks = keep_region if keep else remove_region, [sample.regions[region_name] for sample in samples]
-        return self._compute_log_odds(
-            edit(_stack_inputs(samples[part]), _stack_masks(masks[part]), imputation)
-            for part in self._iter_batches(len(samples))
-        )
+        return self._compute_log_odds(samples, masks, lambda x, mask, _: edit(x, mask, imputation))
 
-    def _iter_batches(self, n_samples: int) -> Iterator[slice]:
-        size = self.context.config.perturbed_batch_size
-        return (slice(start, start + size) for start in range(0, n_samples, size))
-
-    def _compute_log_odds(self, batches: Iterable[Tensor]) -> FloatArray:
-        log_odds = [np.empty(0)]
-        for x in batches:
+    def _compute_log_odds(
+        self,
+        samples: Sequence[RegionSample],
+        masks: Sequence[Mask],
+        edit: Callable[[Tensor, Tensor, slice], Tensor],
+    ) -> FloatArray:
+        """Return the log odds (N,) of edited images, batch by batch."""
+        log_odds, size = [np.empty(0)], self.context.config.perturbed_batch_size
+        for start in range(0, len(samples), size):
+            part = slice(start, start + size)
+            x = edit(_stack(samples[part]), torch.from_numpy(np.stack(masks[part])), part)
             logits, _ = compute_logits_and_features(self.context, x)
-            values = compute_log_odds(
-                self.context, logits, [self.finding], outputs_are_probabilities=self.outputs_are_probabilities
-            )
+            are_probabilities = self.predictions.outputs_are_probabilities
+            values = compute_log_odds(self.context, logits, [self.finding], outputs_are_probabilities=are_probabilities)
             log_odds.append(values.numpy()[:, 0])
         return np.concatenate(log_odds)
 
 
-def _stack_inputs(samples: Sequence[RegionSample]) -> Tensor:
+def _stack(samples: Sequence[RegionSample]) -> Tensor:
     return torch.stack([sample.x for sample in samples])
-
-
-def _stack_masks(masks: Sequence[Mask]) -> Tensor:
-    return torch.from_numpy(np.stack(masks))

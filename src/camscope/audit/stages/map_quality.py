@@ -268,7 +268,17 @@ def evaluate_localization(context: AuditContext, results: StageResults) -> Metri
         reason = "no masks, boxes or points locate the findings: set ground_truth in [data]"
         return MetricsResult(tested=False, reason=reason)
     evaluations = [
-        (finding, _evaluate_finding_localization(context, finding))
+        (
+            finding,
+            evaluate(
+                context.maps,
+                build_output_path(context.folder, "localization", str(finding.class_index)),
+                context.ground_truth[finding.name],
+                LOCALIZATION_METRICS,
+                strict=False,
+                on_progress=context.on_progress,
+            ),
+        )
         for finding in context.findings
         if finding.name in context.ground_truth
     ]
@@ -283,17 +293,6 @@ def evaluate_localization(context: AuditContext, results: StageResults) -> Metri
         formulas=collect_formulas(summaries),
         metric_summaries=tuple(summaries),
         subgroup_differences=tuple(_compare_mass_by_subgroup(context, results, evaluations)),
-    )
-
-
-def _evaluate_finding_localization(context: AuditContext, finding: Finding) -> EvaluationResult:
-    return evaluate(
-        context.maps,
-        build_output_path(context.folder, "localization", str(finding.class_index)),
-        context.ground_truth[finding.name],
-        LOCALIZATION_METRICS,
-        strict=False,
-        on_progress=context.on_progress,
     )
 
 
