@@ -29,7 +29,7 @@ TARGETS = {
 COMMAND = "python -m tests.test_prose --write"
 LIMITS: dict[str, dict[str, float]] = {
     "src/camscope": {"long": 1, "phrases": 1, "semicolons": 12.1},
-    "src/camscope/audit": {"long": 1, "phrases": 4, "semicolons": 4.1},
+    "src/camscope/audit": {"long": 1, "phrases": 4},
     "src/camscope/batch": {"phrases": 5, "semicolons": 4.9, "spelling": 1},
     "src/camscope/cli": {"names": 1, "phrases": 2, "semicolons": 17.2},
     "src/camscope/evaluation": {"long": 1, "names": 8, "phrases": 4, "semicolons": 11.7},

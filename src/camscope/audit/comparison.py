@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +16,7 @@ from camscope.audit.comparability import check_comparable
 from camscope.audit.core.schema import EstimateSummary
 from camscope.audit.core.summary import Verdict
 from camscope.audit.core.summary_values import summarize_estimate
-from camscope.audit.performance.auc import (
-    auroc,
-    bootstrap_areas,
-    compute_roc_area,
-    drop_undefined,
-    rank_scores,
-)
+from camscope.audit.performance.auc import auroc, bootstrap_areas, compute_roc_area, drop_undefined, rank_scores
 from camscope.batch.manifest import import_arrow
 from camscope.batch.query import RowReader, table_to_dicts
 from camscope.errors import UndefinedError
@@ -49,9 +44,8 @@ MAX_COMPARED_IMAGES = 500  # drawn by the seed
 MAP_COLUMNS = ("id", "method", "target", "grid", "attribution")
 ValuesById = Mapping[str, float]
 MapsById = dict[tuple[str, str, str], Any]  # by method, finding and image id
-UncorrectedDifference = tuple[
-    str, str, EstimateSummary, EstimateSummary, Estimate
-]  # name, finding, the number of either, second - first before any correction
+# name, finding, the number of either, second - first before any correction
+UncorrectedDifference = tuple[str, str, EstimateSummary, EstimateSummary, Estimate]
 
 
 @dataclass(frozen=True)
@@ -118,8 +112,7 @@ def compare_audits(
     first: AuditRun | str | os.PathLike[str], second: AuditRun | str | os.PathLike[str], *, seed: int = 0
 ) -> AuditComparison:
     """Compare two audits of the same images; InputError where more than the model differs: see `check_comparable`."""
-    runs = [run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second)]
-    first_run, second_run = runs
+    runs = first_run, second_run = [run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second)]
     notes = check_comparable(first_run, second_run)
     predictions = first_run.predictions()
     patients = dict(zip(predictions["id"].to_pylist(), predictions["patient"].to_pylist(), strict=True))
@@ -144,18 +137,15 @@ def _correct_for_multiplicity(uncorrected: Sequence[UncorrectedDifference]) -> I
 
 def find_verdict_changes(first: Iterable[Verdict], second: Iterable[Verdict]) -> Iterator[VerdictChange]:
     """Yield changed verdicts in the order of the second audit, then those that only the first audit has."""
-    remaining = {_get_verdict_key(verdict): verdict for verdict in first}
+    get_key = attrgetter("question", "claim", "finding", "qualifier")
+    remaining = {get_key(verdict): verdict for verdict in first}
     for verdict in second:
-        previous = remaining.pop(_get_verdict_key(verdict), None)
+        previous = remaining.pop(get_key(verdict), None)
         conclusion = ABSENT_VERDICT if previous is None else previous.conclusion
         if conclusion != verdict.conclusion:
             yield VerdictChange(verdict.claim, conclusion, verdict.conclusion, verdict.finding)
     for verdict in remaining.values():
         yield VerdictChange(verdict.claim, verdict.conclusion, ABSENT_VERDICT, verdict.finding)
-
-
-def _get_verdict_key(verdict: Verdict) -> tuple[str, str, str, str]:
-    return verdict.question, verdict.claim, verdict.finding, verdict.qualifier
 
 
 def _compare_finding(

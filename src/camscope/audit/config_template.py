@@ -70,20 +70,10 @@ def generate_config(
     modality: str | None = None,
     relative_to: Path | None = None,
 ) -> str:
-    """Return the text of a valid TOML config; settings that cannot be guessed are comments with instructions.
+    """Return the text of a valid TOML config. Settings that cannot be guessed are comments with instructions.
 
-    Args:
-        manifest: The manifest of the images: a table, a folder, or a dataset.
-        model: The model, as `camscope explain --model` takes it.
-        weights: The checkpoint of the model.
-        root: The folder that paths in the manifest may not leave.
-        findings: The classes to audit, by class name or label column; empty selects all that have labels.
-        modality: The modality whose regions are checked; None means "any".
-        relative_to: The folder of the config, which its paths are relative to; None is the current folder.
-
-    Raises:
-        InputError: The manifest has neither labels nor columns of 0 and 1 for the classes, or the modality is unknown.
-
+    The arguments are the options of `camscope audit init`. `relative_to` is the folder of the config, where its paths
+    start. InputError where the manifest has neither labels nor columns of 0 and 1 for the classes, or the modality is unknown.
     """
     if modality is not None and modality not in (modalities := get_args(Modality)):
         raise InputError(f"no modality {modality!r}; expected one of {', '.join(modalities)}")

@@ -1,7 +1,4 @@
-"""The runner of an audit: checks the config and the folder, runs the stages in order, and builds the summary.
-
-Every stage writes its result when it is done. An audit that was interrupted continues with the first missing result.
-"""
+"""The runner of an audit: checks config and folder, runs the stages that have no stored result, and builds the summary."""
 
 import json
 import time

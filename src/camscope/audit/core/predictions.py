@@ -21,16 +21,9 @@ LOG_ODDS_PREFIX = "log odds "
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The predictions of all images.
+    """The log odds (N,F) of F findings and the features (N,D) of N rows. `errors`: row -> why it has no prediction.
 
-    Attributes:
-        rows: The N rows with a prediction.
-        findings: The names of the F findings.
-        log_odds: The log odds (N,F).
-        features: The features (N,D).
-        errors: Row -> the error, for the rows without a prediction.
-        outputs_are_probabilities: Whether the model returns probabilities, which were converted into log odds.
-
+    `outputs_are_probabilities`: the model returns probabilities, which were converted into log odds.
     """
 
     rows: list[int]

@@ -1,8 +1,4 @@
-"""Charts of the report as inline SVG, with selectable text and the colors of the page.
-
-- Forest plots: estimates with intervals, baselines and margins.
-- Curves: reliability of predictions, similarity during weight randomization, eigenvalues and stability of clusters.
-"""
+"""Charts of the report as inline SVG: forest plots and curves, with selectable text and the colors of the page."""
 
 import io
 import re

@@ -220,20 +220,10 @@ def build_gallery(
     height: int = 224,
     allow_burned_in_text: bool = False,
 ) -> Gallery:
-    """Build the gallery of a report, with one map per method for each image.
+    """Build the gallery of a report: the sections that have images, with one map per method for each image.
 
-    Args:
-        run: The batch run with the maps.
-        summary: The summary of the audit.
-        predicted_images: All images with a prediction.
-        target_by_finding: Finding -> its value in the `target` column of the run.
-        n_random_images: Images of the random sample. The other sections show half as many.
-        height: The height of the images in pixels.
-        allow_burned_in_text: Also show images that may contain burned-in text.
-
-    Returns:
-        The sections with their images; sections without images are left out.
-
+    `target_by_finding`: finding -> its value in the `target` column of the run with the maps. `n_random_images`: the size of the
+    random sample. The other sections show half as many.
     """
     findings = summary.resolve.findings
     keys = [("random", ""), *((kind, finding) for finding in findings for kind in EXTREME_KINDS)]

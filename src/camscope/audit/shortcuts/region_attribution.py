@@ -31,11 +31,10 @@ def load_attributions(
     context: AuditContext, method_title: str, finding: Finding, rows: Sequence[int]
 ) -> dict[int, FloatArray]:
     """Return row -> raw map (*s) of a method, without maps that hold NaN."""
-    compute = import_arrow("compute")
-    field = import_arrow("dataset").field
+    field, selected_rows = import_arrow("dataset").field, import_arrow().array(rows, import_arrow().int64())
     is_selected = (field("method") == method_title) & (field("target") == str(finding.class_index))
+    is_selected &= field("row").isin(selected_rows)
     table = context.maps.table(columns=["row", "grid", "attribution"], filter=is_selected)
-    table = table.filter(compute.is_in(table["row"], import_arrow().array(list(rows))))
     attributions = {}
     for row in table_to_dicts(table):
         if row["attribution"] is not None:

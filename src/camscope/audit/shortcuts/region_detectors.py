@@ -1,10 +1,4 @@
-"""Detectors of image regions that may hold shortcuts, from pixels alone, and the regions of each modality.
-
-- The border, the corners and the padding of an image.
-- The outside of the body or of the scanner's field, and the shell of the foreground.
-- The surroundings and the rim of a round field of view.
-- Burned-in markers, ink and pen marks, and glass without tissue.
-"""
+"""Detectors of image regions that may hold shortcuts, from pixels alone, and the regions of each modality."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

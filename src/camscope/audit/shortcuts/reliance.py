@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil, isnan, log, log1p
 from typing import Final
 
@@ -43,10 +44,7 @@ def estimate_removal_effect(
 ) -> EstimateSummary:
     """Return the mean of (f(x) - f(x without the region)) / `log_odds_std` over N images, with its interval by patient."""
     effects = np.asarray(original_log_odds, np.float64) - np.asarray(edited_log_odds, np.float64)
-
-    def estimate(values: FloatArray) -> Estimate:
-        return estimate_mean(values, patients, n_resamples=n_resamples, seed=seed)
-
+    estimate = partial(estimate_mean, groups=patients, n_resamples=n_resamples, seed=seed)
     return _summarize_effect(effects, log_odds_std, estimate)
 
 

@@ -1,8 +1,4 @@
-"""The first stages of an audit.
-
-- check: the data, without the model.
-- resolve: the model, its classes, its methods and the resolution of their maps, tried on one image.
-"""
+"""The first stages of an audit: check (the data, without the model) and resolve (the model and its methods, on one image)."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -1,10 +1,4 @@
-"""The stages that test the maps.
-
-- faithfulness: how the prediction changes when the highlighted pixels are replaced, for at least two imputations.
-- robustness: how much maps change under transformations, noise, other batches and repetition.
-- sanity: whether maps change when the weights are randomized. An edge detector serves as a control that fails.
-- localization: whether the maps highlight the annotated finding, compared with control maps.
-"""
+"""The stages that test the maps: localization, faithfulness, sanity (with an edge detector that must fail) and robustness."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

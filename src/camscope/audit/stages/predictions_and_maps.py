@@ -1,8 +1,4 @@
-"""The stages that run the model and the methods on all images.
-
-- predict: the predictions, and their performance overall and by subgroup.
-- explain: the raw maps of every image, for each method and finding, as a run of `camscope batch`.
-"""
+"""The stages that run the model and the methods on all images: predict, and explain, a run of `camscope batch`."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -79,16 +79,10 @@ WIDE_INTERVAL_REASON = "the interval includes the margin: more images are needed
 
 @dataclass(frozen=True)
 class Question:
-    """A question that an audit answers.
+    """A question that an audit answers, with the `claim` that is judged and the section of the report with its numbers.
 
-    Attributes:
-        claim: The claim that is judged, with named fields.
-        topic: What a verdict counts for or against.
-        section: The section of the report with the numbers.
-        effect_quantity: What the reported effect measures.
-        rule: The rule of the verdict.
-        is_good_if_supported: Whether "supported" counts in favor of the topic; None if neither conclusion does.
-
+    `topic`: what a verdict counts for or against. `is_good_if_supported`: whether "supported" counts in favor of the topic, None
+    if neither conclusion does. `effect_quantity`: what the reported effect measures.
     """
 
     claim: str
