@@ -34,7 +34,7 @@ from camscope import BatchRun, Explanation, GradCAM, Preprocess, run_batch
 from camscope.audit.comparability import _load_provenance
 from camscope.audit.core.config import Config
 from camscope.audit.provenance import provenance
-from camscope.audit.verification.verify import verify_audit
+from camscope.audit.verification import verify_audit
 from camscope.batch import BatchOptions, build_manifest
 from camscope.errors import CamscopeError
 from camscope.evaluation.ground_truth import load_ground_truth

@@ -29,7 +29,7 @@ TARGETS = {
 COMMAND = "python -m tests.test_prose --write"
 LIMITS: dict[str, dict[str, float]] = {
     "src/camscope": {"phrases": 1, "semicolons": 8.5},
-    "src/camscope/audit": {"long": 1, "phrases": 4, "semicolons": 7.1},
+    "src/camscope/audit": {"long": 1, "phrases": 4},
     "src/camscope/batch": {"phrases": 4, "semicolons": 4.3, "spelling": 1},
     "src/camscope/cli": {"names": 1, "phrases": 2, "semicolons": 17.2},
     "src/camscope/evaluation": {"names": 8, "phrases": 3, "semicolons": 5.5},

@@ -376,7 +376,7 @@ def test_a_folder_of_a_run_or_an_audit_with_a_pipe_in_it_is_an_error(run, tmp_pa
         check_regular_files(made)
     pytest.importorskip("pydantic")
     from camscope.audit import AuditRun
-    from camscope.audit.verification.verify import verify_audit
+    from camscope.audit.verification import verify_audit
 
     audit = tmp_path / "audit"
     (audit / "maps").mkdir(parents=True)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from camscope.audit.core.schema import StageResult, Summary, to_json_dict
+from camscope.audit.core.schema import StageResult
+from camscope.audit.core.summary import Summary
 from camscope.audit.report import sentences
 from camscope.audit.report.figures import draw_figures
 from camscope.audit.report.gallery import GALLERY_KINDS, Gallery
@@ -35,7 +36,7 @@ from camscope.audit.report.verdict_labels import (
 )
 from camscope.audit.shortcuts.region_attribution import MIN_OVERLAP_SHARE, find_overlapping_regions
 from camscope.audit.verdicts.limitations_and_warnings import GENERAL_LIMITATIONS
-from camscope.audit.verdicts.questions import QUESTIONS
+from camscope.audit.verdicts.rules import QUESTIONS
 from camscope.batch.contact_sheet import compute_csp_digest
 from camscope.errors import InputError
 from camscope.metrics import METRICS
@@ -68,10 +69,10 @@ PAGE_SECTIONS = {
 
 
 def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Mapping[str, Any] | None = None) -> str:
-    """Render the report as HTML; every number comes from the summary, the gallery or the provenance."""
+    """Render the report as HTML. Every number comes from the summary, the gallery or the provenance."""
     environment = create_template_environment()
     environment.globals |= {
-        "format_item_count": partial(format_item_count, to_json_dict(summary)),
+        "format_item_count": partial(format_item_count, summary.model_dump(mode="json")),
         "group_overlapping_verdicts": partial(
             group_overlapping_verdicts, overlapping_regions=find_overlapping_regions(summary)
         ),
