@@ -4,8 +4,10 @@ import warnings
 from pathlib import Path
 from typing import Annotated
 
-from camscope.cli import base, evaluation_request, metric_tables, option_types, options, progress
-from camscope.cli.evaluate import PRINTED_METRICS, print_evaluation
+import typer
+
+from camscope.cli import base, evaluation_request, option_types, options, progress
+from camscope.cli.evaluate import PRINTED_METRICS, check_figure_path, print_evaluation
 from camscope.cli.option_types import option
 
 EXAMPLE = "camscope benchmark phantom --methods gradcam,layercam,scorecam --count 20"
@@ -13,6 +15,7 @@ BENCHMARKS = ("phantom",)
 
 
 def run(
+    context: typer.Context,
     benchmark: Annotated[
         str, option_types.argument("WHAT", "phantom: synthetic radiographs whose ground truth is known to the pixel.")
     ],
@@ -38,14 +41,12 @@ def run(
 
     if benchmark not in BENCHMARKS:
         raise base.option_error("WHAT", f"{benchmark!r}; expected {', '.join(BENCHMARKS)}")
-    file = None if figure is None else metric_tables.check_figure_path(figure, overwrite)
-    explainer_classes = dict(METHODS) if include_slow and method_names == "all" else base.parse_methods(method_names)
-    settings_by_method = options.parse_settings(setting_pairs or [], explainer_classes)
+    file = None if figure is None else check_figure_path(figure, overwrite)
+    names = ",".join(METHODS) if include_slow and method_names == "all" else method_names
+    chosen = options.ExplainerOptions.parse(context, names, None, setting_pairs)
     folder, net = Path(output), base.load_model_on_device("phantom")
     manifest = write_phantoms(folder, n_images, seed, overwrite=overwrite)
-    explainers = options.build_explainers(
-        explainer_classes, net, None, None, settings_by_method, show_method_bars=False
-    )
+    explainers = chosen.build(net, None, show_method_bars=False)
     with evaluation_request.resume_hint(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if method_names == "all":
