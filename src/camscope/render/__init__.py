@@ -42,6 +42,7 @@ from camscope.render.rgb_image import (
     build_data_uri,
     build_figure_html,
     check_image_height,
+    encode_data_uri,
     encode_image,
     resize_to_fit,
 )
@@ -95,6 +96,7 @@ __all__ = [
     "draw_slices",
     "draw_text",
     "encode_animation",
+    "encode_data_uri",
     "encode_image",
     "fade_to_gray",
     "find_boxes",

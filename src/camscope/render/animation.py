@@ -1,7 +1,4 @@
-"""Animate a volume slice by slice as a GIF or WebP, and draw selected frames in a grid.
-
-Frames are slices of a volume or moments of a video, each with its part of the map.
-"""
+"""Animate a volume slice by slice as a GIF or WebP, and draw selected frames, such as those of a video, in a grid."""
 
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -215,20 +212,12 @@ def draw_frames(
     *,
     alpha: float = 0.85,
     colormap: str = "inferno",
-    covered: NDArray[np.bool_] | None = None,
-    frame_indices: Sequence[int] | None = None,
     columns: int | None = None,
     height: int = 192,
 ) -> RGBImage:
-    """Draw the overlays of some frames, images (D,H,W,3) and map (D,H,W) in 0..1, side by side with their numbers from 0.
-
-    `frame_indices` defaults to `choose_frames`. All frames share one color scale.
-    """
+    """Draw overlays of the frames of `choose_frames`, images (D,H,W,3) and map (D,H,W) in 0..1, on one color scale."""
     if images.shape[:3] != values.shape or images.ndim != 4:
         raise InputError(f"frames are {images.shape} and the map {values.shape}; expected (D,H,W,3) and (D,H,W)")
-    selected_frames = choose_frames(values) if frame_indices is None else list(frame_indices)
-    overlays = []
-    for i in selected_frames:
-        image, covered_pixels = np.ascontiguousarray(images[i]), None if covered is None else covered[i]
-        overlays.append(overlay(image, values[i], alpha=alpha, colormap=colormap, covered=covered_pixels))
-    return draw_image_grid(overlays, [f"{i}" for i in selected_frames], columns=columns, height=height)
+    frames = choose_frames(values)
+    overlays = [overlay(np.ascontiguousarray(images[i]), values[i], alpha=alpha, colormap=colormap) for i in frames]
+    return draw_image_grid(overlays, list(map(str, frames)), columns=columns, height=height)

@@ -62,7 +62,6 @@ from camscope.audit.report.thumbnails import (
     MAX_IMAGE_BYTES,
     MAX_MAP_OPACITY,
     UNCOVERED_OPACITY,
-    encode_data_uri,
     render_map_rgba,
 )
 from camscope.audit.report.verdict_labels import CONCLUSION_MEANINGS
@@ -73,6 +72,7 @@ from camscope.explainers import METHODS
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
 from camscope.phantom import draw_radiograph
+from camscope.render import encode_data_uri
 from tests.audit_summary import FINDINGS, IDS, MARGINS, PROVENANCE, SKIPPED, full, nothing, num, verdict
 from tests.report_consistency import extract_numbers, find_unsupported_claims
 

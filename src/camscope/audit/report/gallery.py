@@ -13,13 +13,12 @@ from camscope.audit.core.schema import Summary
 from camscope.audit.report.thumbnails import (
     MAX_IMAGE_BYTES,
     GalleryMap,
-    encode_data_uri,
     load_gallery_image,
     render_gallery_map,
 )
 from camscope.batch import BatchRun
 from camscope.batch.query import table_to_dicts
-from camscope.render import resize_to_fit
+from camscope.render import encode_data_uri, resize_to_fit
 
 MAX_GALLERY_BYTES = 12_000_000  # all images of a page
 GALLERY_SEED_SALT = 11  # separates this random stream from those of other stages

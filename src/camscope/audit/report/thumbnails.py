@@ -1,7 +1,6 @@
 """Images and maps of the gallery as data URIs; maps are separate images, so that readers can hide them."""
 
-import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,7 +65,7 @@ def render_gallery_map(run: BatchRun, row: RunRow, image: PixelArray | None, hei
     is_separate = explanation.placement is not None and explanation.attribution.ndim == 2 and image is not None
     try:
         pixels = render_map_rgba(explanation, height) if is_separate else render_thumbnail(explanation, image, height)
-        data_uri = encode_data_uri(pixels, max_bytes)
+        data_uri = render.encode_data_uri(pixels, max_bytes)
     except Exception as error:  # stored rows may be invalid
         return GalleryMap(row["method"], reason=f"it cannot be drawn: {type(error).__name__}")
     return GalleryMap(
@@ -96,24 +95,3 @@ def render_map_rgba(explanation: Explanation, height: int) -> NDArray[np.uint8]:
     colors = np.where(covered[..., None], colors, render.hatch_uncovered(np.full_like(colors, 128), covered))
     opacity = np.where(covered, MAX_MAP_OPACITY * alpha, UNCOVERED_OPACITY)
     return np.dstack([colors, np.rint(255 * opacity).astype(np.uint8)]).astype(np.uint8)
-
-
-def encode_data_uri(image: NDArray[np.uint8], max_bytes: int = MAX_IMAGE_BYTES) -> str:
-    """Encode an image (h, w, 3) or (h, w, 4) as a data URI of at most `max_bytes` bytes, if possible."""
-    for encoding in _iter_encodings(image):
-        if len(encoding) <= max_bytes:
-            break
-    return render.build_data_uri(encoding, "webp")
-
-
-def _iter_encodings(pixels: NDArray[np.uint8]) -> Iterator[bytes]:
-    """Yield encodings of an image with decreasing quality, then decreasing size."""
-    from PIL import Image
-
-    image = Image.fromarray(pixels)
-    for scale in (1.0, 0.75, 0.5, 0.25):
-        resized = image if scale == 1 else image.resize([max(1, round(side * scale)) for side in image.size])
-        for quality in (82, 65, 45):
-            stream = io.BytesIO()
-            resized.save(stream, "WEBP", quality=quality, method=0)  # method 0: a fifth of the time, a fifth more bytes
-            yield stream.getvalue()
