@@ -10,12 +10,10 @@ from numpy.typing import NDArray
 
 from camscope.errors import ImageError, InputError
 from camscope.plurals import plural
-from camscope.render.anatomical_axes import AnatomicalView
-from camscope.render.colormap import colorize, get_colormap_minimum
+from camscope.render.colors import colorize, get_colormap_minimum, overlay
 from camscope.render.image_grid import draw_image_grid
-from camscope.render.overlay import overlay
 from camscope.render.rgb_image import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, RGBImage, check_rgb_image
-from camscope.render.volume import Volume, draw_slice
+from camscope.render.volume import AnatomicalView, Volume, draw_slice
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,
     add_plane_frame,

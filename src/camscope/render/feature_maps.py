@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from camscope.errors import InputError, NonFiniteError
 from camscope.plurals import plural
-from camscope.render.colormap import DIVERGING, colorize, get_colormap_minimum
+from camscope.render.colors import DIVERGING, colorize, get_colormap_minimum
 from camscope.render.image_grid import arrange_tiles, pad_image, paste_tile
 from camscope.render.rgb_image import BACKGROUND_COLOR, RGBImage, check_fraction, resize_to_fit
 from camscope.render.text import draw_text

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from camscope.errors import InputError, NonFiniteError
 from camscope.plurals import plural
-from camscope.render.colormap import DIVERGING, colorize, get_colormap_minimum
+from camscope.render.colors import DIVERGING, colorize, get_colormap_minimum
 from camscope.render.rgb_image import (
     BACKGROUND_COLOR,
     TEXT_COLOR,

@@ -41,10 +41,7 @@ def check_rgb_image(image: RGBImage) -> RGBImage:
 
 
 def to_finite_float64(values: Values, *, image: RGBImage | None = None) -> NDArray[np.float64]:
-    """Return the values (H,W) as float64 after checking that they are finite and match the image's size, if one is given.
-
-    Raises InputError for another rank, NonFiniteError for NaN or infinity, GeometryError for another size.
-    """
+    """Return the values (H,W) as float64 after checking that they are finite and match the image's size, if one is given."""
     return np.asarray(check_map_values(np.asarray(values, dtype=np.float64), image=image), dtype=np.float64)
 
 

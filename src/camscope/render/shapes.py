@@ -1,7 +1,4 @@
-"""Shapes on an image: contours and boxes of a map.
-
-Coordinates are (row, column) on pixel edges, as everywhere in camscope: pixel i covers [i, i+1].
-"""
+"""Contours and boxes of a map on an image. Coordinates are (row, column) on pixel edges: pixel i covers [i, i+1]."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +8,7 @@ from numpy.typing import NDArray
 
 from camscope.errors import InputError
 from camscope.plurals import plural
-from camscope.render.colormap import colorize
+from camscope.render.colors import colorize
 from camscope.render.rgb_image import Color, RGBImage, Values, check_rgb_image, choose_line_width, to_finite_float64
 from camscope.render.text import draw_text
 
