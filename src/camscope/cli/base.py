@@ -30,6 +30,7 @@ from camscope.errors import (
     describe_out_of_memory,
     is_out_of_memory,
 )
+from camscope.registry import METHODS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -256,8 +257,6 @@ def check_options_unset(context: typer.Context, parameters: Iterable[str], reaso
 
 def parse_methods(names: str) -> "dict[str, type[Explainer]]":
     """Return the methods named in `a,b` by name; `all` means every method that is not slow."""
-    from camscope.explainers import METHODS
-
     fast_names = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
     requested = fast_names if names == "all" else split_list(names)
     if not requested:

@@ -9,6 +9,7 @@ import typer
 from camscope.cli import base, evaluation_request, option_types, options, progress
 from camscope.cli.evaluate import PRINTED_METRICS, check_figure_path, print_evaluation
 from camscope.cli.option_types import option
+from camscope.registry import METHODS
 
 EXAMPLE = "camscope benchmark phantom --methods gradcam,layercam,scorecam --count 20"
 BENCHMARKS = ("phantom",)
@@ -36,7 +37,6 @@ def run(
     """Explain synthetic images with every method, and rank the methods by localization, with confidence intervals."""
     from camscope.batch import BatchOptions, run_batch
     from camscope.evaluation import evaluate
-    from camscope.explainers import METHODS
     from camscope.explainers.comparison.supported_methods import explain_supported
 
     if benchmark not in BENCHMARKS:
@@ -70,22 +70,18 @@ def run(
 
 def write_phantoms(folder: Path, n_images: int, seed: int, *, overwrite: bool = False) -> Path:
     """Write synthetic images, their masks and a manifest; return the manifest's path."""
-    import csv
-    import io
-
     import numpy as np
 
     from camscope.phantom import CATEGORIES, draw_radiograph
     from camscope.render import encode_image
     from camscope.safe_files import build_output_path, write_generated
 
-    stream = io.StringIO(newline="")
-    table = csv.writer(stream)
-    table.writerow(["path", "mask", "target"])
+    lines = ["path,mask,target"]
     for n in range(n_images):
         scan = draw_radiograph(seed + n, CATEGORIES[1 + n % (len(CATEGORIES) - 1)])
+        file_name = f"{seed + n:06d}.png"
         for subfolder, gray in (("images", scan.image), ("masks", scan.mask * np.uint8(255))):
             encoded = encode_image(gray[..., None].repeat(3, axis=2), ".png")
-            write_generated(build_output_path(folder, subfolder, f"{seed + n:06d}.png"), encoded, overwrite=overwrite)
-        table.writerow([f"images/{seed + n:06d}.png", f"masks/{seed + n:06d}.png", scan.name])
-    return write_generated(folder / "list.csv", stream.getvalue().encode(), overwrite=overwrite)
+            write_generated(build_output_path(folder, subfolder, file_name), encoded, overwrite=overwrite)
+        lines.append(f"images/{file_name},masks/{file_name},{scan.name}")
+    return write_generated(folder / "list.csv", "\r\n".join([*lines, ""]).encode(), overwrite=overwrite)

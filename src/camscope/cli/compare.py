@@ -1,5 +1,6 @@
 """`camscope compare`: compare methods, layers and classes on one image or on many."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -144,11 +145,13 @@ def _compare_with_progress(
 
     n_layer_explainers = sum(isinstance(explainer, LayerExplainer) and explainer.runs_model for explainer in explainers)
     total = len({(explainer.mode, explainer.share_key) for explainer in explainers}) + n_layer_explainers * len(targets)
+    n_finished = itertools.count()
     with progress.progress_bar("", total, base.stdout_console()) as bar:
 
         def on_pass(working: "Sequence[BaseMethod]") -> None:
             names = list(dict.fromkeys(method.name for method in working))
-            bar.start_step(names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more in one pass")
+            text = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more in one pass"
+            bar.set_status(next(n_finished), text)
             bar.pause_for_methods(working)
 
         return compare_explainers(explainers, path, targets, skip_unsupported=skip_unsupported, on_pass=on_pass)

@@ -15,7 +15,7 @@ from camscope.plurals import plural
 if TYPE_CHECKING:
     from torch import nn
 
-    from camscope.batch import BatchOutcome, BatchRun
+    from camscope.batch import BatchOutcome, BatchRun, Query
     from camscope.batch.manifest import Manifest
     from camscope.explainers import Explainer
 
@@ -173,6 +173,14 @@ def has_images(source: str) -> bool:
     return is_image_source(source) or (
         file.is_file() and (file.name.lower().endswith((*PHOTO_SUFFIXES, *SCAN_SUFFIXES)) or is_scan(file))
     )
+
+
+def count_matching(run: "BatchRun", query: "Query") -> int:
+    """Count the rows of a run that a query selects; if there are none, print an error and exit with code 1."""
+    if not (n_rows := query.count_matching(run.dataset)):
+        base.print_error(f"no row of {len(run):,} matches: {query.where}")
+        raise typer.Exit(base.EXIT_FAILED)
+    return n_rows
 
 
 def print_not_fetched_note(run: "BatchRun") -> None:
