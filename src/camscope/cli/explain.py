@@ -102,12 +102,17 @@ def run(
     scan_settings.require_export_packages()
     all_private = profile == "research" or series or any(map(scan_settings.is_read_as_scan, paths))
     scan_settings = replace(scan_settings, all_private=all_private)
-    outcome = _ExplainOutcome(bool(context.find_root().params.get("debug")), scan_settings)
-    existing_paths = _list_existing(paths, outcome)
-    if existing_paths:
+    failures: dict[Path, str | OutputExistsError] = {}
+    debug = bool(context.find_root().params.get("debug"))
+    for path in paths:
+        try:
+            check_image_exists(path, scan_settings.display_name(path))
+        except errors.ImageError as error:
+            failures[path] = _describe_failure(error, path, scan_settings, debug=debug)
+    if len(failures) < len(paths):
         net = base.load_model_on_device(model, weights, device, context)
         explainers = chosen.build(net, preprocess)
-        outcome.scan_settings = scan_settings.for_explainers(explainers)
+        scan_settings = scan_settings.for_explainers(explainers)
         writer = ImageExplanationWriter(
             explainers,
             parsed_targets,
@@ -116,11 +121,11 @@ def run(
             n_top_classes,
             shared_scale=shared_scale,
             skip_unsupported=method_names == "all",
-            scan_settings=outcome.scan_settings,
+            scan_settings=scan_settings,
             mask_options=masks or (),
         )
-        _explain_images(writer, existing_paths, outcome)
-    outcome.print_summary(len(paths))
+        _explain_images(writer, paths, failures, debug=debug)
+    _print_summary(failures, len(paths))
 
 
 def _check_single_file_output(destination: Destination, n_images: int, n_maps: int) -> None:
@@ -132,78 +137,62 @@ def _check_single_file_output(destination: Destination, n_images: int, n_maps: i
         raise base.option_error("--output", f"{file} holds one map, but {n_maps} are requested; {fix}")
 
 
-@dataclass
-class _ExplainOutcome:
-    """Counts and errors of the explained images, and files that already existed."""
-
-    debug: bool
-    scan_settings: ScanOptions
-    n_explained: int = 0
-    failures: list[str] = field(default_factory=list)
-    existing_files: list[OutputExistsError] = field(default_factory=list)
-
-    def record_error(self, path: Path, error: Exception) -> None:
-        """Record the error of one image; call this inside the `except` block."""
-        if isinstance(error, OutputExistsError):
-            self.existing_files.append(error)
-            return
-        if self.debug:
-            traceback.print_exc()
-        reason, name = self.scan_settings.format_redacted_error(error, path), self.scan_settings.display_name(path)
-        self.failures.append(reason if reason.startswith(name) else f"{name}: {reason}")
-
-    def print_summary(self, n_images: int) -> None:
-        """Print errors and counts on stderr, and exit with code 1 unless every image is explained."""
-        for line in self.failures:
-            base.print_error(line)
-        if len(self.existing_files) > 1:
-            first = self.existing_files[0].path
-            count = plural(len(self.existing_files), "image has", "images have")
-            base.print_error(f"{count} output already, such as {first}; pass --overwrite, or another -o")
-        elif self.existing_files:
-            base.print_error(str(self.existing_files[0]))
-        if self.n_explained == n_images:
-            return
-        if n_images > 1:
-            failed = [f"{len(self.failures)} of {plural(n_images, 'image')} failed"] if self.failures else []
-            skipped = [f"{len(self.existing_files)} are unchanged"] if self.existing_files else []
-            base.stderr_console().print(", ".join([*failed, *skipped, f"{self.n_explained} are explained"]))
-        raise typer.Exit(base.EXIT_FAILED)
-
-
-def _list_existing(paths: Sequence[Path], outcome: _ExplainOutcome) -> list[tuple[int, Path]]:
-    """List row numbers and paths of the existing images; record an error for each of the others."""
-    present = []
-    for row, path in enumerate(paths, start=1):
-        try:
-            check_image_exists(path, outcome.scan_settings.display_name(path))
-        except errors.ImageError as error:
-            outcome.record_error(path, error)
-            continue
-        present.append((row, path))
-    return present
+def _describe_failure(error: Exception, path: Path, settings: ScanOptions, *, debug: bool) -> str | OutputExistsError:
+    """Describe the error of one image in a line, unless its output exists; `debug` prints the traceback being handled."""
+    if isinstance(error, OutputExistsError):
+        return error
+    if debug:
+        traceback.print_exc()
+    reason, name = settings.format_redacted_error(error, path), settings.display_name(path)
+    return reason if reason.startswith(name) else f"{name}: {reason}"
 
 
 def _explain_images(
-    writer: "ImageExplanationWriter", paths: Sequence[tuple[int, Path]], outcome: _ExplainOutcome
+    writer: "ImageExplanationWriter",
+    paths: Sequence[Path],
+    failures: dict[Path, str | OutputExistsError],
+    *,
+    debug: bool,
 ) -> None:
-    """Explain and print every image; an error of target or model before the first success ends the command."""
+    """Explain and print every image without a failure, and add failures; one of target or model at the start is raised."""
     from rich.text import Text
 
-    console = base.stdout_console()
-    with progress.progress_bar("explaining", len(paths), console) as bar:
-        for row, path in paths:
+    console, settings, n_explained = base.stdout_console(), writer.scan_settings, 0
+    with progress.progress_bar("explaining", len(paths) - len(failures), console) as bar:
+        for row, path in enumerate(paths, start=1):
+            if path in failures:
+                continue
             try:
                 for line in writer.explain_and_write(row, path, bar):
                     console.print(line, soft_wrap=isinstance(line, Text))  # paths are never wrapped
-                outcome.n_explained += 1
+                n_explained += 1
             except Exception as error:  # decoder, model and disk may raise anything; other images continue
-                if isinstance(error, TARGET_AND_MODEL_ERRORS) and not outcome.n_explained:
-                    if writer.scan_settings.is_private(path):
-                        error.args = (writer.scan_settings.format_redacted_error(error, path),)
+                if isinstance(error, TARGET_AND_MODEL_ERRORS) and not n_explained:
+                    if settings.is_private(path):
+                        error.args = (settings.format_redacted_error(error, path),)
                     raise
-                outcome.record_error(path, error)
+                failures[path] = _describe_failure(error, path, settings, debug=debug)
             bar.advance()
+
+
+def _print_summary(failures: dict[Path, str | OutputExistsError], n_images: int) -> None:
+    """Print errors and counts on stderr, and exit with code 1 unless every image is explained."""
+    existing_files = [failure for failure in failures.values() if isinstance(failure, OutputExistsError)]
+    for failure in failures.values():
+        if isinstance(failure, str):
+            base.print_error(failure)
+    if len(existing_files) > 1:
+        count = plural(len(existing_files), "image has", "images have")
+        base.print_error(f"{count} output already, such as {existing_files[0].path}; pass --overwrite, or another -o")
+    elif existing_files:
+        base.print_error(str(existing_files[0]))
+    if n_images > 1 and failures:
+        n_failed = len(failures) - len(existing_files)
+        failed = [f"{n_failed} of {plural(n_images, 'image')} failed"] if n_failed else []
+        skipped = [f"{len(existing_files)} are unchanged"] if existing_files else []
+        base.stderr_console().print(", ".join([*failed, *skipped, f"{n_images - len(failures)} are explained"]))
+    if failures:
+        raise typer.Exit(base.EXIT_FAILED)
 
 
 @dataclass(frozen=True)
@@ -223,10 +212,8 @@ class ImageExplanationWriter:
     def explain_and_write(self, row: int, path: Path, progress_bar: progress.ProgressBar) -> "list[Text | Padding]":
         """Explain one image and write its files, none of which may exist yet; return the lines to print."""
         settings, destination, n_targets = self.scan_settings, self.destination, len(self.targets)
-        pseudonym, export_suffixes = (
-            settings.pseudonym(path),
-            [EXPORT_SUFFIXES[kind] for kind in settings.export_formats],
-        )
+        pseudonym = settings.pseudonym(path)
+        export_suffixes = [EXPORT_SUFFIXES[kind] for kind in settings.export_formats]
         figures, map_files, exports = destination.output_files(row, path, self._map_names(), pseudonym, export_suffixes)
         with base.collect_warnings(quote_messages=pseudonym is None) as warnings:
             methods, by_method = self._explain(settings.read_image(path), progress_bar.pause_for_methods)
