@@ -22,10 +22,10 @@ from camscope.render.colors import (
     overlay,
     to_display_range,
 )
-from camscope.render.feature_maps import draw_channel_grid, draw_signal_trace
 from camscope.render.image_grid import (
     CaptionedImage,
     add_caption,
+    draw_channel_grid,
     draw_color_bar,
     draw_contact_sheet,
     draw_image_grid,
@@ -55,7 +55,7 @@ from camscope.render.rgb_image import (
     encode_image,
     resize_to_fit,
 )
-from camscope.render.shapes import Box, draw_boxes, draw_contours, find_boxes, find_contours
+from camscope.render.shapes import Box, draw_boxes, draw_contours, draw_signal_trace, find_boxes, find_contours
 from camscope.render.text import draw_text
 from camscope.render.volume import Volume, compute_cell_affine
 from camscope.render.volume_views import draw_planes, draw_projection, draw_slices
