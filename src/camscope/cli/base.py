@@ -305,7 +305,7 @@ def new_table(*columns: str) -> "Table":
 def load_model_on_device(
     spec: str, weights: str | None = None, device: str = "cpu", context: typer.Context | None = None
 ) -> "nn.Module":
-    """Load the model that `--model` and `--weights` name; with a context, print a note if the user named none."""
+    """Load the model that `--model` and `--weights` name. With a context, print a note if the user named none."""
     import torch
 
     if context is not None and not is_option_set(context, "model") and not is_option_set(context, "weights"):
@@ -335,7 +335,7 @@ def spinner(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def collect_warnings(*, quote_messages: bool = True) -> Iterator[list[str]]:
-    """Yield a list that holds the warnings of the block after it; without `quote_messages`, other libraries' texts are hidden."""
+    """Yield a list that holds the warnings of the block after it. Without `quote_messages`, other libraries' texts are hidden."""
     lines: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CamscopeWarning)

@@ -108,7 +108,7 @@ def _compare_on_image(
     output: str | None,
     figure_options: dict[str, Any],
 ) -> None:
-    """Compare methods on one image; write the figure and print the numbers."""
+    """Compare methods on one image, write the figure and print the numbers."""
     from camscope.explainers.comparison.compare import DEFAULT_METHODS
     from camscope.render import encode_image
 

@@ -1,4 +1,4 @@
-"""`camscope demo`: explain synthetic radiographs by one method of each family; with `--audit`, train and audit two models."""
+"""`camscope demo`: explain synthetic radiographs by one method of each family, or train and audit two models."""
 
 import sys
 import webbrowser
@@ -81,7 +81,7 @@ def run(
 def _explain_phantoms(
     explainers: "Sequence[Explainer]", phantoms: "Sequence[Phantom]", skip_unsupported: bool
 ) -> "list[list[Explanation]]":
-    """Explain each image by each method; `skip_unsupported` drops methods that do not support the first image."""
+    """Explain each image by each method. `skip_unsupported` drops methods that do not support the first image."""
     from camscope.explainers.comparison.supported_methods import explain_supported
     from camscope.explainers.core.runner import explain_grid
 
@@ -130,7 +130,7 @@ def _outline_lesion(image: "RGBImage", phantom: "Phantom") -> "RGBImage":
 
 
 def score_map(attribution: "FloatArray", mask: "NDArray[np.bool_]") -> tuple[bool, float | None]:
-    """Return whether the peak of a map (H,W) lies in the mask, and the share inside; False and None for an empty map."""
+    """Return whether the peak of a map (H,W) lies in the mask, and the share inside. An empty map gives False and None."""
     from camscope.metrics import energy_inside, pointing_game
 
     try:

@@ -192,7 +192,7 @@ def print_metric_heading(name: str, summary: "MethodSummary") -> None:
 
 
 def format_p_value(difference: "Estimate | None") -> str:
-    """Format the p-value as `<0.001` or `0.034`; empty if there is none."""
+    """Format the p-value, if there is one, as `<0.001` or `0.034`."""
     if difference is None or difference.p_value is None:
         return ""
     return "<0.001" if difference.p_value < 0.0005 else f"{difference.p_value:.3f}"

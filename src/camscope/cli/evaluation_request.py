@@ -59,7 +59,7 @@ class EvaluationRequest:
     def open_or_generate_run(
         self, context: typer.Context, output: str | Path
     ) -> "tuple[BatchRun, nn.Module | None, BatchOutcome | None]":
-        """Open or compute the run; return it, the model if a metric needs it, and the outcome of a computation."""
+        """Open or compute the run, and return it, the model if a metric needs it, and the outcome of a computation."""
         from camscope.batch import BatchRun
         from camscope.errors import InputError
         from camscope.evaluation.map_metrics import build_value_schema
@@ -101,7 +101,7 @@ class EvaluationRequest:
         return any(METRICS[name].input_kind in MODEL_INPUT_KINDS for name in self.metric_names or ())
 
     def _generate_run(self, context: typer.Context, folder: Path) -> "tuple[BatchOutcome, nn.Module, Manifest]":
-        """Check the options, then compute or resume the run in `folder`; return its outcome, the model and the manifest."""
+        """Check the options, compute or resume the run in `folder`, and return its outcome, the model and the manifest."""
         from camscope.batch import build_manifest
         from camscope.evaluation.map_generation import check_ground_truth, generate_maps, sample_manifest
         from camscope.evaluation.run_evaluation import select_metrics
@@ -176,7 +176,7 @@ def has_images(source: str) -> bool:
 
 
 def count_matching(run: "BatchRun", query: "Query") -> int:
-    """Count the rows of a run that a query selects; if there are none, print an error and exit with code 1."""
+    """Count the rows of a run that a query selects. Without any, print an error and exit with code 1."""
     if not (n_rows := query.count_matching(run.dataset)):
         base.print_error(f"no row of {len(run):,} matches: {query.where}")
         raise typer.Exit(base.EXIT_FAILED)

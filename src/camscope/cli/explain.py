@@ -138,7 +138,7 @@ def _check_single_file_output(destination: Destination, n_images: int, n_maps: i
 
 
 def _describe_failure(error: Exception, path: Path, settings: ScanOptions, *, debug: bool) -> str | OutputExistsError:
-    """Describe the error of one image in a line, unless its output exists; `debug` prints the traceback being handled."""
+    """Describe the error of one image in a line, unless its output exists. `debug` prints the traceback being handled."""
     if isinstance(error, OutputExistsError):
         return error
     if debug:
@@ -154,7 +154,7 @@ def _explain_images(
     *,
     debug: bool,
 ) -> None:
-    """Explain and print every image without a failure, and add failures; one of target or model at the start is raised."""
+    """Explain and print every image without a failure, and add failures. One of target or model at the start is raised."""
     from rich.text import Text
 
     console, settings, n_explained = base.stdout_console(), writer.scan_settings, 0
@@ -210,7 +210,7 @@ class ImageExplanationWriter:
     mask_options: Sequence[str] = ()
 
     def explain_and_write(self, row: int, path: Path, progress_bar: progress.ProgressBar) -> "list[Text | Padding]":
-        """Explain one image and write its files, none of which may exist yet; return the lines to print."""
+        """Explain one image and write its files, none of which may exist yet, and return the lines to print."""
         settings, destination, n_targets = self.scan_settings, self.destination, len(self.targets)
         pseudonym = settings.pseudonym(path)
         export_suffixes = [EXPORT_SUFFIXES[kind] for kind in settings.export_formats]

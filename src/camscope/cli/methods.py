@@ -51,7 +51,7 @@ def run(
 
 
 def describe_method(explainer_cls: "type[Explainer]") -> dict[str, Any]:
-    """Return the facts of a method as values for JSON, with each setting's default; one without a JSON form becomes text."""
+    """Return the facts of a method as values for JSON, with each setting's default, as text if it has no JSON form."""
     parameters = inspect.signature(explainer_cls).parameters
     defaults = {name: parameters[name].default for name in list_settings(explainer_cls)}
     return {

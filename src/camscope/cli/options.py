@@ -68,7 +68,7 @@ class ExplainerOptions:
         setting_pairs: Sequence[str] | None,
         choice: str | None = None,
     ) -> "ExplainerOptions":
-        """Parse `--methods`, `--layers`, `--set` and `--choice`; raise typer.BadParameter for a wrong value."""
+        """Parse `--methods`, `--layers`, `--set` and `--choice`. Raise typer.BadParameter for a wrong value."""
         model_digest = None
         if choice is not None:
             if any(base.is_option_set(context, name) for name in ("method_names", "layer_names")):
@@ -83,7 +83,7 @@ class ExplainerOptions:
         return cls(methods, layers, parse_settings(setting_pairs or (), methods), model_digest)
 
     def build(self, model: "nn.Module", preprocess: str | None, *, show_method_bars: bool = True) -> "list[Explainer]":
-        """Create an explainer per method and layer; only one if the method takes no layer or several."""
+        """Create an explainer per method and layer, or only one if the method takes no layer or several."""
         from camscope.explainers.comparison.grid_layout import create_at_layers
         from camscope.hooks.base import unwrap
         from camscope.model_card import compute_model_digest

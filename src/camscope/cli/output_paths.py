@@ -19,7 +19,7 @@ OUTPUT_FORMATS = (*RASTER_FORMATS, *MAP_FILE_FORMATS)
 
 
 def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> list[Path]:
-    """List the unique images of files, folders and patterns; with `folders_are_series`, a folder is one image."""
+    """List the unique images of files, folders and patterns. With `folders_are_series`, a folder is one image."""
     paths: dict[Path, None] = {}
     for source in sources:
         if folders_are_series and Path(source).is_dir():

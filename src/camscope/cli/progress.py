@@ -57,7 +57,7 @@ class ProgressBar:
 
 @contextlib.contextmanager
 def outcome_progress(label: str = "") -> "Iterator[Callable[[BatchOutcome], None]]":
-    """Show rate, failures and remaining time, in a pipe every 30 s; yield a callback that takes the outcome so far."""
+    """Show rate, failures and remaining time, in a pipe every 30 s. Yield a callback that takes the outcome so far."""
     console, started = base.stderr_console(), time.monotonic()
     last_line_at = started
     with build_progress(console) as progress:

@@ -1,4 +1,4 @@
-"""Images and maps of the gallery as data URIs; maps are separate images, so that readers can hide them."""
+"""Images and maps of the gallery as data URIs. Maps are separate images, so that readers can hide them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
