@@ -40,7 +40,6 @@ from camscope.audit.report.gallery import (
     UNCOVERED_OPACITY,
     PredictedImage,
     build_gallery,
-    encode_data_uri,
     render_map_rgba,
     select_extreme_images,
 )
@@ -61,6 +60,7 @@ from camscope.explainers import METHODS
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
 from camscope.phantom import draw_radiograph
+from camscope.render import encode_data_uri
 from tests.audit_summary import FINDINGS, IDS, MARGINS, PROVENANCE, SKIPPED, full, nothing, num, verdict
 from tests.report_consistency import extract_numbers, find_unsupported_claims
 

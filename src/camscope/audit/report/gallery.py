@@ -1,8 +1,7 @@
 """The gallery of a report: a random sample, then misses, false alarms and review cases, each image with its maps."""
 
 import hashlib
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -20,7 +19,7 @@ from camscope.errors import CamscopeError
 from camscope.explanation import STATUS_MEANINGS, Explanation, PixelArray
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import is_scan, read_scan
-from camscope.render import resize_to_fit
+from camscope.render import encode_data_uri, resize_to_fit
 
 MAX_IMAGE_BYTES = 40_000  # per image
 MAX_MAP_OPACITY = 0.85  # at the maximum of a map
@@ -120,27 +119,6 @@ def render_map_rgba(explanation: Explanation, height: int) -> NDArray[np.uint8]:
     colors = np.where(covered[..., None], colors, render.hatch_uncovered(np.full_like(colors, 128), covered))
     opacity = np.where(covered, MAX_MAP_OPACITY * alpha, UNCOVERED_OPACITY)
     return np.dstack([colors, np.rint(255 * opacity).astype(np.uint8)]).astype(np.uint8)
-
-
-def encode_data_uri(image: NDArray[np.uint8], max_bytes: int = MAX_IMAGE_BYTES) -> str:
-    """Encode an image (h, w, 3) or (h, w, 4) as a data URI of at most `max_bytes` bytes, if possible."""
-    for encoding in _iter_encodings(image):
-        if len(encoding) <= max_bytes:
-            break
-    return render.build_data_uri(encoding, "webp")
-
-
-def _iter_encodings(pixels: NDArray[np.uint8]) -> Iterator[bytes]:
-    """Yield encodings of an image with decreasing quality, then decreasing size."""
-    from PIL import Image
-
-    image = Image.fromarray(pixels)
-    for scale in (1.0, 0.75, 0.5, 0.25):
-        resized = image if scale == 1 else image.resize([max(1, round(side * scale)) for side in image.size])
-        for quality in (82, 65, 45):
-            stream = io.BytesIO()
-            resized.save(stream, "WEBP", quality=quality, method=0)  # method 0: a fifth of the time, a fifth more bytes
-            yield stream.getvalue()
 
 
 @dataclass(frozen=True)
