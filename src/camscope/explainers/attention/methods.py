@@ -9,7 +9,7 @@ from torch import Tensor
 from camscope.errors import LayerError
 from camscope.explainers.attention.base import AttentionTrace, TokenAttentionExplainer
 from camscope.explainers.core.base import register
-from camscope.explainers.core.evaluation_context import check_one_of, check_positive_integer
+from camscope.explainers.core.setting_types import PositiveInteger
 
 HeadFusion = Literal["mean", "max", "min"]
 
@@ -25,10 +25,6 @@ class Rollout(TokenAttentionExplainer):
     name, title, paper = "rollout", "Attention Rollout", "arXiv:2005.00928"
     class_specific: ClassVar[bool] = False
     head_fusion: HeadFusion = "mean"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_one_of("head_fusion", self.head_fusion, "mean", "max", "min")
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
         """Return the relevance (N,T) of each token."""
@@ -86,11 +82,7 @@ class LeGrad(TokenAttentionExplainer):
     name, title, paper = "legrad", "LeGrad", "arXiv:2404.03214"
     forward_passes, backward_passes = "1 + L partial forwards", "L"
     needs_early_gradients: ClassVar[bool] = True
-    n_blocks: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(None, n_blocks=self.n_blocks)
+    n_blocks: PositiveInteger | None = None
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
         """Return the relevance (N,T) of each token."""

@@ -17,14 +17,10 @@ from camscope.explainers.cam.layer_features import ActivationEdit, LayerFeatures
 from camscope.explainers.cam.layer_pass import SharedPass
 from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import BatchedMixin
-from camscope.explainers.core.evaluation_context import (
-    check_number,
-    check_positive_integer,
-    evaluation_context,
-    inspect_model,
-)
+from camscope.explainers.core.evaluation_context import evaluation_context, inspect_model
 from camscope.explainers.core.inputs import ModelInput
 from camscope.explainers.core.linalg import MatrixFactors, factorize_nonnegative
+from camscope.explainers.core.setting_types import NonNegativeNumber, PositiveInteger
 from camscope.explanation import FloatArray, PixelArray
 from camscope.geometry import Placement
 from camscope.plurals import plural
@@ -144,14 +140,9 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
     name, title, paper = "dff", "Deep Feature Factorization", "arXiv:1806.10206"
     forward_passes: ClassVar[str] = "1 + n_concepts partial forwards"
     runs_model = runs_partial_forward = True
-    n_concepts: int = 5
-    n_iterations: int = 200
-    tolerance: float = 1e-6
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_concepts=self.n_concepts, n_iterations=self.n_iterations)
-        check_number(tolerance=self.tolerance, low=0)
+    n_concepts: PositiveInteger = 5
+    n_iterations: PositiveInteger = 200
+    tolerance: NonNegativeNumber = 1e-6
 
     def combine(self, features: LayerFeatures) -> Tensor:
         """Return the effects of the concepts on the score, spread over their cells, signed."""

@@ -10,8 +10,8 @@ from camscope.explainers.cam.base import LayerExplainer, compute_value_range
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import BatchedMixin, RandomMixin
-from camscope.explainers.core.evaluation_context import check_number
 from camscope.explainers.core.resampling import enlarge_to_input, resize_maps, scale_to_unit_range
+from camscope.explainers.core.setting_types import NonNegativeNumber
 
 
 @register
@@ -32,12 +32,8 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
     name, title, paper = "vitcx", "ViT-CX", "arXiv:2211.03064"
     forward_passes: ClassVar[str] = "1 + 2 x K"
     runs_model: ClassVar[bool] = True
-    distance: float = 0.1
-    sigma: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(low=0, distance=self.distance, sigma=self.sigma)
+    distance: NonNegativeNumber = 0.1
+    sigma: NonNegativeNumber = 0.05
 
     def combine(self, features: LayerFeatures) -> Tensor:
         """Return the mean gain of the masks."""

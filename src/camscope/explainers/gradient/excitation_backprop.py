@@ -11,7 +11,6 @@ from camscope.explainers.cam.base import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
 from camscope.explainers.core.base_method import AttributionMaps, BaseMethod, DeferredMap
-from camscope.explainers.core.evaluation_context import check_one_of
 from camscope.explainers.gradient.excitation_rules import (
     check_excitation_rules,
     enable_contrast,
@@ -43,11 +42,6 @@ class ExcitationBackprop(LayerExplainer):
     needs_gradient = has_custom_backward = True
     contrastive: bool = False
     to_pixels: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_one_of("contrastive", self.contrastive, True, False)
-        check_one_of("to_pixels", self.to_pixels, True, False)
 
     @property
     def share_key(self) -> int:

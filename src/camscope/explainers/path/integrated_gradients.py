@@ -16,8 +16,8 @@ from torch import Tensor
 from camscope.explainers.core.base import register
 from camscope.explainers.core.baselines import BackgroundMixin, build_baseline_tensors
 from camscope.explainers.core.batching import draw_normal, draw_seeds
-from camscope.explainers.core.evaluation_context import check_number, check_positive_integer, check_positive_number
 from camscope.explainers.core.pixel_base import PerturbedEvaluator
+from camscope.explainers.core.setting_types import Fraction, NonNegativeNumber, PositiveInteger, PositiveNumber
 from camscope.explainers.path.base import (
     AdditiveAttribution,
     BaselinePathExplainer,
@@ -38,13 +38,8 @@ class IntegratedGradients(BaselinePathExplainer):
 
     name, title, paper = "integratedgradients", "Integrated Gradients", "arXiv:1703.01365"
     forward_passes, backward_passes = "2 + n_steps", "n_steps"
-    n_steps: int = 50
-    tolerance: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_steps=self.n_steps)
-        check_positive_number(None, tolerance=self.tolerance)
+    n_steps: PositiveInteger = 50
+    tolerance: PositiveNumber | None = None
 
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
@@ -70,14 +65,9 @@ class GuidedIG(BaselinePathExplainer):
 
     name, title, paper = "guidedig", "Guided IG", "arXiv:2106.09788"
     forward_passes, backward_passes = "3 + n_steps", "1 + n_steps"
-    n_steps: int = 100
-    fraction: float = 0.25
-    max_distance: float = 0.02
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_steps=self.n_steps)
-        check_number(low=0, high=1, fraction=self.fraction, max_distance=self.max_distance)
+    n_steps: PositiveInteger = 100
+    fraction: Fraction = 0.25
+    max_distance: Fraction = 0.02
 
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
@@ -158,11 +148,10 @@ class ExpectedGradients(BackgroundMixin, PathExplainer):
     name, title, paper = "expectedgradients", "Expected Gradients", "arXiv:1906.10670"
     forward_passes: ClassVar[str] = "1 + n_references + n_samples"
     backward_passes: ClassVar[str] = "n_samples"
-    n_samples: int = 50
+    n_samples: PositiveInteger = 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(n_samples=self.n_samples)
         self.n_references: int = min(len(self.list_baselines()), self.n_samples)  # how many baselines are drawn
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
@@ -214,11 +203,7 @@ class GradientSHAP(ExpectedGradients):
     """
 
     name, title, paper = "gradientshap", "GradientSHAP", "arXiv:1705.07874"
-    sigma: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(low=0, sigma=self.sigma)
+    sigma: NonNegativeNumber = 0.1
 
     def draw_path_ends(self, x: Tensor, path_samples: PathSamples, rows: slice) -> Tensor:
         """Return noisy copies (R,C,*S)."""
@@ -235,13 +220,8 @@ class BlurIG(PathExplainer):
 
     name, title, paper = "blurig", "Blur IG", "arXiv:2004.03383"
     forward_passes, backward_passes = "2 + n_steps", "n_steps"
-    n_steps: int = 100
-    sigma: float = 0.2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_steps=self.n_steps)
-        check_positive_number(sigma=self.sigma)
+    n_steps: PositiveInteger = 100
+    sigma: PositiveNumber = 0.2
 
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]

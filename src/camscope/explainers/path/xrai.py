@@ -13,9 +13,10 @@ from camscope.errors import InputError
 from camscope.explainers.core.base import register
 from camscope.explainers.core.base_method import AttributionMaps
 from camscope.explainers.core.baselines import BaselineLike, parse_baselines
-from camscope.explainers.core.evaluation_context import check_integer, check_positive_integer, check_positive_number
+from camscope.explainers.core.evaluation_context import check_integer, check_positive_number
 from camscope.explainers.core.pixel_base import PerturbedEvaluator
 from camscope.explainers.core.segmentation import import_skimage
+from camscope.explainers.core.setting_types import PositiveInteger
 from camscope.explainers.path.base import AdditiveAttribution, BaselinePathExplainer, integrate_straight_line
 from camscope.targets import Score
 
@@ -104,15 +105,14 @@ class XRAI(BaselinePathExplainer):
     name, title, paper = "xrai", "XRAI", "arXiv:1906.02825"
     forward_passes, backward_passes = "1 + 2 x (1 + n_steps)", "2 x n_steps"
     baseline: BaselineLike | Sequence[BaselineLike] | None = None
-    n_steps: int = 50
+    n_steps: PositiveInteger = 50
     scales: list[float] | tuple[float, ...] = DEFAULT_SEGMENT_SCALES
-    min_size: int = 150
+    min_size: PositiveInteger = 150
     margin: int = 5
-    min_new_pixels: int = 50
+    min_new_pixels: PositiveInteger = 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(n_steps=self.n_steps, min_size=self.min_size, min_new_pixels=self.min_new_pixels)
         check_integer(margin=self.margin)
         if self.margin < 0:
             raise InputError(f"margin={self.margin}: expected 0 pixels or more")

@@ -11,8 +11,8 @@ from torch.quasirandom import SobolEngine
 
 from camscope.errors import InputError
 from camscope.explainers.core.base import register
-from camscope.explainers.core.evaluation_context import check_positive_integer, check_positive_number
 from camscope.explainers.core.segmentation import label_grid_cells
+from camscope.explainers.core.setting_types import PositiveInteger, PositiveNumber
 from camscope.explainers.perturbation.base import (
     MaskChunkBuilder,
     MaskedInput,
@@ -40,14 +40,12 @@ class GridSensitivityExplainer(PerturbationExplainer):
 
     sample_kind: ClassVar[str]  # what is drawn, as a plural
     samples_per_check: ClassVar[int]
-    grid_size: int = 8
-    n_samples: int = 32
-    tolerance: float | None = None
+    grid_size: PositiveInteger = 8
+    n_samples: PositiveInteger = 32
+    tolerance: PositiveNumber | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(grid_size=self.grid_size, n_samples=self.n_samples)
-        check_positive_number(None, tolerance=self.tolerance)
         if self.n_samples < 2:
             raise InputError(
                 f"n_samples={self.n_samples}: expected a whole number, 2 or more, as one sample has no spread"
@@ -147,7 +145,7 @@ class HSIC(GridSensitivityExplainer):
     name, title, paper, slow = "hsic", "HSIC", "arXiv:2206.06219", True
     forward_passes: ClassVar[str] = "1 + n_samples"
     sample_kind, samples_per_check = "masks", 64
-    n_samples: int = 512
+    n_samples: PositiveInteger = 512
 
     def build_design(
         self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int
