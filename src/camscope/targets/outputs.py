@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import InputError, Remedy, TargetError, warn_caller
+from camscope.errors import InputError, Remedy, TargetError
 from camscope.plurals import plural
 from camscope.pytree import describe_unsupported_tensor, iter_leaves, map_leaves
 
@@ -137,15 +137,6 @@ def check_one_per_sample(scores: Tensor, n_samples: int) -> Tensor:
             f"of one squeezed?) or from the target (is the batch summed?)"
         )
     return scores
-
-
-def warn_if_probabilities(logits: Tensor) -> None:
-    """Issue a CamscopeWarning where class scores (N,K) are probabilities already."""
-    if are_probabilities(logits):
-        warn_caller(
-            "the model's output looks like probabilities (rows sum to 1): explain the logits before the softmax; "
-            "where a probability is near 1 its gradient is rounding noise"
-        )
 
 
 def are_probabilities(logits: Tensor) -> bool:
