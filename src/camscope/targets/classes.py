@@ -218,10 +218,7 @@ def normalize_target(target: object) -> int | str | Difference | list[int | str 
 def resolve_class_pair(
     target: int | str | Difference | None, top_class: int, n_classes: int, class_names: Sequence[str] | None
 ) -> tuple[int, int]:
-    """Return the index of the class, and that of the class it is compared with or -1.
-
-    Without a target the class is `top_class`.
-    """
+    """Return the index of the class, or `top_class` without a target, and that of the class it is compared with or -1."""
     if not isinstance(target, Difference):
         return (top_class if target is None else resolve_class_index(target, n_classes, class_names)), -1
     first, second = (resolve_class_index(label, n_classes, class_names) for label in (target.a, target.b))

@@ -175,10 +175,7 @@ class ScoreRange:
         self._n_rows[kind] += len(values)
 
     def is_constant(self, machine_epsilon: float) -> Tensor | None:
-        """Whether each sample's scores (N,) stayed within rounding, or None where no input was changed.
-
-        `machine_epsilon` is that of the dtype in which the scores were computed.
-        """
+        """Whether each sample's scores (N,) stayed within the rounding of their dtype, or None where no input was changed."""
         constant = [
             high - low <= ROUNDING_STEPS * machine_epsilon * low.abs().maximum(high.abs())
             for kind, (low, high) in self._limits.items()
@@ -189,10 +186,7 @@ class ScoreRange:
 
 @contextmanager
 def dtype_errors_converted(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Convert torch's error for mixed dtypes to an InputError, where no parameter has the input's dtype.
-
-    The check runs only after the error, because a model may convert its input itself.
-    """
+    """Convert torch's error for mixed dtypes to an InputError; the model may convert its input, so nothing is checked before."""
     try:
         yield
     except RuntimeError as error:

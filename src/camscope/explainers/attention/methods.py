@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.errors import LayerError
@@ -112,7 +113,8 @@ class GradECLIP(TokenAttentionExplainer):
         parts = trace.output_gradient, last.query, last.key, last.value
         w, q, k, v = (part.detach().transpose(1, 2).flatten(2) for part in parts)
         k, v = k[:, trace.patch_slice], v[:, trace.patch_slice]
-        similarity = _scale_rows_to_unit_range(_normalize_vectors(q) @ _normalize_vectors(k).transpose(1, 2))
+        unit_q, unit_k = (F.normalize(vectors, dim=-1, eps=torch.finfo(vectors.dtype).tiny) for vectors in (q, k))
+        similarity = _scale_rows_to_unit_range(unit_q @ unit_k.transpose(1, 2))
         heat = _multiply_rows(trace.read_weights, similarity * (w @ v.transpose(1, 2))).relu()
         return torch.cat([heat.new_zeros(len(heat), trace.layout.prefix), heat], 1)
 
@@ -128,12 +130,6 @@ def _roll_out_attention(token_weights: Tensor, block_attentions: Sequence[Tensor
 def _multiply_rows(rows: Tensor, matrices: Tensor) -> Tensor:
     """Return the products (N,U) of rows (N,T) and matrices (N,T,U)."""
     return (rows[:, None] @ matrices)[:, 0]
-
-
-def _normalize_vectors(vectors: Tensor) -> Tensor:
-    """Divide vectors by their lengths; zero vectors stay zero."""
-    length = vectors.norm(dim=-1, keepdim=True)
-    return vectors / torch.where(length > 0, length, 1)
 
 
 def _scale_rows_to_unit_range(values: Tensor) -> Tensor:

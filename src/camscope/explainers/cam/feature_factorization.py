@@ -196,10 +196,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
 
 
 def compute_concept_gains(features: LayerFeatures, maps: Tensor, vectors: Tensor) -> Tensor:
-    """Return the score (N,C) with one concept alone at the layer, minus that of an empty layer.
-
-    `maps` (N,cells,C) and `vectors` (N,C,K) are the concepts. For `AllClassScores` the result is (N,C,classes).
-    """
+    """Return the score (N,C), or all (N,C,classes), of each concept alone, (N,cells,C) and (N,C,K), minus an empty layer's."""
     n_samples, n_concepts = vectors.shape[:2]
     if features.values.numel() == 0:
         return features.values.new_zeros(n_samples, n_concepts, 0)

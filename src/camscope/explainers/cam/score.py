@@ -29,10 +29,7 @@ from camscope.hooks.gradients import GradientScope, run_with_gradients
 
 
 class Masking(NamedTuple):
-    """How masks become inputs of the model, and how many different inputs a mask, and the empty mask, makes.
-
-    `apply_masks` takes inputs (R,C,*S), masks (R,1,*S) and the number of each variant (R,), and returns masked inputs.
-    """
+    """Masks (R,1,*S) and numbers of variants (R,) applied to inputs (R,C,*S), and how many variants a mask has."""
 
     apply_masks: Callable[[Tensor, Tensor, Tensor], Tensor]
     n_variants: int = 1

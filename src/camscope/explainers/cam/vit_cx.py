@@ -82,10 +82,8 @@ def scale_each_to_unit_range(masks: Tensor) -> Tensor:
 
 
 def compute_cosine_distances(masks: Tensor, size: Sequence[int]) -> Tensor:
-    """Return one minus the cosines (N,K,K) of masks (N,K,*s) enlarged to `size`; inf for a mask of zeros.
-
-    Enlarging is a matrix E for each axis. EᵀE gives the products of enlarged masks, so that no enlarged mask is computed.
-    """
+    """Return one minus the cosines (N,K,K) of masks (N,K,*s) enlarged to `size`, inf for a mask of zeros."""
+    # EᵀE of the matrix E that enlarges an axis gives the products of enlarged masks, so that no mask is enlarged
     overlap = masks
     for axis, length in enumerate(size, start=2):
         enlarging = resize_maps(torch.eye(masks.shape[axis], dtype=masks.dtype, device=masks.device), (length,))
@@ -97,11 +95,8 @@ def compute_cosine_distances(masks: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def cluster_masks(distances: Tensor, max_distance: float) -> Tensor:
-    """Return the first member (N,K) of each mask's cluster, from distances (N,K,K).
-
-    Clusters are joined by complete linkage if they are less than `max_distance` apart. All pairs of mutual nearest neighbors
-    are joined in one step, which gives the same clusters as one pair after the other.
-    """
+    """Return the first member (N,K) of each mask's cluster, by complete linkage of distances (N,K,K) below a maximum."""
+    # all pairs of mutual nearest neighbors are joined in one step, which gives the same clusters as one after the other
     indices = torch.arange(distances.shape[1], device=distances.device).expand(distances.shape[:2])
     # symmetric, also in rounding: otherwise no two clusters might be mutual neighbors
     between = torch.maximum(distances, distances.mT)

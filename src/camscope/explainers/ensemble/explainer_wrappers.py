@@ -1,12 +1,4 @@
-"""Wrappers: explainers around other explainers, which can be nested.
-
-    Augmented(Denoised(GradCAM(model, "layer4")), flips=True, scales=(0.75, 1.25)).explain("cat.jpg", 281)
-    Contrast(LayerCAM(model, "layer3"), "tabby", "lynx").explain("cat.jpg")
-
-- `Contrast`: why one class rather than another.
-- `Denoised`: what most channels agree on.
-- `Augmented`: the mean over flips and scales of the input.
-"""
+"""Wrappers: explainers around other explainers, which can be nested, as `Augmented(Denoised(GradCAM(model)), flips=True)`."""
 
 import copy
 import itertools
@@ -36,10 +28,7 @@ from camscope.targets import Difference, Score, TargetLike
 
 
 class Wrapper(Explainer):
-    """An explainer around other explainers, with their model, preprocessing, mode and precision.
-
-    A subclass implements `compute_maps`.
-    """
+    """An explainer around others, with their model, preprocessing, mode and precision. Implement `compute_maps`."""
 
     paper: ClassVar[str] = ""  # see the inner explainers
     inner: tuple[Explainer, ...]

@@ -108,10 +108,7 @@ def _divide_by_maximum(maps: Tensor) -> Tensor:
 
 
 def merge_layer_maps(layer_maps: Sequence[AttributionMaps], attribution: Tensor, scaling_note: str) -> AttributionMaps:
-    """Return the fused map (N,*s) with the notes of each layer's maps; `scaling_note` says how they were scaled.
-
-    A note names the status of a layer if every sample has the same status other than "ok".
-    """
+    """Return the fused map (N,*s) with the notes of each layer, and a layer's status if every sample has the same, not "ok"."""
     notes, layers = [scaling_note], [maps.layer for maps in layer_maps if maps.layer]
     for maps in layer_maps:
         statuses = set(determine_statuses(maps))

@@ -115,11 +115,8 @@ class RefineCAM(Explainer):
 
 
 def find_stages(model: nn.Module, layers: Sequence[SpatialLayer], deepest_layer: str) -> list[str]:
-    """Return the last layer of each of the four coarsest resolutions up to the deepest layer, the finest first.
-
-    A layer inside one of several similar blocks is a step of that block and ends no stage: the first convolution of a
-    bottleneck still has the resolution of the previous stage.
-    """
+    """Return the last layer of each of the four coarsest resolutions up to the deepest layer, the finest first."""
+    # a layer inside one of several similar blocks ends no stage: a bottleneck's first convolution still has the finer grid
     module_types = {layer.name: type(find_layer(model, layer.name)[1]) for layer in layers}
     parents = {name: name.rpartition(".")[0] for name in module_types}
     sibling_counts = Counter((parents[name], kind) for name, kind in module_types.items())

@@ -37,10 +37,6 @@ class RectifiedGradientExplainer(InputGradientExplainer):
 
     rule: ClassVar[ReluRule]
 
-    def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Return the signal that arrives."""
-        return gradient
-
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Return the maps of several scores from one forward pass, one backward pass each."""
         reports: list[ReluReport] = []
@@ -98,10 +94,6 @@ class Saliency(InputGradientExplainer):
 
     name, title, paper = "saliency", "Saliency", "arXiv:1312.6034"
     channel_reduction: ChannelReduction = "max"
-
-    def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Return ∂f/∂x."""
-        return gradient
 
 
 @register

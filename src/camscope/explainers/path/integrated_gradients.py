@@ -1,10 +1,4 @@
-"""Integrated gradients and its relatives.
-
-- Integrated gradients: the mean gradient on the straight line from a baseline to the input.
-- Guided integrated gradients: a path that moves the values of smallest gradient first.
-- Expected gradients and GradientSHAP: integrated gradients from many baselines, one random point on each path.
-- Blur IG: a path from a blurred input to the input.
-"""
+"""Integrated gradients, along straight and guided paths, from many baselines (expected gradients), and from a blurred input."""
 
 import math
 from collections.abc import Sequence
@@ -20,8 +14,8 @@ from camscope.explainers.core.pixel_base import PerturbedEvaluator
 from camscope.explainers.core.setting_types import Fraction, NonNegativeNumber, PositiveInteger, PositiveNumber
 from camscope.explainers.path.base import (
     AdditiveAttribution,
+    AdditiveExplainer,
     BaselinePathExplainer,
-    PathExplainer,
     integrate_straight_line,
 )
 from camscope.targets import full_precision
@@ -127,10 +121,7 @@ class PathSamples(NamedTuple):
 
     @classmethod
     def draw(cls, n_samples: int, n_baselines: int, generator: torch.Generator) -> "PathSamples":
-        """Draw a point in each of equal steps; each run of `n_baselines` steps has every baseline once, in random order.
-
-        The expectation equals that of independent draws, with a smaller variance.
-        """
+        """Draw a point in each of equal steps, and each baseline once in every `n_baselines` steps, for a smaller variance."""
         n_rounds = -(-n_samples // n_baselines)
         rounds = [torch.randperm(n_baselines, generator=generator, device="cpu") for _ in range(n_rounds)]
         offsets = torch.rand(n_samples, generator=generator, dtype=torch.float64, device="cpu")
@@ -139,7 +130,7 @@ class PathSamples(NamedTuple):
 
 
 @register
-class ExpectedGradients(BackgroundMixin, PathExplainer):
+class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
     """E[(x - x') ∂f(x' + a (x - x'))/∂x] over baselines x' of a background and a in 0..1 (Erion et al. 2021).
 
     `n_samples`: draws, spread evenly over the background and a, which does not change the expectation.
@@ -211,7 +202,7 @@ class GradientSHAP(ExpectedGradients):
 
 
 @register
-class BlurIG(PathExplainer):
+class BlurIG(AdditiveExplainer):
     """Σ_j ∂f((x_j + x_j+1)/2)/∂x (x_j+1 - x_j): from a blurred input x_0 to the input x_m itself (Xu et al. 2020).
 
     x_j is the input under a Gaussian of `sigma` (1 - j/m)² times its longest axis, mirrored at the borders. `n_steps`: m. The
@@ -244,10 +235,7 @@ class BlurIG(PathExplainer):
 
 
 class BlurredCopies:
-    """Gaussian blurs of an input (C,*S), computed by a discrete cosine transform: one factor per frequency.
-
-    `channel_offset` (C,1,..) is a value of each channel that is added at the end, so that a constant stays exactly the same.
-    """
+    """Gaussian blurs of an input (C,*S) by a discrete cosine transform. `channel_offset` (C,1,..) keeps a constant exact."""
 
     def __init__(self, x: Tensor) -> None:
         wide = full_precision(x)

@@ -25,10 +25,7 @@ SMOOTHING_SIGMA_PIXELS = 0.8  # before the segmentation, as Felzenszwalb & Hutte
 
 @dataclass(frozen=True)
 class OverlappingSegments:
-    """Overlapping segments as pairs: pixel `pixel_indices[n]` belongs to segment `segment_indices[n]`; sorted by pixel.
-
-    `first_entries` (P+1,): where each pixel's entries begin. All of it lies on the CPU.
-    """
+    """Pairs of a pixel and a segment, sorted by pixel. `first_entries` (P+1,) says where each pixel's pairs begin. On the CPU."""
 
     pixel_indices: Tensor
     segment_indices: Tensor
@@ -36,11 +33,7 @@ class OverlappingSegments:
     n_segments: int
 
     def average_over_segments(self, values: Tensor, min_new_pixels: int) -> Tensor:
-        """Return a map (H,W) in which the segment with the largest mean over its free pixels takes them, and so on.
-
-        Each pixel gets the mean of its segment. A segment with fewer than `min_new_pixels` free pixels takes none. The pixels
-        that are left share their mean.
-        """
+        """Return the means (H,W) of segments that take their free pixels, largest mean first. What is left shares its mean."""
         flat = values.flatten().double().cpu()
         sums = flat.new_zeros(self.n_segments).index_add_(0, self.segment_indices, flat[self.pixel_indices])
         sizes = self.segment_indices.bincount(minlength=self.n_segments)

@@ -114,7 +114,9 @@ class Sobol(GridSensitivityExplainer):
             return cells[:, cell_labels.flatten()].view(len(cells), *cell_labels.shape)
 
         def estimate_index_and_error(scores: Tensor) -> tuple[Tensor, Tensor]:
-            return compute_total_sobol_indices(scores[:, 0], scores[:, 1:], masked_input.machine_epsilon)
+            return compute_total_sobol_indices(
+                scores[:, 0], scores[:, 1:], masked_input.evaluator.score.machine_epsilon
+            )
 
         return n_cells + 1, build_masks, estimate_index_and_error
 
@@ -158,7 +160,9 @@ class HSIC(GridSensitivityExplainer):
             return is_visible[part][:, cell_labels.flatten()].view(-1, *cell_labels.shape)
 
         def estimate_index_and_error(scores: Tensor) -> tuple[Tensor, Tensor]:
-            return compute_hsic_with_error(is_visible[: len(scores)], scores[:, 0], masked_input.machine_epsilon)
+            return compute_hsic_with_error(
+                is_visible[: len(scores)], scores[:, 0], masked_input.evaluator.score.machine_epsilon
+            )
 
         return 1, build_masks, estimate_index_and_error
 
@@ -166,10 +170,7 @@ class HSIC(GridSensitivityExplainer):
 def compute_total_sobol_indices(
     scores: Tensor, changed_scores: Tensor, machine_epsilon: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return Jansen's Σ_j (a_j - c_ji)² / 2 n V[a] (d,) of scores (n,) and (n,d), and its standard error.
-
-    The error is that of a ratio of means of independent draws, linearized.
-    """
+    """Return Jansen's Σ_j (a_j - c_ji)² / 2 n V[a] (d,) of scores (n,) and (n,d), and its standard error, linearized."""
     if are_equal_within_rounding(scores, machine_epsilon):
         return torch.zeros_like(changed_scores[0]), torch.zeros_like(changed_scores[0])
     parts, variance = (scores[:, None] - changed_scores).square() / 2, scores.var()
@@ -179,11 +180,8 @@ def compute_total_sobol_indices(
 
 
 def compute_hsic(visible: Tensor, scores: Tensor, machine_epsilon: float = 0.0) -> Tensor:
-    """Return the HSIC (d,) of each column of `visible` (n,d) and the scores (n,).
-
-    K is (1 + s s') / 2 for s of ±1, of which H leaves the product. The trace is then a quadratic form of the centered s,
-    computed for a block of L at a time.
-    """
+    """Return the HSIC (d,) of each column of `visible` (n,d) and the scores (n,)."""
+    # K is (1 + s s') / 2 for s of ±1, of which H leaves the product: the trace is a quadratic form of the centered s
     signs = visible.to(scores.dtype) * 2 - 1
     signs, total = signs - signs.mean(0), torch.zeros_like(signs[0])
     if are_equal_within_rounding(scores, machine_epsilon):

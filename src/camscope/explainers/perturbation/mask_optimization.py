@@ -94,11 +94,8 @@ class ExtremalPerturbation(PerturbationExplainer):
 
 
 def apply_smooth_maximum(coarse_masks: Tensor) -> Tensor:
-    """Return Σ_u v_u softmax(v_u / T) over the neighbors u of each cell, v_u = k(distance) m'_u, for masks m' (A,*s).
-
-    m' is continued beyond the border. With zeros there, the corners of a constant m' would have the largest values, because
-    they have fewer neighbors, and the area constraint would make them the mask.
-    """
+    """Return Σ_u v_u softmax(v_u / T) over the neighbors u of each cell, v_u = k(distance) m'_u, for masks m' (A,*s)."""
+    # continued beyond the border: with zeros there, the corners of a constant m' would be its largest values, and the mask
     radius, rank = KERNEL_SIGMA_CELLS + 1, coarse_masks.ndim - 1
     values = F.pad(coarse_masks[:, None], (radius, radius) * rank, mode="replicate")[:, 0]
     for axis in range(rank):

@@ -186,7 +186,7 @@ class WindowScorer:
             raise
         except Exception:  # not worthwhile, or the model's code does not run on such tensors
             return
-        epsilon = self._masked_input.machine_epsilon
+        epsilon = evaluator.score.machine_epsilon
         rounding = (ROUNDING_STEPS if epsilon < 1e-5 else HALF_PRECISION_ROUNDING_STEPS) * epsilon
         if bool(((window_scores - scores).abs() <= rounding * (1 + scores.abs())).all()):
             self._saved_per_row = tracker.saved_multiplications / self._n_rows

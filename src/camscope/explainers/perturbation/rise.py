@@ -167,10 +167,7 @@ class DRISE(RISE):
 
 
 def enlarge_shifted_grids(grids: Tensor, shifts: Tensor, size: Sequence[int], cells_per_axis: Sequence[int]) -> Tensor:
-    """Enlarge grids (R,*s) linearly to (R,*S), and crop them at shifts (R,axes) in 0..1.
-
-    A grid has one more cell than `cells_per_axis` along each axis.
-    """
+    """Enlarge grids (R,*s), of one more cell than `cells_per_axis`, linearly to (R,*S), cropped at shifts (R,axes) in 0..1."""
     for axis, (length, count) in enumerate(zip(size, cells_per_axis, strict=True), start=1):
         pixels = -(-length // count)
         first = (shifts[:, axis - 1, None] * pixels).long().clamp(max=pixels - 1)
