@@ -52,7 +52,7 @@ class LayerExplainer(LayerSelectionMixin):
     @staticmethod
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
-    ) -> list[list[AttributionMaps | DeferredMap | CamscopeError]]:
+    ) -> Sequence[Sequence[AttributionMaps | DeferredMap | CamscopeError]]:
         """Return the maps [method][score] from one forward pass and one backward pass per score, for any layers.
 
         Another forward pass is needed for each change of the chosen layer: targets such as regions may have several. Methods

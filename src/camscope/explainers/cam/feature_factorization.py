@@ -164,11 +164,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
             raise InputError(
                 f"{plural(len(items), 'image')} of the input sizes {sizes}; factorize takes images of one size"
             )
-        return self._factorize_jointly(items)
-
-    def _factorize_jointly(self, inputs: Sequence[ModelInput]) -> Concepts:
-        """Factorize the activations of all images at once, from one pass for every few images."""
-        with evaluation_context(inspect_model(self.model), self, torch.stack([item.x for item in inputs])) as context:
+        with evaluation_context(inspect_model(self.model), self, torch.stack([item.x for item in items])) as context:
             x = context.x
             at_once = 1 if context.one_sample_per_pass else IMAGES_PER_PASS
             pages = [
@@ -182,7 +178,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
                 pages = [replace(page, replay=None) for page in pages]
             chunks = zip(pages, maps.split(at_once), vectors.split(at_once), strict=True)
             gains = torch.cat([compute_concept_gains(page, *chunk) for page, *chunk in chunks])
-        return _build_concepts(inputs, pages[0], replace(joint, maps=maps), gains)
+        return _build_concepts(items, pages[0], replace(joint, maps=maps), gains)
 
     def _factorize_matrix(self, matrix: Tensor) -> MatrixFactors:
         return factorize_nonnegative(
