@@ -51,11 +51,6 @@ class AttentionTrace:
     blocks: AttentionBlockFinder
 
     @property
-    def patch_slice(self) -> slice:
-        """The slice of the tokens that lie on the grid."""
-        return slice(self.layout.prefix, self.layout.prefix + math.prod(self.layout.grid))
-
-    @property
     def probabilities(self) -> list[Tensor]:
         """The attention probabilities (N,heads,T,T) of each block."""
         return [attention.probabilities.detach() for attention in self.attentions]

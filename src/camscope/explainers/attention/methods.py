@@ -1,5 +1,6 @@
 """Methods that read the self-attention of transformers. P: its probabilities, g: the score's gradient there."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
@@ -112,7 +113,8 @@ class GradECLIP(TokenAttentionExplainer):
             )
         parts = trace.output_gradient, last.query, last.key, last.value
         w, q, k, v = (part.detach().transpose(1, 2).flatten(2) for part in parts)
-        k, v = k[:, trace.patch_slice], v[:, trace.patch_slice]
+        on_grid = slice(trace.layout.prefix, trace.layout.prefix + math.prod(trace.layout.grid))
+        k, v = k[:, on_grid], v[:, on_grid]
         unit_q, unit_k = (F.normalize(vectors, dim=-1, eps=torch.finfo(vectors.dtype).tiny) for vectors in (q, k))
         similarity = _scale_rows_to_unit_range(unit_q @ unit_k.transpose(1, 2))
         heat = _multiply_rows(trace.read_weights, similarity * (w @ v.transpose(1, 2))).relu()

@@ -21,7 +21,7 @@ from camscope.explainers.core.evaluation_context import evaluation_context, insp
 from camscope.explainers.core.inputs import ModelInput
 from camscope.explainers.core.linalg import MatrixFactors, factorize_nonnegative
 from camscope.explainers.core.setting_types import NonNegativeNumber, PositiveInteger
-from camscope.explanation import FloatArray, PixelArray
+from camscope.explanation import FloatArray
 from camscope.geometry import Placement
 from camscope.plurals import plural
 from camscope.targets import AllClassScores, Score
@@ -230,7 +230,12 @@ def _build_concepts(
     def to_array(values: Tensor) -> FloatArray:
         return values.to("cpu", features.activation.dtype).numpy()
 
-    drawn = [_select_display_image(item) for item in inputs]
+    drawn = [  # on the original image, or on the model's input if the place of the map is unknown
+        (item.placement, item.image)
+        if item.placement is not None and item.image is not None
+        else (Placement.identity(tuple(item.x.shape[1:])), item.model_input_image)
+        for item in inputs
+    ]
     return Concepts(
         maps=to_array(maps),
         vectors=to_array(factors.vectors[0]),
@@ -244,13 +249,6 @@ def _build_concepts(
         images=tuple(picture for _, picture in drawn),
         notes=features.notes,
     )
-
-
-def _select_display_image(model_input: ModelInput) -> tuple[Placement, PixelArray | None]:
-    """Return where the maps lie and what to draw on: the original image, or the model's input if the place is unknown."""
-    if model_input.placement is not None and model_input.image is not None:
-        return model_input.placement, model_input.image
-    return Placement.identity(tuple(model_input.x.shape[1:])), model_input.model_input_image
 
 
 def _normalize_to_unit_sum(values: Tensor) -> Tensor:

@@ -176,7 +176,10 @@ class Denoised(Wrapper):
         channel_methods = [method for method in inner if isinstance(method, BaseWeightedChannels)]
         if len(channel_methods) < len(inner):
             return [wrapper.compute_maps(x, scores) for wrapper in explainers]
-        return compute_group_maps([_copy_with_denoised_combine(method) for method in channel_methods], x, scores)
+        principal_methods = [copy.copy(method) for method in channel_methods]  # with the same passes
+        for principal, method in zip(principal_methods, channel_methods, strict=True):
+            vars(principal)["combine"] = partial(_combine_along_principal_component, method)
+        return compute_group_maps(principal_methods, x, scores)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Return the denoised maps; around another wrapper, that wrapper's maps of denoised inner explainers."""
@@ -189,13 +192,6 @@ class Denoised(Wrapper):
             return inner._rewrap([Denoised(explainer) for explainer in inner.inner]).compute_maps(x, scores)
         note = f"{inner.composed_name} computes a single map, so that nothing was denoised"
         return [replace(maps, notes=(*maps.notes, note)) for maps in inner.compute_maps(x, scores)]
-
-
-def _copy_with_denoised_combine(method: BaseWeightedChannels) -> BaseWeightedChannels:
-    """Return a copy of the method that combines channels along the principal component; its passes are unchanged."""
-    principal = copy.copy(method)
-    vars(principal)["combine"] = partial(_combine_along_principal_component, method)
-    return principal
 
 
 def _combine_along_principal_component(method: BaseWeightedChannels, features: LayerFeatures) -> Tensor:
