@@ -94,10 +94,7 @@ class LayerSelectionMixin(Explainer):
         return [] if named else [f"layer {layer!r} was chosen"]
 
     def choose_layer_name(self, x: Tensor, score: Score) -> str:
-        """Return the layer that the loaded model names, or the last spatial layer that any class depends on.
-
-        The layer is cached while the structure of the model stays the same; for a callable target it is chosen each time.
-        """
+        """Return the layer that the loaded model names, or the last spatial layer that any class depends on."""
         model = score.model
         card = get_card(model)
         if card and card.layer:
@@ -113,10 +110,7 @@ class LayerSelectionMixin(Explainer):
 
 
 class SharedPass(ExitStack):
-    """The forward pass of x (N,C,*S) runs at the start of the `with`; `iter_features` runs the backward passes.
-
-    `allow_more_passes`: whether methods may run the model again on the features of this pass.
-    """
+    """The forward pass of x (N,C,*S) runs at the start of the `with`; `iter_features` runs the backward passes."""
 
     def __init__(
         self,

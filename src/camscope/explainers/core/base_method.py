@@ -21,12 +21,12 @@ from camscope.explainers.core.evaluation_context import (
     Mode,
     OnNonFinite,
     Precision,
-    check_one_of,
     device_and_dtype,
     evaluation_context,
     inspect_model,
 )
 from camscope.explainers.core.inputs import ExtraInputs, ModelInput, read_model_input
+from camscope.explainers.core.setting_types import check_settings
 from camscope.explanation import STATUS_OK
 from camscope.hooks.base import unwrap
 from camscope.layers.layout import Layout
@@ -104,10 +104,7 @@ class BaseMethod(ABC):
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
             setattr(self, name, _to_builtin_number(value))
-        check_one_of("mode", self.mode, "eval", "as_is")
-        check_one_of("on_nonfinite", self.on_nonfinite, "raise", "warn")
-        check_one_of("precision", self.precision, None, "bf16")
-        check_one_of("frames_first", self.frames_first, None, True, False)
+        check_settings(self)
         inspect_model(self.model)
         card = get_card(unwrap(self.model))
         preprocess = card.preprocess if self.preprocess is None and card else self.preprocess

@@ -60,14 +60,14 @@ class PixelExplainer(Explainer):
 class InputGradientExplainer(PixelExplainer):
     """A method that uses the gradient at the input: one forward pass, and one backward pass per score.
 
-    A subclass implements `attribution_from_gradient`.
+    A subclass may override `attribution_from_gradient`.
     """
 
     backward_passes: ClassVar[str] = "1"
 
-    @abstractmethod
     def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Return the values (N,C,*S) from the input and its gradient, both (N,C,*S) in at least float32."""
+        """Return the values (N,C,*S), by default the gradient, from the input and its gradient, both in at least float32."""
+        return gradient
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
         """Return the map (N,*S) of an input (N,C,*S)."""
