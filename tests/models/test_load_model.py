@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from camscope.model_card import get_card
 from camscope.models import load_model
 from camscope.models.checkpoint import load_state_dict_strictly, read_state_dict
 from camscope.models.torchvision_timm import _get_builder_options
+from camscope.phantom import load_phantom_model
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not here")
@@ -432,6 +434,23 @@ def test_the_bundled_model_knows_itself():
     assert model(x[None]).shape == (1, len(card.class_names))
     assert card.layer in dict(model.named_modules())
     assert card.source == "phantom"
+
+
+@pytest.mark.parametrize("is_global", [True, False])
+def test_a_model_has_its_weights_where_the_default_device_is_meta(source, tmp_path, is_global):
+    torch.save(load_model(f"{source}:net").state_dict(), tmp_path / "net.pt")
+    specs = [("phantom", None), ("phantom", "random"), ("resnet18", "random"), (f"{source}:net", tmp_path / "net.pt")]
+    expected = [load_model(spec, weights=weights) for spec, weights in specs]
+    if is_global:
+        torch.set_default_device("meta")
+    try:
+        with nullcontext() if is_global else torch.device("meta"):
+            models = [load_model(spec, weights=weights) for spec, weights in specs]
+            bundled = load_phantom_model()
+    finally:
+        torch.set_default_device(None)
+    for model, reference in zip([*models, bundled], [*expected, expected[0]], strict=True):
+        assert_same(model, reference)
 
 
 def test_a_timm_model_with_its_own_preprocessing(tmp_path):
