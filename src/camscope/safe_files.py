@@ -57,7 +57,7 @@ def open_atomic(
     `sync` waits until the data is on the disk and survives a power failure. `n_bytes` is the size, if it is known in advance. A
     failure is an OutputError with the path and, on a full disk, the bytes that are needed and free.
     """
-    path = Path(path)
+    path = _parse_output_path(path)
     if not overwrite and os.path.lexists(path):
         raise _make_exists_error(path)
     check_replaceable(path)
@@ -84,6 +84,14 @@ def open_atomic(
     except BaseException:
         sibling.unlink(missing_ok=True)
         raise
+
+
+def _parse_output_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path, or raise an OutputError where it has characters that no path can have."""
+    with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair
+        if b"\0" not in os.fsencode(path):
+            return Path(path)
+    raise OutputError(f"{os.fspath(path)!r} cannot be a path: it has a NUL or another character that no path can have")
 
 
 def check_replaceable(path: Path) -> None:
@@ -154,7 +162,7 @@ def create_folder_atomically(
 
     `is_replaceable` tells of each file of an existing folder whether the folder may be replaced. No other folder is.
     """
-    path = Path(path)
+    path = _parse_output_path(path)
     existing = list(path.iterdir()) if path.is_dir() else []
     if not all(is_replaceable and is_replaceable(file) for file in existing) or (
         os.path.lexists(path) and not path.is_dir()
@@ -177,6 +185,7 @@ def create_folder_atomically(
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents; OutputError where that is not possible."""
+    _parse_output_path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -286,7 +295,7 @@ def build_output_path(folder: str | os.PathLike[str], *names: str) -> Path:
                 f"{name[:200]!r} is not a safe file name: expected at most 240 ASCII letters, digits, '.', '_' and '-', "
                 "the first a letter, a digit or '_'"
             )
-    path = Path(folder, *names)
+    path = _parse_output_path(Path(folder, *names))
     check_inside_folder(path, folder)
     return path
 

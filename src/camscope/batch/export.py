@@ -24,7 +24,7 @@ from camscope.batch.query import Query, iter_rows_by_image
 from camscope.batch.result_rows import OutputNames
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.explanation import Explanation
-from camscope.safe_files import DISK_ERRNOS, build_output_path, open_atomic, write_bytes
+from camscope.safe_files import DISK_ERRNOS, build_output_path, make_folder, open_atomic, write_bytes
 
 if TYPE_CHECKING:
     pass
@@ -99,6 +99,8 @@ class Exporter:
         for table_format in set(self.formats) & set(TABLE_FILES):
             if not self.overwrite and os.path.lexists(self.table_path(table_format)):
                 raise OutputError(f"{self.table_path(table_format)} exists; allow overwriting, or choose another name")
+        if self.table_file is None:
+            make_folder(self.folder)
         result, rows = ExportResult(), self.run.dataset
         if "csv" in self.formats:
             path = self.table_path("csv")

@@ -57,8 +57,8 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
     transformers, folder = require("transformers", extra="hub"), Path(name).expanduser()
     try:
         check_regular_files(folder)  # transformers waits for a pipe or a device
-    except OSError as error:
-        raise ModelError(f"hf:{name}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        raise ModelError(f"hf:{name!r}: {getattr(error, 'strerror', None) or error}") from error
     if folder.exists() and not folder.is_dir():
         raise ModelError(f"hf:{name}: it is not a folder; expected org/name, or a folder with config.json")
     source = _find_source(name)
