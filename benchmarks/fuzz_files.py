@@ -424,7 +424,8 @@ def _transformers() -> Iterator[Sample]:
 def _sound_transformer() -> Path:
     import transformers
 
-    folder, small = Path(tempfile.mkdtemp()), {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    folder = Path(tempfile.mkdtemp())
+    small: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
     config = transformers.ViTConfig(num_hidden_layers=1, image_size=16, patch_size=8, num_labels=3, **small)
     transformers.ViTForImageClassification(config).save_pretrained(folder)
     transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder)

@@ -16,7 +16,7 @@ from camscope import render
 from camscope.errors import CamscopeError, OutputError
 from camscope.explanation import AUTO, Explanation, PixelArray, ScaleOption
 from camscope.images.files.redaction import redact_errors
-from camscope.images.scans.dicom_file import load_dicom_dataset
+from camscope.images.scans.dicom import load_dicom_dataset
 from camscope.images.scans.dicom_tags import SECONDARY_CAPTURE_UID, read_first_numbers, read_functional_groups
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.medical import dicom_export

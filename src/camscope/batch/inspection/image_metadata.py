@@ -21,8 +21,7 @@ from camscope.images.files.redaction import pseudonymize_source, redact_errors, 
 from camscope.images.mask_files import SegmentationObjectError, read_label_image, read_mask_scan
 from camscope.images.photo import EXIF_ORIENTATION_TAG, find_file_flags, read_photo
 from camscope.images.scans import dicom_tags
-from camscope.images.scans.dicom import build_scan
-from camscope.images.scans.dicom_file import load_dicom_dataset, require_pydicom
+from camscope.images.scans.dicom import build_scan, load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_geometry import read_plane
 from camscope.images.scans.nifti import is_nifti
 from camscope.images.scans.raster import read_raster

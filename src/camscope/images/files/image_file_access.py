@@ -15,9 +15,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast, overload
+from typing import Any, BinaryIO, cast, overload
 
 from camscope.errors import ImageError
+from camscope.images.files.redaction import Source, pseudonymize_source, redact_errors
 from camscope.plurals import plural
 from camscope.safe_files import open_regular_file
 
@@ -41,11 +42,20 @@ def split_selector(source: str | Path | bytes) -> tuple[Path | bytes, int | None
     return Path(match[1]), int(match[2])
 
 
-def resolve_selector(selector: int | None, argument: int | None, argument_name: str, name: str) -> int | None:
-    """Return the index given as `file#3` or as an argument such as `frame=3`. Raises ImageError if both differ."""
-    if selector is not None and argument is not None and selector != argument:
-        raise ImageError(f"{name}: #{selector} and {argument_name}={argument} differ; pass one of them")
-    return argument if selector is None else selector
+@contextmanager
+def selected_source(
+    source: Source | list[Path], index: int | None, index_name: str
+) -> Iterator[tuple[Any, str, int | None]]:
+    """Yield the path or bytes, their pseudonym, and the index given as `file#3` or as an argument such as `frame=3`.
+
+    Errors inside the `with` block are redacted.
+    """
+    path, selector = (source, None) if isinstance(source, list) else split_selector(source)
+    name = pseudonymize_source(path)
+    with redact_errors(name):
+        if selector is not None and index is not None and selector != index:
+            raise ImageError(f"{name}: #{selector} and {index_name}={index} differ; pass one of them")
+        yield path, name, index if selector is None else selector
 
 
 @contextmanager

@@ -20,9 +20,8 @@ from camscope.images.files.image_file_access import (
     open_source,
     read_exactly,
     read_trailing_bytes,
-    resolve_selector,
+    selected_source,
     skip_bytes,
-    split_selector,
 )
 from camscope.images.files.redaction import pseudonymize_source, redact_errors
 from camscope.images.scans.scan import Scan, check_volume_index, check_voxel_count, flag_non_finite
@@ -38,20 +37,19 @@ PAIRED_FILE_MAGICS = {1: b"ni1\0", 2: b"ni2\0\r\n\x1a\n"}
 RGB_DTYPE = np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")])
 
 
-def read_nifti(source: str | Path | bytes, *, volume: int | None = None, window: Any = None) -> Scan:
+def read_nifti(source: str | Path | bytes, *, volume: int | None = None) -> Scan:
     """Read a NIfTI file as (I,J,K) float32, scaled by scl_slope and scl_inter, without reordering axes.
 
     `file.nii.gz#2` or `volume=2` selects one volume of a 4-D file, counted from 0. Without a selection a 4-D file is
     rejected. `affine` is the sform if its code is set, otherwise the qform, otherwise None. RGB24 is read as color.
     """
-    path, selector = split_selector(source)
-    name = pseudonymize_source(path)
     require("nibabel", extra="medical")
-    with redact_errors(name):
-        with open_source(path, name) as file, decompressed_stream(file) as stream:
-            volume = resolve_selector(selector, volume, "volume", name)
-            scan = _read_nifti_scan(stream, volume, name, list_source_paths(path))
-        return scan.apply_window(window)
+    with (
+        selected_source(source, volume, "volume") as (path, name, volume),
+        open_source(path, name) as file,
+        decompressed_stream(file) as stream,
+    ):
+        return _read_nifti_scan(stream, volume, name, list_source_paths(path))
 
 
 def is_nifti(head: bytes) -> bool:
