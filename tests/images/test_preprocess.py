@@ -14,8 +14,7 @@ from torchvision.transforms._presets import ImageClassification, SemanticSegment
 
 from camscope.errors import GeometryError, PreprocessError
 from camscope.explainers import GradCAM
-from camscope.images.callable_preprocess import CallablePreprocess
-from camscope.images.placement_check import is_content_independent
+from camscope.images.callable_preprocess import CallablePreprocess, is_content_independent
 from camscope.images.preprocess import Preprocess, as_preprocess
 
 RNG = np.random.default_rng(0)

@@ -34,6 +34,7 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 # larger images are resized channel by channel; rows converted to gray at a time
 LARGE_IMAGE_PIXELS, ROWS_PER_GRAY_STRIP = 2**25, 256
 MAX_SIDE = 2**16
+HUGGINGFACE_KEYS = {"image_mean", "do_normalize", "do_resize", "image_processor_type", "feature_extractor_type"}
 FIELD_CHOICES = {
     "fit": ("stretch", "cover", "inside"),
     "rounding": ("even", "zero", "down"),
@@ -262,7 +263,9 @@ def as_preprocess(value: object) -> Callable[[Any], Any]:
     if isinstance(value, str):
         return Preprocess.from_preset(value)
     if isinstance(value, Mapping):
-        return _build_from_mapping(value)
+        if value.keys() & HUGGINGFACE_KEYS:
+            return Preprocess.from_huggingface(value)
+        return Preprocess.from_timm(value) if "input_size" in value else Preprocess.from_dict(value)
     if hasattr(value, "pretrained_cfg"):
         return Preprocess.from_timm(value)
     if hasattr(value, "image_mean") and hasattr(value, "to_dict"):
@@ -276,12 +279,6 @@ def as_preprocess(value: object) -> Callable[[Any], Any]:
         f"({', '.join(sorted(PRESETS))}), weights.transforms(), a timm or Hugging Face configuration, "
         "or a callable from a PIL image to a float tensor (C,H,W)"
     )
-
-
-def _build_from_mapping(config: Mapping[str, Any]) -> Preprocess:
-    if config.keys() & {"image_mean", "do_normalize", "do_resize", "image_processor_type", "feature_extractor_type"}:
-        return Preprocess.from_huggingface(config)
-    return Preprocess.from_timm(config) if "input_size" in config else Preprocess.from_dict(config)
 
 
 def _parse_numbers(values: Any, name: str) -> tuple[float, ...]:

@@ -61,7 +61,7 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
         raise ModelError(f"hf:{name!r}: {getattr(error, 'strerror', None) or error}") from error
     if folder.exists() and not folder.is_dir():
         raise ModelError(f"hf:{name}: it is not a folder; expected org/name, or a folder with config.json")
-    source = _find_source(name)
+    source = str(folder) if folder.is_dir() else name
     files = f"config.json, preprocessor_config.json and model.safetensors of {name!r}"
     _check_settings_file(source, "config.json")
     with _errors_converted(f"hf:{name}", files, "vision model"), fixed_seed_scope():
@@ -69,11 +69,6 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
         class_names = _get_class_names(model) if has_published_classes else None
     preprocess = load_preprocessing(transformers, source)
     return model.float(), ModelCard(format_model_source(f"hf:{name}", weights), preprocess, class_names)
-
-
-def _find_source(name: str) -> str:
-    folder = Path(name).expanduser()
-    return str(folder) if folder.is_dir() else name
 
 
 @contextmanager
@@ -147,17 +142,21 @@ def _select_model_class(transformers: Any, config: Any) -> Any:
 
 def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tuple[nn.Module, bool]:
     """Load the file's tensors strictly, under any name that a version of transformers gave them."""
-    config, usual = model.config, True
+    config, has_published_classes = model.config, True
     while True:
         fresh, report = type(model).from_pretrained(
             None, config=config, state_dict=dict(state), output_loading_info=True, ignore_mismatched_sizes=True
         )
         mismatched = [(tuple(stored), tuple(expected)) for _, stored, expected in report["mismatched_keys"]]
         classes = {stored[0] for stored, _ in mismatched if stored}
-        if not usual or len(classes) != 1 or any(stored[1:] != expected[1:] for stored, expected in mismatched):
+        if (
+            not has_published_classes
+            or len(classes) != 1
+            or any(stored[1:] != expected[1:] for stored, expected in mismatched)
+        ):
             _check_loading_report(report, str(weights))
-            return fresh, usual
-        config.num_labels, usual = classes.pop(), False
+            return fresh, has_published_classes
+        config.num_labels, has_published_classes = classes.pop(), False
 
 
 def _check_loading_report(report: Mapping[str, Any], source: str) -> None:
@@ -210,7 +209,8 @@ class ImageTower(nn.Module):
 
 def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """Load the image tower of "org/name" or of a folder. `TextSimilarity` uses the text tower of the same model."""
-    transformers, source = require("transformers", extra="hub"), _find_source(name)
+    transformers, folder = require("transformers", extra="hub"), Path(name).expanduser()
+    source = str(folder) if folder.is_dir() else name
     _check_settings_file(source, "config.json")
     with _errors_converted(f"clip:{name}", f"the files of {name!r}", "model of images and texts"):
         with fixed_seed_scope():

@@ -1,9 +1,4 @@
-"""Access to image files: which files are meant, and their bytes, with limits.
-
-- Selectors such as `scan.nii#3`, and bounded reading of a file's bytes.
-- Streams of gzip files that are decompressed only as far as they are read.
-- The image files that a folder, a pattern or a name means, without opening them.
-"""
+"""Access to image files: which files a folder, a pattern or a name such as `scan.nii#3` means, and their bytes, with limits."""
 
 import glob
 import gzip
@@ -84,7 +79,6 @@ def list_source_paths(source: Path | bytes) -> tuple[Path, ...]:
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_SKIPPED_BYTES = 2**33  # bytes before the requested volume
-MAX_TRAILING_BYTES = 2**26  # bytes after it that are decompressed for the checksum
 
 
 @contextmanager
@@ -104,17 +98,16 @@ def skip_bytes(stream: BinaryIO, n_bytes: int, name: str) -> None:
     if n_bytes > MAX_SKIPPED_BYTES:
         received = f"its voxels start {plural(n_bytes, 'byte')} into the file"
         raise ImageError(f"{name}: {received}; the limit is {MAX_SKIPPED_BYTES}")
-    while n_bytes > 0:
-        if not (n_read := len(stream.read(min(n_bytes, 1 << 20)))):
-            raise ImageError(f"{name}: the file is cut off before its voxels")
-        n_bytes -= n_read
+    if discard_bytes(stream, n_bytes) < n_bytes:
+        raise ImageError(f"{name}: the file is cut off before its voxels")
 
 
-def read_trailing_bytes(stream: BinaryIO) -> None:
-    """Read to the end of a gzip stream, so that its checksum is verified, but give up after `MAX_TRAILING_BYTES`."""
-    remaining = MAX_TRAILING_BYTES
+def discard_bytes(stream: BinaryIO, n_bytes: int) -> int:
+    """Read and discard at most `n_bytes`, and return how many there were."""
+    remaining = n_bytes
     while remaining > 0 and (n_read := len(stream.read(min(remaining, 1 << 20)))):
         remaining -= n_read
+    return n_bytes - remaining
 
 
 def read_exactly(stream: BinaryIO, n_bytes: int, name: str) -> bytes:

@@ -1,8 +1,4 @@
-"""Keep patient data out of names and messages.
-
-- Scans are named by a keyed hash, and the text of decoder errors is dropped.
-- Warnings and log lines of image libraries are suppressed while they read.
-"""
+"""Keep patient data out of names and messages: pseudonyms, errors without foreign text, and silent image libraries."""
 
 import functools
 import hashlib

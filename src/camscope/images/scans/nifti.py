@@ -16,10 +16,10 @@ from camscope.errors import ImageError
 from camscope.images.files.image_file_access import (
     GZIP_MAGIC,
     decompressed_stream,
+    discard_bytes,
     list_source_paths,
     open_source,
     read_exactly,
-    read_trailing_bytes,
     selected_source,
     skip_bytes,
 )
@@ -30,6 +30,7 @@ from camscope.plurals import plural
 
 Array = NDArray[Any]
 MAX_VOXEL_OFFSET = 2**26  # bytes of header extensions before the voxels
+MAX_TRAILING_BYTES = 2**26  # bytes after the voxels that are decompressed for the checksum
 # length and magic of the header by NIfTI version
 HEADER_SIZES = {1: 348, 2: 540}
 SINGLE_FILE_MAGICS = {1: (344, b"n+1\0"), 2: (4, b"n+2\0\r\n\x1a\n")}
@@ -81,7 +82,7 @@ def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sour
     start = offset + (volume_index or 0) * count * dtype.itemsize
     skip_bytes(stream, start - length, name)
     data = read_exactly(stream, count * dtype.itemsize, name)
-    read_trailing_bytes(stream)
+    discard_bytes(stream, MAX_TRAILING_BYTES)  # so that the checksum of a gzip stream is verified
     stored = np.frombuffer(data, dtype).reshape(shape, order="F")
     values, scaling_steps = _apply_scaling(header, stored)
     affine, pixel_spacing, geometry_step, geometry_flags = _parse_geometry(header, len(shape))
