@@ -425,8 +425,8 @@ def _sound_transformer() -> Path:
     import transformers
 
     folder = Path(tempfile.mkdtemp())
-    small: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
-    config = transformers.ViTConfig(num_hidden_layers=1, image_size=16, patch_size=8, num_labels=3, **small)
+    small: dict[str, Any] = {"num_labels": 3, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    config = transformers.ViTConfig(num_hidden_layers=1, image_size=16, patch_size=8, **small)
     transformers.ViTForImageClassification(config).save_pretrained(folder)
     transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder)
     return folder

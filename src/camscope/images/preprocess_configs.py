@@ -1,7 +1,4 @@
-"""Convert preprocessing configurations of torchvision, timm and Hugging Face to arguments of `Preprocess`.
-
-A setting without an exact counterpart raises a PreprocessError that names the key.
-"""
+"""Convert configurations of torchvision, timm and Hugging Face to arguments of `Preprocess`, or name the key that has none."""
 
 import math
 from collections.abc import Mapping
@@ -65,14 +62,14 @@ def convert_timm_config(config: Any) -> PreprocessFields:
         "interpolation": _require_key(config, "interpolation", "timm configuration"),
         "channels": channels,
     }
-    mode = config.get("crop_mode") or "center"
-    if mode == "squash":
-        return fields | {"resize": scaled}
-    if mode == "border":
-        return fields | {"resize": scaled, "fit": "inside", "fill": tuple(round(255 * value) for value in mean)}
-    if mode != "center":
-        raise _build_unsupported_error("crop_mode", config, "known: center, squash, border", "timm configuration")
-    return fields | ({"resize": scaled[0]} if scaled[0] == scaled[1] else {"resize": scaled, "fit": "cover"})
+    match config.get("crop_mode") or "center":
+        case "squash":
+            return fields | {"resize": scaled}
+        case "border":
+            return fields | {"resize": scaled, "fit": "inside", "fill": tuple(round(255 * value) for value in mean)}
+        case "center":
+            return fields | ({"resize": scaled[0]} if scaled[0] == scaled[1] else {"resize": scaled, "fit": "cover"})
+    raise _build_unsupported_error("crop_mode", config, "known: center, squash, border", "timm configuration")
 
 
 def convert_huggingface_processor(processor: Any) -> PreprocessFields:

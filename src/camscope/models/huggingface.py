@@ -1,8 +1,4 @@
-"""Models of Hugging Face repositories and folders. None of their code is executed.
-
-- `load_huggingface_model` loads classifiers, segmentation models, detectors and vision towers.
-- `load_clip_model` loads the image tower of CLIP or SigLIP, with the text tower for `TextSimilarity`.
-"""
+"""Models of Hugging Face repositories and folders. None of their code is executed."""
 
 import json
 import math

@@ -1,7 +1,4 @@
-"""Convert stored DICOM numbers to values or colors: modality LUT or rescale, and inversion of MONOCHROME1.
-
-Each operation is recorded as a step, and what is odd about the values as a flag.
-"""
+"""Convert stored DICOM numbers to values or colors: modality LUT or rescale, and inversion of MONOCHROME1."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
