@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast, overload
+from typing import Any, BinaryIO, cast
 
 from camscope.errors import ImageError
 from camscope.images.files.redaction import Source, pseudonymize_source, redact_errors
@@ -20,16 +20,8 @@ from camscope.safe_files import open_regular_file
 MAX_FILE_BYTES = 2**32  # of one file
 
 
-@overload
-def split_selector(source: str | Path) -> tuple[Path, int | None]: ...
-@overload
-def split_selector(source: bytes) -> tuple[bytes, None]: ...
-@overload
-def split_selector(source: str | Path | bytes) -> tuple[Path | bytes, int | None]: ...
-def split_selector(source: str | Path | bytes) -> tuple[Path | bytes, int | None]:
+def split_selector(source: str | Path) -> tuple[Path, int | None]:
     """Split `file#3` into the file and 3, counted from 0. An existing file of that name is taken literally."""
-    if isinstance(source, bytes):
-        return source, None
     path = Path(source)
     match = re.fullmatch(r"(.+)#(\d{1,9})", str(source), re.DOTALL)
     if match is None or os.path.lexists(path):
@@ -45,7 +37,7 @@ def selected_source(
 
     Errors inside the `with` block are redacted.
     """
-    path, selector = (source, None) if isinstance(source, list) else split_selector(source)
+    path, selector = split_selector(source) if isinstance(source, str | Path) else (source, None)
     name = pseudonymize_source(path)
     with redact_errors(name):
         if selector is not None and index is not None and selector != index:
