@@ -56,7 +56,7 @@ def open_atomic(
 
     `n_bytes` is the size, if it is known in advance. A failure is an OutputError with the path and the reason.
     """
-    path = Path(path)
+    path = _parse_output_path(path)
     check_free(path, overwrite)
     check_replaceable(path)
     make_folder(path.parent)
@@ -88,6 +88,14 @@ def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
     """Raise an OutputError for a path that exists, unless it may be overwritten."""
     if not overwrite and os.path.lexists(path):
         raise OutputError(f"{path} exists; allow overwriting, or choose another name")
+
+
+def _parse_output_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path, or raise an OutputError where it has characters that no path can have."""
+    with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair
+        if b"\0" not in os.fsencode(path):
+            return Path(path)
+    raise OutputError(f"{os.fspath(path)!r} cannot be a path: it has a NUL or another character that no path can have")
 
 
 def check_replaceable(path: Path) -> None:
@@ -155,7 +163,7 @@ def create_folder_atomically(
     path: str | os.PathLike[str], is_replaceable: Callable[[Path], bool] | None = None
 ) -> Iterator[Path]:
     """Create a folder with all its files or not at all, in place of an empty one, or of one with replaceable files alone."""
-    path = Path(path)
+    path = _parse_output_path(path)
     existing = list(path.iterdir()) if path.is_dir() else []
     if not all(is_replaceable and is_replaceable(file) for file in existing) or (
         os.path.lexists(path) and not path.is_dir()
@@ -178,6 +186,7 @@ def create_folder_atomically(
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents, or raise an OutputError."""
+    _parse_output_path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -263,7 +272,7 @@ def build_output_path(folder: str | os.PathLike[str], *names: str) -> Path:
                 f"{name[:200]!r} is not a safe file name: expected at most 240 ASCII letters, digits, '.', '_' and '-', "
                 "the first a letter, a digit or '_'"
             )
-    path = Path(folder, *names)
+    path = _parse_output_path(Path(folder, *names))
     check_inside_folder(path, folder)
     return path
 

@@ -7,6 +7,7 @@ import os
 import resource
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -471,6 +472,38 @@ def test_a_budget_admits_what_fits_and_what_is_too_large_alone():
         order.append("small")
     thread.join()
     assert order == ["small", "large"]
+
+
+@pytest.mark.parametrize("is_limited", [True, False])
+def test_large_images_are_decoded_and_drawn_one_after_the_other(model, tmp_path, monkeypatch, is_limited):
+    from camscope.images import photo
+
+    (tmp_path / "images").mkdir()
+    for n in range(12):
+        Image.new("1", (500, 400), n % 2).save(tmp_path / "images" / f"{n}.png")
+    n_bytes = 500 * 400 * (batch_memory.DECODING_BYTES_PER_PIXEL + batch_memory.DRAWING_BYTES_PER_PIXEL)
+    monkeypatch.setattr(batch_memory, "MAX_BUDGET_BYTES", int(1.9 * 500 * 400 * batch_memory.DECODING_BYTES_PER_PIXEL))
+    monkeypatch.setattr(batch_memory, "MAX_WAITING_BYTES", n_bytes)
+    decode, lock, active, peaks = photo._decode_pixels, threading.Lock(), [0], []
+
+    def counted(*args):
+        with lock:
+            active[0] += 1
+            peaks.append(active[0])
+        time.sleep(0.02)
+        try:
+            return decode(*args)
+        finally:
+            with lock:
+                active[0] -= 1
+
+    monkeypatch.setattr(photo, "_decode_pixels", counted)
+    if not is_limited:  # without the limit the images are decoded at once, and this test would notice
+        monkeypatch.setattr(MemoryBudget, "reserve", lambda self, n_bytes: nullcontext())
+    outcome = run_batch(GradCAM(model), tmp_path / "images", tmp_path / "out", overlays="jpg", num_threads=6)
+    assert outcome.n_processed == 12
+    assert len(peaks) >= 12
+    assert (max(peaks) == 1) is is_limited
 
 
 def test_waiting_images_count_until_they_are_freed(monkeypatch):

@@ -24,7 +24,7 @@ from camscope.batch.query import Query, iter_rows_by_image
 from camscope.batch.result_rows import OutputNames
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.explanation import Explanation
-from camscope.safe_files import DISK_ERRNOS, build_output_path, check_free, open_atomic, write_bytes
+from camscope.safe_files import DISK_ERRNOS, build_output_path, check_free, make_folder, open_atomic, write_bytes
 
 IMAGE_FORMATS, MAP_FORMATS = ("png", "jpg", "webp"), ("npz", "json")
 TABLE_FILES = {"csv": "rows.csv", "coco": "coco.json"}
@@ -94,6 +94,8 @@ class Exporter:
         """Write the files of the rows that a query selects. Rows that fail are counted in the result."""
         for table_format in set(self.formats) & set(TABLE_FILES):
             check_free(self.table_path(table_format), self.overwrite)
+        if self.table_file is None:
+            make_folder(self.folder)
         result, rows = ExportResult(), self.run.dataset
         if "csv" in self.formats:
             path = self.table_path("csv")

@@ -17,13 +17,12 @@ from camscope.batch.inspection.issues import flags_to_codes
 from camscope.batch.manifest import Manifest, import_arrow
 from camscope.batch.path_resolver import is_url, read_image_source
 from camscope.errors import CamscopeError, ImageError, InputError
-from camscope.images.files.image_file_access import split_selector
-from camscope.images.files.redaction import pseudonymize_source, redact_errors, suppress_library_output
+from camscope.images.files.image_file_access import selected_source, split_selector
+from camscope.images.files.redaction import redact_errors, suppress_library_output
 from camscope.images.mask_files import SegmentationObjectError, read_label_image, read_mask_scan
 from camscope.images.photo import EXIF_ORIENTATION_TAG, find_file_flags, read_photo
 from camscope.images.scans import dicom_tags
-from camscope.images.scans.dicom import build_scan
-from camscope.images.scans.dicom_file import load_dicom_dataset, require_pydicom
+from camscope.images.scans.dicom import build_scan, load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_geometry import read_plane
 from camscope.images.scans.nifti import is_nifti
 from camscope.images.scans.raster import read_raster
@@ -209,13 +208,11 @@ def read_scan_metadata(source: Path | bytes, metadata: ImageMetadata, hash_key: 
     """Fill in the metadata of a scan as far as it can be read; raise an ImageError if it cannot be used."""
     metadata.format = _scan_format(source)
     if metadata.format == "DICOM":  # the file is parsed once
-        path, selector = split_selector(source)
-        name = pseudonymize_source(path)
         require_pydicom()
-        with redact_errors(name):
+        with selected_source(source, None, "frame") as (path, name, frame):
             dataset, flags = load_dicom_dataset(path, name)
             _read_dicom_header(dataset, metadata, hash_key)
-            scan = build_scan(dataset, selector, name, (), flags)
+            scan = build_scan(dataset, frame, name, (), flags)
     else:
         scan = read_scan(source)
         if metadata.format == "DICOM series" and scan.sources:
