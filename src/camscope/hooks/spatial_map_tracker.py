@@ -5,70 +5,57 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from camscope.hooks.function_mode import (
-    ACTIVATIONS,
-    DROPOUTS,
-    SCALAR_ARITHMETIC,
-    SCALING_FUNCTIONS,
-    SPATIAL_RANKS,
-    BaseFunctionMode,
-    function_name,
-    split_names,
-)
+from camscope.hooks.cell_numbers import CONCAT_FUNCTION_NAMES, ELEMENTWISE_FUNCTIONS, WINDOW_FUNCTIONS, CellNumbers
+from camscope.hooks.function_mode import BaseFunctionMode, function_name
 
-WINDOW_FUNCTIONS = {
-    f"{name}{rank}d"
-    for name in split_names("conv conv_transpose max_pool avg_pool lp_pool adaptive_avg_pool adaptive_max_pool")
-    for rank in SPATIAL_RANKS
-}
-WINDOW_FUNCTIONS |= split_names(
-    "interpolate upsample pad pixel_shuffle pixel_unshuffle max_unpool2d fractional_max_pool2d"
-)
-SPATIAL_ARITHMETIC = split_names(
-    "add addcmul iadd isub lerp log1p maximum minimum neg radd rdiv rsub rtruediv sub subtract"
-)
-SPATIAL_NORMS = split_names("batch_norm group_norm instance_norm local_response_norm")
-COPY_FUNCTIONS = split_names("bfloat16 clone contiguous cpu cuda detach double float half requires_grad to type_as")
-ELEMENTWISE_FUNCTIONS = ACTIVATIONS | SCALAR_ARITHMETIC | SCALING_FUNCTIONS | DROPOUTS
-ELEMENTWISE_FUNCTIONS |= SPATIAL_ARITHMETIC | SPATIAL_NORMS | COPY_FUNCTIONS
-CONCAT_FUNCTION_NAMES = frozenset({"cat", "concat", "concatenate"})
 FUSED_MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # intercepted, they do not run their fused kernels
 
 
 class SpatialMapTracker(BaseFunctionMode):
     """Tracks, in this thread, the maps (N,K,*grid) that windowed and elementwise operations compute from the input.
 
-    A convolution or a pooling returns a map if its input is one, or has the grid of one. Attention between tokens has no such
-    grid unless it is reshaped. An elementwise function returns a map for maps, parameters such as position embeddings, and
-    values that are the same in all cells. `input_size` holds the input's spatial axes.
+    A convolution or a pooling returns a map if its input is one, or a plane whose cells lie in place (see `CellNumbers`).
+    Attention between tokens has no such grid unless it is reshaped. An elementwise function returns a map for maps, parameters
+    such as position embeddings, and values that are the same in all cells. `input_size` holds the input's spatial axes.
     """
 
     def __init__(self, model: nn.Module, input_size: Sequence[int]) -> None:
         super().__init__()
         self._parameter_ids = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        self._n_axes, self._grids = len(input_size) + 2, {tuple(input_size)}
+        self._n_axes = len(input_size) + 2
         self._maps: dict[int, weakref.ref[Tensor]] = {}
+        self._cells = CellNumbers(self._parameter_ids, input_size)
 
     def is_spatial_map(self, tensor: Tensor) -> bool:
         """Whether a tensor is such a map."""
         reference = self._maps.get(id(tensor))
         return reference is not None and reference() is tensor
 
+    def is_moved(self, tensor: Tensor) -> bool:
+        """Whether a tensor (N,K,*grid) is a plane that was flipped, shuffled or otherwise moved, or is computed from one."""
+        with torch._C.DisableTorchFunction():
+            return self._cells.are_moved(tensor)
+
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the function's result, and record whether it is a map."""
+        """Return the function's result, and record whether it is a map, or where its values lie."""
         name = function_name(func)
-        is_map = self._makes_map(name, args, kwargs)  # before the call, which may change its input in place
+        with torch._C.DisableTorchFunction():
+            is_map = self._makes_map(name, args, kwargs)  # before the call, which may change its input in place
+            moved = None if is_map else self._cells.move(func, name, args, kwargs)
         result = func(*args, **kwargs)
         changed = args[0] if name in ("setitem", "set") and args else result
         output = changed[0] if isinstance(changed, tuple) and changed else changed
-        if isinstance(output, Tensor) and output.ndim == self._n_axes:
-            if is_map:
+        with torch._C.DisableTorchFunction():
+            if is_map and isinstance(output, Tensor) and output.ndim == self._n_axes:
                 self._maps[id(output)] = weakref.ref(output)
-                self._grids.add(tuple(output.shape[2:]))
-            elif output is changed and any(output is arg for arg in args[:1]):
-                self._maps.pop(id(output), None)
+                self._cells.record_map(output)
+            else:
+                if isinstance(output, Tensor) and any(output is arg for arg in args[:1]):
+                    self._maps.pop(id(output), None)
+                self._cells.record(name, args, kwargs, changed, moved)
         return result
 
     def _makes_map(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -76,7 +63,7 @@ class SpatialMapTracker(BaseFunctionMode):
             source = args[0] if args else kwargs.get("input")
             if not isinstance(source, Tensor) or source.ndim != self._n_axes:
                 return False
-            return self.is_spatial_map(source) or tuple(source.shape[2:]) in self._grids
+            return self.is_spatial_map(source) or self._cells.are_in_place(source)
         if name in CONCAT_FUNCTION_NAMES:
             axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
             maps = list(self._iter_map_candidates(args[0] if args else kwargs.get("tensors")))
