@@ -10,6 +10,7 @@ from torch import Tensor
 
 from camscope.errors import Remedy, TargetError
 from camscope.plurals import plural
+from camscope.pytree import describe_unsupported_tensor
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,10 @@ def parse_class_label(value: object, parameter: str, target_name: str) -> int | 
 
 def normalize_target(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:
     """Convert a target to plain ints and names. Raises TargetError for a bool, a float or anything else."""
+    if isinstance(target, Tensor) and (
+        kind := describe_unsupported_tensor(target) or ("on meta" if target.is_meta else None)
+    ):
+        raise TargetError(f"the target is {kind}: expected a class index, or an ordinary tensor of one per sample")
     if isinstance(target, Tensor) or hasattr(target, "tolist"):
         target = target.tolist()  # numpy and torch alike: scalars become Python numbers, arrays lists
     if isinstance(target, list | tuple):
