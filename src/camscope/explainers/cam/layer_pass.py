@@ -46,7 +46,7 @@ class LayerSelectionMixin(Explainer):
     tensor in a layer that returns several; `call_index`: which call of a layer that runs several times (default: the last one
     that the score depends on). `layout`: "channels_first", "channels_last" or a Layout, if the layer's shape is ambiguous;
     `reshape`: a callable output -> (N,K,*s) instead. Without either, the layout is verified unless convolutions made the map:
-    three forward passes, once for each model, layer and input size.
+    three forward passes, once for each model, layer and input size. With PyTorch's fused attention, one more finds that out.
 
     Class constants describe a method:
 
