@@ -15,6 +15,7 @@ from torch import Tensor
 
 from camscope.errors import Remedy, TargetError
 from camscope.plurals import plural
+from camscope.pytree import describe_unsupported_tensor
 from camscope.targets.base import ClassNameLookup, Target
 from camscope.targets.outputs import are_probabilities, class_scores, full_precision
 
@@ -194,6 +195,10 @@ def parse_class_label(value: object, parameter: str, target_name: str) -> int | 
 
 def normalize_target(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:
     """Convert a target to plain ints and names. Raises TargetError for a bool, a float or anything else."""
+    if isinstance(target, Tensor) and (
+        kind := describe_unsupported_tensor(target) or ("on meta" if target.is_meta else None)
+    ):
+        raise TargetError(f"the target is {kind}: expected a class index, or an ordinary tensor of one per sample")
     if isinstance(target, Tensor) or hasattr(target, "tolist"):
         target = target.tolist()  # numpy and torch alike: scalars become Python numbers, arrays lists
     if isinstance(target, list | tuple):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from camscope.errors import CamscopeError, InputError, PreprocessError, Remedy
 from camscope.explanation import PixelArray
@@ -119,7 +120,9 @@ def check_dense_tensor(x: Tensor) -> None:
             "transform: call it outside, with the whole batch (N,C,H,W)"
         )
     if (kind := describe_unsupported_tensor(x)) is not None:
-        fix = "torch.nested.to_padded_tensor(x, 0.0), or explain each image" if x.is_nested else "x.to_dense()"
+        fix = "x.dequantize()" if x.is_quantized else "x.to_dense()"
+        fix = "torch.nested.to_padded_tensor(x, 0.0), or explain each image" if x.is_nested else fix
+        fix = "one that was made outside of FakeTensorMode" if isinstance(x, FakeTensor) else fix
         raise InputError(f"the input is {kind}; expected an ordinary float tensor: pass {fix}")
 
 
