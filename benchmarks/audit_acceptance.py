@@ -62,7 +62,7 @@ def audited(folder: Path, trained: ShortcutStudy, seen: ShortcutStudy, **tables:
     """A net of one study, audited on another."""
     net = train_shortcut_model(trained)
     config = build_demo_config(write_study(seen, folder), write_weights(net, folder), CONFOUNDED_PROBABILITY)
-    config["sizes"] = FEW
+    config["sample_sizes"] = FEW
     return audit.run_audit({**config, **tables}, folder / "audit")
 
 
@@ -120,7 +120,7 @@ def volumes(folder: Path) -> Told:
         config = build_demo_config(write_study(draw_volume_study(240, 200, p), where), write_weights(net, where), p)
         config["model"]["source"] = f"{_factory(where)}:create_shortcut_volume_model"
         config |= {
-            "sizes": FEW,
+            "sample_sizes": FEW,
             "skip": list(OTHERS),
             "regions": {"columns": {"token": "region_marker"}, "organ": "region_lungs"},
         }
@@ -150,7 +150,7 @@ def timed(folder: Path) -> Told:
     """Seconds of an audit of 500 images with every stage, as `generate_config` would set it up."""
     config = write_demo_study(folder, CONFOUNDED_PROBABILITY, n_images=500)
     plain = config.model_dump()
-    plain["sizes"] = {}
+    plain["sample_sizes"] = {}
     foreseen: list[float] = []
     begun = time.perf_counter()
     run = audit.run_audit(plain, folder / "audit", on_estimate=lambda each: foreseen.append(sum(each.values())))
@@ -239,7 +239,10 @@ def corrupt(folder: Path) -> Told:
 def killed(folder: Path, seed: int = 0) -> Told:
     """Which stages were done when it was killed, and whether it ended in the same bytes as one that was not."""
     config = write_demo_study(folder, CONFOUNDED_PROBABILITY, n_images=100).model_dump()
-    config |= {"sizes": FEW, "explain": {**config["explain"], "settings": {"integratedgradients": {"n_steps": 4}}}}
+    config |= {
+        "sample_sizes": FEW,
+        "explain": {**config["explain"], "settings": {"integratedgradients": {"n_steps": 4}}},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     begun = time.perf_counter()
     _started(folder, "whole").wait()
@@ -257,7 +260,7 @@ def killed(folder: Path, seed: int = 0) -> Told:
 
 
 def _started(folder: Path, name: str) -> "subprocess.Popen[bytes]":
-    code = "import json, sys; from camscope import audit; audit.run(json.load(open(sys.argv[1])), sys.argv[2])"
+    code = "import json, sys; from camscope import audit; audit.run_audit(json.load(open(sys.argv[1])), sys.argv[2])"
     return subprocess.Popen([sys.executable, "-c", code, str(folder / "config.json"), str(folder / name)])
 
 

@@ -21,12 +21,11 @@ from torch import Tensor, nn
 
 from benchmarks.volume_study import draw_volume_study
 from camscope import GradCAM, IntegratedGradients, Occlusion
-from camscope.audit.core.schema import InterventionEffect
+from camscope.audit.core.summary import InterventionEffect
 from camscope.audit.performance.auc import auroc
 from camscope.audit.performance.predict_log_odds import compute_softmax_log_odds
-from camscope.audit.shortcuts.effect_sizes import estimate_insertion_effect, estimate_removal_effect
-from camscope.audit.shortcuts.image_edits import insert_region, match_insertion_triples, remove_region
-from camscope.audit.shortcuts.reliance import judge_reliance
+from camscope.audit.shortcuts.interventions import insert_region, match_insertion_triples, remove_region
+from camscope.audit.shortcuts.reliance import estimate_insertion_effect, estimate_removal_effect, judge_reliance
 from camscope.geometry import Placement
 from camscope.metrics.imputation import DEFAULT_IMPUTATIONS
 from camscope.metrics.localization import enrichment

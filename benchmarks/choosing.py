@@ -23,8 +23,7 @@ from camscope import GradCAM, load_model
 from camscope.batch import build_manifest
 from camscope.evaluation.ground_truth import load_ground_truth
 from camscope.evaluation.selection import select as choosing
-from camscope.evaluation.selection.candidate_scores import evaluate_candidates
-from camscope.evaluation.selection.candidates import build_candidates
+from camscope.evaluation.selection.candidates import build_candidates, evaluate_candidates
 from camscope.evaluation.selection.load_samples import load_samples
 from camscope.evaluation.selection.racing import (
     FAITHFULNESS_METRIC,
@@ -161,7 +160,7 @@ def told(
             for each in ((whole.best, race.best), (whole.survivors, race.survivors))
         )
         leader = whole.candidates[0].title == race.candidates[0].title
-        found.append((race.n_maps / race.n_maps_without_drops, best[0] == best[1], leader, alike[0] == alike[1]))
+        found.append((share_of_maps(race, len(pool)), best[0] == best[1], leader, alike[0] == alike[1]))
         print(
             f"  seed {seed}: {found[-1][0]:.2f} of the maps, same recommendation {found[-1][1]}, same leader {leader}"
         )
@@ -207,7 +206,7 @@ def tell_drawn(count: int, spread: float, images: int, seeds: int) -> None:
         best = [{one.title for one in each.best} for each in (whole, race)]
         out = [len(each.survivors) < count for each in (race, whole)]
         won = [bool(each.best) for each in (race, whole)]
-        found.append((race.n_maps / race.n_maps_without_drops, *out, *won, best[0] == best[1]))
+        found.append((share_of_maps(race, images), *out, *won, best[0] == best[1]))
     share, *rest = np.mean(found, 0)
     out_, all_out, won_, all_won, same = (f"{one:.0%}" for one in rest)
     print(
@@ -215,6 +214,12 @@ def tell_drawn(count: int, spread: float, images: int, seeds: int) -> None:
         f"{all_out}), one or two win in {won_} ({all_won}); the same recommendation in {same}",
         flush=True,
     )
+
+
+def share_of_maps(race: MethodSelection, images: int) -> float:
+    """How many of the maps of all who started were computed."""
+    counts = [one.n_images for one in race.candidates if one.n_images]
+    return sum(counts) / (images * len(counts))
 
 
 def said(choice: MethodSelection) -> str:

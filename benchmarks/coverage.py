@@ -27,11 +27,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from camscope.audit.core.schema import InterventionEffect
+from camscope.audit.core.summary import InterventionEffect
 from camscope.audit.performance.auc import auroc
 from camscope.audit.performance.subgroups import compare_level_means
-from camscope.audit.shortcuts.effect_sizes import estimate_removal_effect
-from camscope.audit.shortcuts.reliance import judge_reliance
+from camscope.audit.shortcuts.reliance import estimate_removal_effect, judge_reliance
 from camscope.evaluation.comparison_statements import iter_statements
 from camscope.evaluation.map_agreement import MapAgreement
 from camscope.evaluation.summary import summarize_values

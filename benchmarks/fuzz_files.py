@@ -1,4 +1,5 @@
-"""Damaged files of every kind but scans: images, explanations, manifests, runs, TOML, COCO, checkpoints, provenance.
+"""Damaged files of every kind but scans: images, explanations, manifests, runs, TOML, COCO, checkpoints, Hugging Face
+folders, provenance.
 
     python -m benchmarks.fuzz_files               # 5,000 files, some minutes
     python -m benchmarks.fuzz_files --count 200 --seed 7
@@ -34,14 +35,15 @@ from camscope import BatchRun, Explanation, GradCAM, Preprocess, run_batch
 from camscope.audit.comparability import _load_provenance
 from camscope.audit.core.config import Config
 from camscope.audit.provenance import provenance
-from camscope.audit.verification.verify import verify_audit
+from camscope.audit.verification import verify_audit
 from camscope.batch import BatchOptions, build_manifest
 from camscope.errors import CamscopeError
 from camscope.evaluation.ground_truth import load_ground_truth
 from camscope.evaluation.selection.select import read_selection as read_choice
 from camscope.geometry import Placement
 from camscope.images.photo import find_file_flags, read_photo, read_reduced_photo
-from camscope.models import load_state_dict_strictly, read_state_dict
+from camscope.model_card import get_card
+from camscope.models import load_model, load_state_dict_strictly, read_state_dict
 
 SIZE = (40, 56)
 DEEP = "[" * 20_000 + "]" * 20_000
@@ -93,6 +95,11 @@ def other_word(data: bytearray, rng: np.random.Generator) -> bytes:
     at = places[rng.integers(len(places))] + 1
     end = next((n for n in range(at, len(text)) if text[n] in ",\n}]"), len(text))
     return (text[:at] + RAW[rng.integers(len(RAW))] + text[end:]).encode()
+
+
+def other_document(data: bytearray, rng: np.random.Generator) -> bytes:
+    """JSON that is something else altogether."""
+    return [b"1", b"null", b"[]", b'"x"', b"", DEEP.encode(), b"{}", b"NaN"][rng.integers(8)]
 
 
 def other_arrays(data: bytearray, rng: np.random.Generator) -> bytes:
@@ -149,7 +156,8 @@ def _places(known: Any) -> Iterator[tuple[Any, Any]]:
 def samples() -> tuple[Sample, ...]:
     """Of every kind some."""
     return (
-        *_images(), *_explanations(), *_manifests(), *_runs(), *_configs(), *_annotations(), *_checkpoints(), *_provenances(),
+        *_images(), *_explanations(), *_manifests(), *_runs(), *_configs(), *_annotations(), *_checkpoints(), *_transformers(),
+        *_provenances(),
     )  # fmt: skip
 
 
@@ -403,6 +411,36 @@ def _read_checkpoint(name: str) -> Callable[[Path], str]:
         return "checkpoint"
 
     return read
+
+
+def _transformers() -> Iterator[Sample]:
+    sound = _sound_transformer()
+    for name in ("config.json", "preprocessor_config.json"):
+        mutations = (*DAMAGE, *(other_value,) * 6, *(other_word,) * 2, other_document)
+        yield Sample("Hugging Face", name, (sound / name).read_bytes(), _read_transformer, mutations)
+
+
+@cache
+def _sound_transformer() -> Path:
+    import transformers
+
+    folder = Path(tempfile.mkdtemp())
+    small: dict[str, Any] = {"num_labels": 3, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    config = transformers.ViTConfig(num_hidden_layers=1, image_size=16, patch_size=8, **small)
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder)
+    return folder
+
+
+def _read_transformer(folder: Path) -> str:
+    for path in _sound_transformer().iterdir():
+        if not (folder / path.name).exists():
+            shutil.copyfile(path, folder / path.name)
+    card = get_card(load_model(f"hf:{folder}"))
+    if card is None or card.preprocess is None:
+        return "model without preprocessing"
+    card.preprocess(np.asarray(_picture()))
+    return "model"
 
 
 def _provenances() -> Iterator[Sample]:

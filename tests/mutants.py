@@ -20,7 +20,7 @@ from camscope.explainers.ensemble import explainer_wrappers, fusion
 from camscope.explanation import Explanation
 from camscope.hooks import Tap, base, isolation
 from camscope.layers.layout import Layout
-from camscope.render import colormap
+from camscope.render import colors
 from camscope.targets import Difference, Score
 from tests.nets import Flat, Plain, Residual, Tokens, plain, truth
 
@@ -243,7 +243,7 @@ MUTANTS = [
     ),
     Mutant(
         "min-max",
-        colormap,
+        colors,
         "compute_scale_range",
         "0.0, float(values.max(initial=0.0))",
         "float(values.min()), float(values.max())",

@@ -4,9 +4,10 @@ import numpy as np
 
 from camscope import mask_labels
 from camscope.audit.core import summary_values
-from camscope.audit.core.schema import EstimateSummary, InterventionEffect, MetricSummary
+from camscope.audit.core.schema import EstimateSummary, MetricSummary
+from camscope.audit.core.summary import InterventionEffect
 from camscope.audit.report import sentences
-from camscope.audit.shortcuts import effect_sizes, region_attribution, reliance
+from camscope.audit.shortcuts import region_attribution, reliance
 from camscope.audit.verdicts import maps, model
 from camscope.audit.verdicts import rules as judged
 from camscope.errors import CategoryError
@@ -45,12 +46,12 @@ def open_against_a_control() -> None:
 
 
 def one_donor() -> None:
-    assert effect_sizes.estimate_insertion_effect(np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20).low is None
+    assert reliance.estimate_insertion_effect(np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20).low is None
 
 
 def few_patients_show_no_absence() -> None:
     clean = np.random.default_rng(0).normal(size=20)
-    effect = effect_sizes.estimate_removal_effect(clean, clean, 1.0)
+    effect = reliance.estimate_removal_effect(clean, clean, 1.0)
     gone = [
         InterventionEffect(region="marker", finding="nodule", kind="remove", imputation=fill, effect=effect)
         for fill in ("mean", "blur")
@@ -70,7 +71,7 @@ def several_categories() -> None:
 
 def one_patient_has_most_of_the_images() -> None:
     patients = [*["one"] * 80, *range(20)]
-    assert effect_sizes.estimate_removal_effect(np.ones(100), np.zeros(100), 1.0, patients).low is None
+    assert reliance.estimate_removal_effect(np.ones(100), np.zeros(100), 1.0, patients).low is None
 
 
 OF_AUDITS = [
@@ -140,7 +141,7 @@ OF_AUDITS = [
     ),
     Mutant(
         "donors are not counted",
-        effect_sizes,
+        reliance,
         "estimate_insertion_effect",
         "estimate_clustered_mean(values, *roles.values())",
         'estimate_clustered_mean(values, roles["receivers"])',

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from camscope.batch import Manifest, build_manifest
-from camscope.batch import pseudonymize as runs
+from camscope.batch import manifest as runs
 from camscope.errors import ImageError, InputError, PreprocessError
 from camscope.explainers.core import base_method, inputs
 from camscope.images.files import redaction
@@ -108,7 +108,7 @@ OF_PRIVACY = [
     Mutant(
         "rows are places",
         Manifest,
-        "row_position",
+        "row_by_number",
         "int(np.searchsorted(self._row_numbers, number))",
         "number",
         a_row_is_of_its_own_file,

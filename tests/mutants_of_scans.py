@@ -140,7 +140,7 @@ def a_name_needs_the_key() -> None:
 
 
 OF_SCANS = [
-    Mutant("no intercept", ModalityLUT, "rescale", "+ self.intercept", "", a_ct_is_in_hounsfield_units),
+    Mutant("no intercept", ModalityLUT, "__call__", "+ self.intercept", "", a_ct_is_in_hounsfield_units),
     Mutant(
         "mirrored in the largest",
         ModalityLUT,

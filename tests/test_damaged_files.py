@@ -13,11 +13,11 @@ from PIL import Image
 
 from camscope.cli import app, base, inspect_images
 
-for package in ("pyarrow", "duckdb", "pydantic", "scipy", "jinja2"):
+for package in ("pyarrow", "duckdb", "pydantic", "scipy", "jinja2", "transformers"):
     pytest.importorskip(package)
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 fuzz = importlib.import_module("benchmarks.fuzz_files")
-KINDS = {"image", "explanation", "manifest", "run", "TOML", "COCO", "checkpoint", "provenance"}
+KINDS = {"image", "explanation", "manifest", "run", "TOML", "COCO", "checkpoint", "Hugging Face", "provenance"}
 
 
 def test_sound_files_are_read():
@@ -27,7 +27,7 @@ def test_sound_files_are_read():
 
 
 def test_damaged_files_are_a_result_or_one_error():
-    outcomes = [fuzz.read(*damaged) for damaged in fuzz.mutated(160, seed=20)]
+    outcomes = [fuzz.read(*damaged) for damaged in fuzz.mutated(180, seed=20)]
     assert [one for one in outcomes if one.bad] == []
     results = {kind: {one.result for one in outcomes if one.kind == kind} for kind in KINDS}
     assert all(one & {"refused", "damaged"} for one in results.values())  # the mutations are not too mild

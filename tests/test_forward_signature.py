@@ -97,6 +97,30 @@ def test_where_several_keywords_may_be_the_image_the_error_asks_for_one(kind):
         GradCAM(model).attribute(x, 1)
 
 
+class ByMethod(Plain):
+    def forward(self, batch):
+        return self.scores(batch.get("picture"))
+
+
+class Broken(Plain):
+    def forward(self, x):
+        return self.scores(x[:, [7]])
+
+
+@pytest.mark.parametrize(("kind", "key"), [(InDict, "picture"), (ByMethod, "image")])
+@pytest.mark.parametrize("layer", ["conv", None])
+def test_a_dict_model_without_a_key_is_an_error_that_names_the_setting(kind, key, layer):
+    model, _, x = like(kind)
+    with pytest.raises(InputError, match=f"{kind.__name__} takes a dict, and got a tensor: .* input_key='{key}'"):
+        GradCAM(model, layer).attribute(x, 1)
+
+
+def test_an_error_of_the_model_itself_stays_its_own():
+    model, _, x = like(Broken)
+    with pytest.raises(IndexError, match="index 7 is out of bounds"):
+        GradCAM(model, "conv").attribute(x, 1)
+
+
 def test_a_wrapper_and_a_comparison_keep_the_key():
     model, plain, x = like(InDict)
     tool, same = GradCAM(model, input_key="picture"), GradCAM(plain)

@@ -105,7 +105,6 @@ def test_blocks_do_not_show(monkeypatch, block):
 def test_there_and_back():
     points = RNG.uniform(-50, 300, (20, 2))
     assert CHAIN.to_input(CHAIN.to_image(points)) == pytest.approx(points)
-    assert CHAIN.on_input_plane().to_image(points) == pytest.approx(points)
 
 
 @pytest.mark.parametrize("size", [(480, 640), (640, 480)])

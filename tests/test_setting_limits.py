@@ -2,6 +2,7 @@
 
 import inspect
 from fractions import Fraction
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -23,11 +24,10 @@ from camscope.explainers.core.evaluation_context import (
 HUGE = (10**9, 10**30, 10**5000)
 WRONG = (-1, 0, 1.5, float("nan"), float("inf"), True, "8")
 COUNTS = [
-    (name, parameter.name)
+    (name, setting)
     for name, method in METHODS.items()
-    for parameter in inspect.signature(method).parameters.values()
-    if str(parameter.annotation) in ("<class 'int'>", "int | None")
-    and parameter.name not in ("seed", "call_index", "margin")
+    for setting in inspect.signature(method).parameters
+    if get_type_hints(method.__init__)[setting] in (int, int | None) and setting not in ("seed", "call_index", "margin")
 ]
 
 

@@ -32,7 +32,7 @@ pytest.importorskip("duckdb")
 
 from camscope.batch import BatchRun, OverlayOptions, build_manifest, inspect_images, map_collection, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.batch.export import CellEscaper  # noqa: E402
-from camscope.batch.inspection.report import DatasetInspection  # noqa: E402
+from camscope.batch.inspection import DatasetInspection  # noqa: E402
 from camscope.batch.path_resolver import REMOTE_SCHEMES, PathResolver, is_network_share, is_remote_store_url  # noqa: E402
 from camscope.batch.run_store import RunStore  # noqa: E402
 from camscope.evaluation import evaluate, load_ground_truth  # noqa: E402
@@ -376,7 +376,7 @@ def test_a_folder_of_a_run_or_an_audit_with_a_pipe_in_it_is_an_error(run, tmp_pa
         check_regular_files(made)
     pytest.importorskip("pydantic")
     from camscope.audit import AuditRun
-    from camscope.audit.verification.verify import verify_audit
+    from camscope.audit.verification import verify_audit
 
     audit = tmp_path / "audit"
     (audit / "maps").mkdir(parents=True)

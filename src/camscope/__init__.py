@@ -12,211 +12,52 @@ Every name is loaded on first use, so `import camscope` is cheap. Targets other 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from camscope.version import __version__
+from camscope.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from camscope.batch import BatchRun, inspect_images, run_batch
-    from camscope.errors import CamscopeError, CamscopeWarning
-    from camscope.explainers import (
-        CAM,
-        DRISE,
-        FEM,
-        HSIC,
-        ISCAM,
-        KPCACAM,
-        LIFTCAM,
-        LIME,
-        LRP,
-        METHODS,
-        RISE,
-        SSCAM,
-        XRAI,
-        AblationCAM,
-        Augmented,
-        BagCAM,
-        BlurIG,
-        CenterGaussian,
-        Chefer,
-        Concepts,
-        Contrast,
-        Deconvnet,
-        DeepFeatureFactorization,
-        DeepLIFT,
-        DeepLIFTSHAP,
-        Denoised,
-        EdgeDetector,
-        EigenCAM,
-        EigenGradCAM,
-        ExcitationBackprop,
-        ExpectedGradients,
-        Explainer,
-        ExtremalPerturbation,
-        FinerCAM,
-        FullGrad,
-        Fused,
-        GradCAM,
-        GradCAMElementWise,
-        GradCAMPlusPlus,
-        GradECLIP,
-        GradientRollout,
-        GradientSHAP,
-        GroupCAM,
-        GuidedBackprop,
-        GuidedGradCAM,
-        GuidedIG,
-        HiResCAM,
-        InputXGradient,
-        IntegratedGradients,
-        KernelSHAP,
-        LayerCAM,
-        LeGrad,
-        MeaningfulPerturbation,
-        Occlusion,
-        OptiCAM,
-        RandomCAM,
-        ReciproCAM,
-        RefineCAM,
-        Rollout,
-        Saliency,
-        ScoreCAM,
-        SegmentAblation,
-        ShapleyCAM,
-        SimpleFullGrad,
-        SmoothGrad,
-        SmoothGradCAMPlusPlus,
-        SmoothGradSquared,
-        Sobol,
-        VarGrad,
-        ViTCX,
-        XGradCAM,
-        compare,
-        fuse,
-    )
-    from camscope.explanation import Explanation
-    from camscope.images.preprocess import Preprocess
-    from camscope.images.scans.scan_preprocess import ScanPreprocess
-    from camscope.images.scans.scan_reader import read_scan
-    from camscope.layers.layout import Layout
-    from camscope.medical import (
-        explain_patch,
-        explain_patches,
-        explain_slices,
-        to_nifti,
-        to_parametric_map,
-        to_secondary_capture,
-    )
-    from camscope.models import load_model
+    from camscope.batch import BatchRun as BatchRun
+    from camscope.batch import inspect_images as inspect_images
+    from camscope.batch import run_batch as run_batch
+    from camscope.errors import CamscopeError as CamscopeError
+    from camscope.errors import CamscopeWarning as CamscopeWarning
+    from camscope.explainers import *  # noqa: F403
+    from camscope.explanation import Explanation as Explanation
+    from camscope.images.preprocess import Preprocess as Preprocess
+    from camscope.images.scans.scan_preprocess import ScanPreprocess as ScanPreprocess
+    from camscope.images.scans.scan_reader import read_scan as read_scan
+    from camscope.layers.layout import Layout as Layout
+    from camscope.medical import explain_patch as explain_patch
+    from camscope.medical import explain_patches as explain_patches
+    from camscope.medical import explain_slices as explain_slices
+    from camscope.medical import to_nifti as to_nifti
+    from camscope.medical import to_parametric_map as to_parametric_map
+    from camscope.medical import to_secondary_capture as to_secondary_capture
+    from camscope.models import load_model as load_model
 
-__all__ = [
-    "CAM",
-    "DRISE",
-    "FEM",
-    "HSIC",
-    "ISCAM",
-    "KPCACAM",
-    "LIFTCAM",
-    "LIME",
-    "LRP",
-    "METHODS",
-    "RISE",
-    "SSCAM",
-    "XRAI",
-    "AblationCAM",
-    "Augmented",
-    "BagCAM",
-    "BatchRun",
-    "BlurIG",
-    "CamscopeError",
-    "CamscopeWarning",
-    "CenterGaussian",
-    "Chefer",
-    "Concepts",
-    "Contrast",
-    "Deconvnet",
-    "DeepFeatureFactorization",
-    "DeepLIFT",
-    "DeepLIFTSHAP",
-    "Denoised",
-    "EdgeDetector",
-    "EigenCAM",
-    "EigenGradCAM",
-    "ExcitationBackprop",
-    "ExpectedGradients",
-    "Explainer",
-    "Explanation",
-    "ExtremalPerturbation",
-    "FinerCAM",
-    "FullGrad",
-    "Fused",
-    "GradCAM",
-    "GradCAMElementWise",
-    "GradCAMPlusPlus",
-    "GradECLIP",
-    "GradientRollout",
-    "GradientSHAP",
-    "GroupCAM",
-    "GuidedBackprop",
-    "GuidedGradCAM",
-    "GuidedIG",
-    "HiResCAM",
-    "InputXGradient",
-    "IntegratedGradients",
-    "KernelSHAP",
-    "LayerCAM",
-    "Layout",
-    "LeGrad",
-    "MeaningfulPerturbation",
-    "Occlusion",
-    "OptiCAM",
-    "Preprocess",
-    "RandomCAM",
-    "ReciproCAM",
-    "RefineCAM",
-    "Rollout",
-    "Saliency",
-    "ScanPreprocess",
-    "ScoreCAM",
-    "SegmentAblation",
-    "ShapleyCAM",
-    "SimpleFullGrad",
-    "SmoothGrad",
-    "SmoothGradCAMPlusPlus",
-    "SmoothGradSquared",
-    "Sobol",
-    "VarGrad",
-    "ViTCX",
-    "XGradCAM",
-    "__version__",
-    "compare",
-    "explain_patch",
-    "explain_patches",
-    "explain_slices",
-    "fuse",
-    "inspect_images",
-    "load_model",
-    "read_scan",
-    "run_batch",
-    "to_nifti",
-    "to_parametric_map",
-    "to_secondary_capture",
-]
-
-_HOMES = dict.fromkeys(__all__, "camscope.explainers") | {
-    name: module
-    for module, names in {
-        "camscope.batch": "BatchRun inspect_images run_batch",
-        "camscope.errors": "CamscopeError CamscopeWarning",
-        "camscope.explanation": "Explanation",
-        "camscope.images.preprocess": "Preprocess",
-        "camscope.images.scans.scan_preprocess": "ScanPreprocess",
-        "camscope.images.scans.scan_reader": "read_scan",
-        "camscope.layers.layout": "Layout",
-        "camscope.medical": "explain_patch explain_patches explain_slices to_nifti to_parametric_map to_secondary_capture",
-        "camscope.models": "load_model",
-    }.items()
-    for name in names.split()
+_NAMES_BY_MODULE = {
+    "camscope.batch": "BatchRun inspect_images run_batch",
+    "camscope.errors": "CamscopeError CamscopeWarning",
+    "camscope.explainers": """
+        CAM DRISE FEM HSIC ISCAM KPCACAM LIFTCAM LIME LRP METHODS RISE SPATIAL_AXIS SSCAM XRAI AblationCAM
+        Augmented BagCAM BaseCAM BaseWeightedChannels BlurIG CenterGaussian Chefer ClassGain Comparison Concepts
+        Contrast Deconvnet DeepFeatureFactorization DeepLIFT DeepLIFTSHAP Denoised EdgeDetector EigenCAM
+        EigenGradCAM ExcitationBackprop ExpectedGradients Explainer ExtremalPerturbation FinerCAM FullGrad Fused
+        GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GradientSHAP GroupCAM
+        GuidedBackprop GuidedGradCAM GuidedIG HiResCAM InputXGradient IntegratedGradients KernelSHAP LayerCAM
+        LayerExplainer LayerFeatures LeGrad MeaningfulPerturbation Occlusion OptiCAM RandomCAM ReciproCAM
+        RefineCAM Rollout Saliency ScoreCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad
+        SmoothGradCAMPlusPlus SmoothGradSquared Sobol VarGrad ViTCX XGradCAM compare completeness fuse register
+    """,
+    "camscope.explanation": "Explanation",
+    "camscope.images.preprocess": "Preprocess",
+    "camscope.images.scans.scan_preprocess": "ScanPreprocess",
+    "camscope.images.scans.scan_reader": "read_scan",
+    "camscope.layers.layout": "Layout",
+    "camscope.medical": "explain_patch explain_patches explain_slices to_nifti to_parametric_map to_secondary_capture",
+    "camscope.models": "load_model",
 }
-del _HOMES["__version__"]
+_HOMES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
+__all__ = sorted([*_HOMES, "__version__"], key=lambda name: (not name.isupper(), not name[0].isupper(), name))
 
 
 def __getattr__(name: str) -> object:

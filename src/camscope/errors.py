@@ -1,23 +1,4 @@
-"""All errors and warnings of camscope, in one hierarchy.
-
-CamscopeError
-├── ModelError        (TypeError)           a model that cannot be explained: TorchScript, quantized, meta device …
-├── LayerError        (ValueError)          an unknown layer, or one that never ran or is not on a grid
-├── TargetError       (ValueError)          a class or target that the output has no score for
-├── InputError        (ValueError)          an image or tensor that the model cannot be given
-│   ├── ImageError    (ValueError)          a file that is not a complete image of a reasonable size
-│   ├── CategoryError (ValueError)          masks or annotations of several categories without a choice
-│   └── PreprocessError (ValueError)        an image without a known preprocessing
-├── GeometryError     (ValueError)          a map without a known place on the image
-├── NonFiniteError    (FloatingPointError)  NaN or infinity in an activation, gradient or score
-├── WeightsError      (ValueError)          a checkpoint that cannot be read, or not safely
-├── OutputError       (OSError)             a file that cannot be written: it exists, or its type is unknown
-├── UndefinedError    (ArithmeticError)     a metric without a value for a map, with the reason
-├── RunError          (RuntimeError)        a run that stopped early: too many failures
-└── MissingExtraError (ImportError)         a missing optional package
-
-CamscopeWarning (UserWarning)               a result that is flagged, but not wrong
-"""
+"""All errors and warnings of camscope, in one hierarchy."""
 
 import errno
 import re
@@ -136,6 +117,7 @@ class CamscopeWarning(UserWarning):
 
 # errors of a path that another attempt does not change
 PERMANENT_PATH_ERRNOS = (errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+NO_NEW_THREAD = "can't start new thread"  # the whole message of Python's RuntimeError: a limit of the moment
 OUT_OF_MEMORY = "out of memory"
 OUT_OF_MEMORY_PATTERN = re.compile(
     r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|insufficient memory|bad.alloc|alloc_failed",
@@ -163,7 +145,7 @@ def describe_out_of_memory(error: BaseException) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether reading the same file again may succeed: it was missing or out of reach, or memory ran out.
+    """Whether reading the same file again may succeed: it was missing or out of reach, or memory or threads ran out.
 
     A file that is not an image, and a path that cannot lead to one, are permanent failures. The causes of an error count too,
     because readers convert the errors of the system.
@@ -171,6 +153,7 @@ def is_transient(error: BaseException) -> bool:
     return any(
         is_out_of_memory(cause)
         or isinstance(cause, FileNotFoundError | ConnectionError | TimeoutError)
+        or (isinstance(cause, RuntimeError) and str(cause) == NO_NEW_THREAD)
         or type(cause).__name__ == "URLError"  # of urllib, which is not imported for its name
         or (isinstance(cause, OSError) and cause.errno is not None and cause.errno not in PERMANENT_PATH_ERRNOS)
         for cause in _iter_causes(error)

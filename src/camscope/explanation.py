@@ -38,7 +38,7 @@ STATUS_MEANINGS = {
 
 @dataclass(frozen=True)
 class ClassScore:
-    """One of the model's top classes; `probability` is None for a model with one output."""
+    """One of the model's top classes. `probability` is None for a model with one output."""
 
     index: int
     label: str
@@ -53,15 +53,15 @@ class Explanation:
     Attributes:
         attribution: (h,w) raw map at the layer's resolution, in score units, signed where the method is.
         method: Name of the method.
-        target: Class index; None for a target that is not a single class.
+        target: Class index, or None for a target that is not a single class.
         label: The target as text.
         score: Value of the target.
-        probability: Softmax probability of the class; None if it is unknown.
+        probability: Softmax probability of the class, or None if it is unknown.
         top_classes: The classes with the highest scores.
-        layer: Name of the explained layer; None for methods without one.
+        layer: Name of the explained layer, or None for methods without one.
         layout: How the layer's output holds its grid.
         input_size: Size of the model's input.
-        placement: Where the model's input lies on the original image; None if unknown.
+        placement: Where the model's input lies on the original image, or None if unknown.
         status: "ok", or a key of `STATUS_MEANINGS`.
         notes: Remarks of the method, such as which layer was chosen.
         name: Name of the image.
@@ -126,7 +126,7 @@ class Explanation:
 
     @property
     def peak_mm(self) -> tuple[float, ...] | None:
-        """The peak in millimeters to the right, to the front and up (RAS+); None where the image has no known place."""
+        """The peak in millimeters to the right, to the front and up (RAS+), or None where the image has no known place."""
         if self.affine is None:
             return None
         index = (0,) * (3 - len(self.peak)) + self.peak
@@ -150,7 +150,7 @@ class Explanation:
 
     @property
     def warning_text(self) -> str | None:
-        """The status as text for a figure; None if it is "ok"."""
+        """The status as text for a figure, or None if it is "ok"."""
         return None if self.status == STATUS_OK else self.status.replace("_", " ")
 
     def coverage_mask(self, size: MapSize = "image") -> npt.NDArray[np.bool_]:
@@ -160,7 +160,7 @@ class Explanation:
             size: "image", "input" or "grid", as for `heatmap`.
 
         Returns:
-            (H,W) bool; False where the preprocessing cropped the image.
+            (H,W) bool, False where the preprocessing cropped the image.
 
         Raises:
             GeometryError: The place of the model's input on the image is unknown.
@@ -173,7 +173,7 @@ class Explanation:
 
     @property
     def colormap(self) -> str:
-        """The colormap that suits the map: diverging, white at zero, if it has negative values; otherwise inferno."""
+        """The colormap that suits the map: diverging, white at zero, if it has negative values, otherwise inferno."""
         return render.DIVERGING if bool((self.attribution < 0).any()) else "inferno"
 
     def _resolve_scale(self, scale: ScaleOption) -> render.Scale | None:
@@ -468,7 +468,7 @@ class Explanation:
         return write_bytes(path, data, overwrite=overwrite)
 
     def _affine_at_size(self, size: MapSize) -> npt.NDArray[np.float64] | None:
-        """Return (4,4) from voxels of the original, the input or the grid to millimeters; None where it is unknown."""
+        """Return (4,4) from voxels of the original, the input or the grid to millimeters, or None where it is unknown."""
         if size == "image" or self.affine is None:
             return self.affine
         if self.placement is None:
@@ -676,10 +676,7 @@ def figure(
 
 
 def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> list[ScaleOption]:
-    """Return one scale for the maps of each method and layer, so that classes can be compared. Methods have different units.
-
-    It runs from 0 to the largest value of all. With diverging colors it is symmetric around 0.
-    """
+    """Return one scale, symmetric for signed maps, for the maps of each method and layer, so that classes can be compared."""
     colormaps = [explanation.colormap for explanation in explanations] if colormap == AUTO else [colormap]
     is_signed = render.DIVERGING in colormaps
     largest: dict[object, float] = {}
@@ -695,6 +692,6 @@ def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> 
 
 
 def check_explanation(explanation: Explanation) -> Explanation:
-    """Return an explanation that was read from a file; InputError where a field does not hold what it should."""
+    """Return an explanation that was read from a file, or raise InputError where a field does not hold what it should."""
     explanation_io.check_fields(explanation, STATUS_MEANINGS)
     return explanation

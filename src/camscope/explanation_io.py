@@ -51,10 +51,7 @@ def _to_metadata(explanation: Any) -> dict[str, Any]:
 
 
 def read_fields(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
-    """Read the fields of an explanation from a `.json` or `.npz` file. Nothing is unpickled.
-
-    The fields are not checked, and `top_classes` is a list of dictionaries. `max_bytes` limits the arrays of a `.npz` file.
-    """
+    """Read the unchecked fields of an explanation from a `.json` or `.npz` file, without unpickling."""
     if Path(path).suffix.lower() == ".json":
         metadata = read_json(path)
         dtype = np.dtype(metadata["dtype"])
@@ -82,10 +79,7 @@ def _parse_floats(values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def check_fields(explanation: Any, statuses: Collection[str]) -> None:
-    """Check the fields of an `Explanation` that was read from a file; InputError names those that are wrong.
-
-    Sizes are limited, because arrays of these sizes are allocated when the map is drawn.
-    """
+    """Check the fields of an `Explanation` from a file, with limits for sizes. An InputError names those that are wrong."""
     axes, placement, affine = explanation.attribution.ndim, explanation.placement, explanation.affine
     error, image, input_image = explanation.standard_error, explanation.image, explanation.model_input_image
     sizes = [explanation.input_size, *([placement.input_size, placement.image_size] if placement else [])]

@@ -1,14 +1,17 @@
 """The signature of a model's forward: its keywords, and how it takes the image."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any, get_args, get_type_hints
 
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from camscope.errors import InputError
 
 PIXEL_VALUES = "pixel_values"  # Hugging Face's keyword for the image, which is not always the first parameter
+DICT_METHODS = ("get", "items", "keys", "pop", "values")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,37 @@ def call_model(
 ) -> Any:
     """Call the model with x under `key`; with `frames_first`, (N,C,T,H,W) is passed as (N,T,C,H,W)."""
     x = x.transpose(1, 2) if frames_first else x
-    return model(x, *args, **kwargs) if key is None else key.call_with_input(model, x, args, kwargs)
+    if key is not None:
+        return key.call_with_input(model, x, args, kwargs)
+    try:
+        return model(x, *args, **kwargs)
+    except (AttributeError, IndexError, TypeError) as error:
+        if isinstance(error, AttributeError) and isinstance(error.obj, Tensor) and error.name in DICT_METHODS:
+            raise _dict_error(model, "'image'") from error
+        if not isinstance(error, AttributeError):
+            with suppress(AttributeError, IndexError, TypeError), _DictAccess(model):
+                model(x, *args, **kwargs)
+        raise
+
+
+class _DictAccess(TorchFunctionMode):
+    """A function mode that raises InputError where a model reads a tensor by a name, as it would read a dict."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._model = model
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__getitem__ and isinstance(args[1], str):
+            raise _dict_error(self._model, repr(args[1]))
+        return func(*args, **(kwargs or {}))
+
+
+def _dict_error(model: nn.Module, key: str) -> InputError:
+    return InputError(
+        f"the forward of {type(model).__name__} takes a dict, and got a tensor: name the key of the image, such as "
+        f"input_key={key} in the constructor of the method"
+    )
 
 
 def _read_parameters(model: nn.Module) -> list[Parameter]:

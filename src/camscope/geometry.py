@@ -82,10 +82,6 @@ class Placement:
         sizes = {"input_size": list(self.input_size), "image_size": list(self.image_size)}
         return {"matrix": self.matrix.tolist(), **sizes}
 
-    def on_input_plane(self) -> Self:
-        """Return the placement of the same map on the model's input itself."""
-        return type(self).identity(self.input_size)
-
     def on_resized_image(self, size: Sequence[int]) -> Self:
         """Return the placement on the same image at another size."""
         if tuple(size) == self.image_size:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from camscope.errors import LayerError, Remedy
 
@@ -64,6 +65,10 @@ def describe_unsupported_tensor(tensor: Tensor) -> str | None:
         return "part of a transform of torch.func, as inside vmap"
     if tensor.is_nested:
         return "a nested tensor"
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    if isinstance(tensor, FakeTensor):
+        return "a FakeTensor, which has no values"
     return None if tensor.layout == torch.strided else f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}"
 
 

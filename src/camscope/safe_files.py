@@ -34,7 +34,7 @@ FOLDER_BUSY_MESSAGE = "another process is writing to this folder; wait until it 
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True, sync: bool = True) -> Path:
-    """Write a file atomically; see `open_atomic`."""
+    """Write a file atomically. See `open_atomic`."""
     with open_atomic(path, overwrite=overwrite, sync=sync, n_bytes=len(data)) as file:
         file.write(data)
     return Path(path)
@@ -54,12 +54,10 @@ def open_atomic(
 ) -> Iterator[BinaryIO]:
     """Write a temporary sibling, sync it and rename it: a reader gets the old file or the new one, never a part.
 
-    `sync` waits until the data is on the disk and survives a power failure. `n_bytes` is the size, if it is known in advance. A
-    failure is an OutputError with the path and, on a full disk, the bytes that are needed and free.
+    `n_bytes` is the size, if it is known in advance. A failure is an OutputError with the path and the reason.
     """
-    path = Path(path)
-    if not overwrite and os.path.lexists(path):
-        raise _make_exists_error(path)
+    path = _parse_output_path(path)
+    check_free(path, overwrite)
     check_replaceable(path)
     make_folder(path.parent)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
@@ -84,6 +82,20 @@ def open_atomic(
     except BaseException:
         sibling.unlink(missing_ok=True)
         raise
+
+
+def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
+    """Raise an OutputError for a path that exists, unless it may be overwritten."""
+    if not overwrite and os.path.lexists(path):
+        raise OutputError(f"{path} exists; allow overwriting, or choose another name")
+
+
+def _parse_output_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path, or raise an OutputError where it has characters that no path can have."""
+    with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair
+        if b"\0" not in os.fsencode(path):
+            return Path(path)
+    raise OutputError(f"{os.fspath(path)!r} cannot be a path: it has a NUL or another character that no path can have")
 
 
 def check_replaceable(path: Path) -> None:
@@ -127,7 +139,7 @@ def _write_errors_converted(path: Path) -> Iterator[None]:
 def make_write_error(
     path: Path, error: OSError, n_bytes: int | None = None, *, is_lower_bound: bool = False
 ) -> OutputError:
-    """Create the error for a file or folder that cannot be written; on a full disk with the bytes needed and free."""
+    """Create the error for a file or folder that cannot be written, on a full disk with the bytes needed and free."""
     reason = (error.strerror or str(error)).rstrip(".")
     advice = "choose another place"
     if error.errno in NO_SPACE_ERRNOS:
@@ -150,11 +162,8 @@ def make_write_error(
 def create_folder_atomically(
     path: str | os.PathLike[str], is_replaceable: Callable[[Path], bool] | None = None
 ) -> Iterator[Path]:
-    """Create a folder with all its files or not at all. An existing empty folder is replaced.
-
-    `is_replaceable` tells of each file of an existing folder whether the folder may be replaced. No other folder is.
-    """
-    path = Path(path)
+    """Create a folder with all its files or not at all, in place of an empty one, or of one with replaceable files alone."""
+    path = _parse_output_path(path)
     existing = list(path.iterdir()) if path.is_dir() else []
     if not all(is_replaceable and is_replaceable(file) for file in existing) or (
         os.path.lexists(path) and not path.is_dir()
@@ -176,7 +185,8 @@ def create_folder_atomically(
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents; OutputError where that is not possible."""
+    """Create a folder and its parents, or raise an OutputError."""
+    _parse_output_path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -189,36 +199,31 @@ def make_folder(path: Path) -> None:
 class FolderLock:
     """A lock on a folder, which the system releases when the process ends in any way. It leaves no file.
 
-    Processes that share their work hold it together (`acquire_shared`). A process that replaces the folder's contents holds it
-    alone (`acquire_exclusive`). Where the system has no such locks (Windows, some network file systems) every request succeeds.
+    Where the system has no such locks (Windows, some network file systems) every request succeeds.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._handle = folder, -1
+        self.release: Callable[[], object] = lambda: None
         if fcntl is not None:
             self._handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        self._finalizer = weakref.finalize(self, _close_handle, self._handle)
+            self.release = weakref.finalize(self, os.close, self._handle)
 
     def acquire_exclusive(self) -> bool:
         """Acquire the lock alone; False where another process or another thread's lock holds it."""
-        return fcntl is None or self._try_lock(fcntl.LOCK_EX)
+        return self._try_lock("LOCK_EX")
 
     def acquire_shared(self) -> bool:
-        """Acquire the lock with others; wait briefly for a process that is clearing the folder."""
-        if fcntl is None:
-            return True
+        """Acquire the lock with others. Wait briefly for a process that is clearing the folder."""
         end = time.monotonic() + LOCK_WAIT_SECONDS
-        while not (granted := self._try_lock(fcntl.LOCK_SH)) and time.monotonic() < end:
+        while not (granted := self._try_lock("LOCK_SH")) and time.monotonic() < end:
             time.sleep(0.05)
         return granted
 
-    def release(self) -> None:
-        """Release the lock."""
-        self._finalizer()
-
-    def _try_lock(self, kind: int) -> bool:
+    def _try_lock(self, kind: str) -> bool:
+        if fcntl is None:
+            return True
         try:
-            fcntl.flock(self._handle, kind | fcntl.LOCK_NB)
+            fcntl.flock(self._handle, getattr(fcntl, kind) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         except OSError:  # this file system has no locks
@@ -228,10 +233,7 @@ class FolderLock:
 
 @contextlib.contextmanager
 def folder_locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, created if necessary, for one process at a time; OutputError where another holds it.
-
-    A folder that was created for it and is empty at the end is removed.
-    """
+    """Lock a folder for one process at a time. One that is created for it and empty at the end is removed."""
     new = not folder.exists()
     make_folder(folder)
     lock = FolderLock(folder)
@@ -246,26 +248,14 @@ def folder_locked(folder: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _close_handle(handle: int) -> None:
-    if handle >= 0:
-        os.close(handle)
-
-
 def _move_without_overwrite(temporary_path: Path, path: Path) -> None:
     """Rename unless the target exists: of several processes at once, one succeeds."""
     try:
         path.hardlink_to(temporary_path)
-    except FileExistsError:
-        raise _make_exists_error(path) from None
-    except OSError:  # a file system without hard links
-        if os.path.lexists(path):
-            raise _make_exists_error(path) from None
+    except OSError:  # it exists, or this is a file system without hard links
+        check_free(path, overwrite=False)
         temporary_path.replace(path)
     temporary_path.unlink(missing_ok=True)
-
-
-def _make_exists_error(path: Path) -> OutputError:
-    return OutputError(f"{path} exists; allow overwriting, or choose another name")
 
 
 def slug(text: str) -> str:
@@ -275,18 +265,14 @@ def slug(text: str) -> str:
 
 
 def build_output_path(folder: str | os.PathLike[str], *names: str) -> Path:
-    """Return the path of an output in `folder`, through subfolders if there are several names.
-
-    OutputError where a name holds anything but ASCII letters, digits, `.`, `_` and `-`, begins with `.` or `-`, or is longer
-    than 240 characters; and where a link leads out of `folder`.
-    """
+    """Return the path of an output in `folder`. An unsafe name is an OutputError, and so is a link that leads out of `folder`."""
     for name in names:
         if not SAFE_FILE_NAME.fullmatch(name):
             raise OutputError(
                 f"{name[:200]!r} is not a safe file name: expected at most 240 ASCII letters, digits, '.', '_' and '-', "
                 "the first a letter, a digit or '_'"
             )
-    path = Path(folder, *names)
+    path = _parse_output_path(Path(folder, *names))
     check_inside_folder(path, folder)
     return path
 
@@ -306,16 +292,13 @@ def describe_file_problem(path: str | os.PathLike[str]) -> str:
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int | None = None) -> bytes:
-    """Read the bytes of a regular file; see `open_regular_file`."""
+    """Read the bytes of a regular file. See `open_regular_file`."""
     with open_regular_file(path, max_bytes) as file:
         return file.read()
 
 
 def open_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None) -> io.BufferedReader:
-    """Open a regular file for reading; OSError for a pipe, a device, a socket, a folder, or more than `max_bytes` bytes.
-
-    It never waits for a pipe. A file of size 0 is empty, also one of `/proc` that would be endless.
-    """
+    """Open a regular file for reading; OSError as from `check_regular_file`. A file of size 0 is empty, also an endless one."""
     check_regular_file(path, max_bytes)  # before it is opened, which may already change a device
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
     try:

@@ -37,8 +37,8 @@ def read_errors_converted(
 ) -> Iterator[None]:
     """Convert any exception inside to one error that begins with `message`, because readers of damaged files raise anything.
 
-    `quote_original` includes the text of a foreign error. Without it only its type is given, because the text may name a
-    patient. `wrap_camscope_errors` adds the message to errors of camscope too, which otherwise name the file themselves.
+    `quote_original` includes the text of a foreign error, which may name a patient. Errors of camscope name the file
+    themselves, and are converted only with `wrap_camscope_errors`.
     """
     try:
         yield
@@ -68,10 +68,8 @@ def read_json(path: str | os.PathLike[str], message: str | None = None, *, max_b
 
 def read_toml(path: str | os.PathLike[str], message: str | None = None) -> dict[str, Any]:
     """Read a TOML file; InputError, beginning with `message` or the path, for any other file."""
-    message = message or f"{path}: this is no TOML file"
-    with read_errors_converted(message):
-        text = read_bytes(path, MAX_TOML_BYTES).decode("utf-8")
-    return parse_toml(text, message)
+    with read_errors_converted(message or f"{path}: this is no TOML file"):
+        return tomllib.loads(read_bytes(path, MAX_TOML_BYTES).decode("utf-8"))
 
 
 def parse_toml(text: str, message: str) -> dict[str, Any]:
@@ -83,10 +81,7 @@ def parse_toml(text: str, message: str) -> dict[str, Any]:
 def read_npz(
     path: str | os.PathLike[str], names: Sequence[str], max_bytes: int = MAX_ARRAY_BYTES
 ) -> dict[str, NDArray[Any]]:
-    """Read those of the named arrays that a .npz file holds. Nothing is unpickled.
-
-    InputError where the declared sizes add up to more than `max_bytes`, before anything is decompressed.
-    """
+    """Read those of the named arrays that a .npz file holds, in all at most `max_bytes`. Nothing is unpickled."""
     with open_regular_file(path) as file, zipfile.ZipFile(file) as archive:
         members = {name: f"{name}.npy" for name in names if f"{name}.npy" in archive.namelist()}
         declared = sum(_read_declared_bytes(archive, member) for member in members.values())
@@ -150,11 +145,8 @@ atexit.register(_open_footer_database.cache_clear)  # DuckDB reports a connectio
 
 
 def check_parquet(paths: Sequence[str | os.PathLike[str]]) -> None:
-    """Raise an InputError where a column of a Parquet file claims more values than its bytes can hold.
-
-    Only the footers are read, and by DuckDB: PyArrow 26 crashes on a damaged footer.
-    """
-    duckdb = require("duckdb", extra="batch")
+    """Raise an InputError where a column of a Parquet file claims more values than its bytes can hold."""
+    duckdb = require("duckdb", extra="batch")  # it reads only the footers; PyArrow 26 crashes on a damaged one
     database = _open_footer_database(os.getpid())
     names = [re.sub(r"([*?[])", r"[\1]", os.fspath(path)) for path in paths]  # these characters would be a pattern
     with database.cursor() as connection:  # one per thread

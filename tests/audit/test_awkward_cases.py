@@ -17,7 +17,7 @@ from camscope.audit.core.predictions import Predictions
 from camscope.audit.demo import write_demo_study
 from camscope.audit.performance.predict_log_odds import are_probability_outputs, pool_features
 from camscope.audit.stages.data_and_model import _renumber_rows
-from camscope.audit.verification.verify import verify_audit
+from camscope.audit.verification import verify_audit
 from camscope.batch import build_manifest
 from camscope.errors import InputError, LayerError, PreprocessError, TargetError
 from camscope.evaluation.ground_truth import AnnotationColumn, MaskFolder

@@ -23,7 +23,7 @@ import pyarrow.parquet as parquet
 from camscope import audit
 from camscope.audit.comparison import compare_audits
 from camscope.audit.core.config import Config, Margins
-from camscope.audit.verification.verify import verify_audit
+from camscope.audit.verification import verify_audit
 from camscope.errors import InputError, OutputError, TargetError
 from tests.audit.audits import IMAGES, SLOW, changed, digests, flip, word
 

@@ -147,6 +147,17 @@ def test_the_table_has_the_rows_in_the_querys_order(run, tmp_path):
     assert float(found[0]["score"]) == run.query("id = 'case 5' and method = 'layercam'")["score"][0].as_py()
 
 
+def test_a_column_without_a_name_is_called_as_pandas_calls_it(tmp_path):
+    Image.new("RGB", (32, 32), "gray").save(tmp_path / "0.png")
+    (tmp_path / "list.csv").write_text(",path,site,\n7,0.png,north,x\n")
+    run_batch(GradCAM(load_model("phantom")), tmp_path / "list.csv", tmp_path / "run")
+    run = BatchRun(tmp_path / "run")
+    assert run.query('"Unnamed: 0" = 7')["Unnamed: 3"].to_pylist() == ["x"]
+    run.export(tmp_path, "csv")
+    (row,) = table(tmp_path / "rows.csv")
+    assert (row["Unnamed: 0"], row["site"], row["Unnamed: 3"]) == ("7", "north", "x")
+
+
 def test_a_peak_is_the_middle_of_the_hottest_cell_on_the_image(run, tmp_path):
     run.export(tmp_path, "csv", "status = 'ok'")
     rows = run.query("status = 'ok'").to_pylist()

@@ -7,6 +7,7 @@ import os
 import resource
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,9 @@ from camscope.errors import ImageError, OutputError, RunError, describe_out_of_m
 pa = pytest.importorskip("pyarrow")
 
 from camscope.batch import BatchOptions, BatchRun, build_manifest, run_batch  # noqa: E402 - it needs pyarrow
-from camscope.batch import memory_budget as batch_memory  # noqa: E402
+from camscope.batch import image_loading as batch_memory  # noqa: E402
 from camscope.batch import overlays as batch_pictures  # noqa: E402
-from camscope.batch.memory_budget import MemoryBudget  # noqa: E402
+from camscope.batch.image_loading import MemoryBudget  # noqa: E402
 from camscope.batch.run_store import RunStore  # noqa: E402
 from camscope.evaluation import evaluate  # noqa: E402
 from camscope.images.files.image_file_access import list_image_paths  # noqa: E402
@@ -361,6 +362,19 @@ def test_out_of_memory_is_transient_and_called_so(folder, model, tmp_path, monke
     assert run_batch(GradCAM(model), folder, tmp_path / "out", retry_failed=True).n_failures == 0
 
 
+def test_threads_that_ran_out_are_transient(folder, model, tmp_path, monkeypatch):
+    def without_threads(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    for name in ("camscope.batch.image_loading.read_photo", "camscope.batch.batch_worker.run_methods"):
+        with monkeypatch.context() as patched:
+            patched.setattr(name, without_threads)
+            outcome = run_batch(GradCAM(model), folder, tmp_path / name)
+        assert outcome.n_failures == outcome.n_images
+        assert outcome.transient_failure_counts == outcome.failure_counts
+        assert run_batch(GradCAM(model), folder, tmp_path / name, retry_failed=True).n_failures == 0
+
+
 @pytest.mark.parametrize(
     ("error", "transient", "memory"),
     [
@@ -373,6 +387,7 @@ def test_out_of_memory_is_transient_and_called_so(folder, model, tmp_path, monke
         (MemoryError(), True, True),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True, True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000 bytes"), True, True),
+        (RuntimeError("can't start new thread"), True, False),
         (RuntimeError("shapes differ"), False, False),
     ],
 )
@@ -457,6 +472,38 @@ def test_a_budget_admits_what_fits_and_what_is_too_large_alone():
         order.append("small")
     thread.join()
     assert order == ["small", "large"]
+
+
+@pytest.mark.parametrize("is_limited", [True, False])
+def test_large_images_are_decoded_and_drawn_one_after_the_other(model, tmp_path, monkeypatch, is_limited):
+    from camscope.images import photo
+
+    (tmp_path / "images").mkdir()
+    for n in range(12):
+        Image.new("1", (500, 400), n % 2).save(tmp_path / "images" / f"{n}.png")
+    n_bytes = 500 * 400 * (batch_memory.DECODING_BYTES_PER_PIXEL + batch_memory.DRAWING_BYTES_PER_PIXEL)
+    monkeypatch.setattr(batch_memory, "MAX_BUDGET_BYTES", int(1.9 * 500 * 400 * batch_memory.DECODING_BYTES_PER_PIXEL))
+    monkeypatch.setattr(batch_memory, "MAX_WAITING_BYTES", n_bytes)
+    decode, lock, active, peaks = photo._decode_pixels, threading.Lock(), [0], []
+
+    def counted(*args):
+        with lock:
+            active[0] += 1
+            peaks.append(active[0])
+        time.sleep(0.02)
+        try:
+            return decode(*args)
+        finally:
+            with lock:
+                active[0] -= 1
+
+    monkeypatch.setattr(photo, "_decode_pixels", counted)
+    if not is_limited:  # without the limit the images are decoded at once, and this test would notice
+        monkeypatch.setattr(MemoryBudget, "reserve", lambda self, n_bytes: nullcontext())
+    outcome = run_batch(GradCAM(model), tmp_path / "images", tmp_path / "out", overlays="jpg", num_threads=6)
+    assert outcome.n_processed == 12
+    assert len(peaks) >= 12
+    assert (max(peaks) == 1) is is_limited
 
 
 def test_waiting_images_count_until_they_are_freed(monkeypatch):

@@ -366,6 +366,12 @@ def test_a_part_that_somebody_damaged_is_named_and_made_anew_once_it_is_removed(
     assert rows(tmp_path / "out") == whole
 
 
+def test_a_shard_that_does_not_exist_is_refused():
+    for shard in ((3, 3), (-1, 3), (0, 0)):
+        with pytest.raises(InputError, match=r"shard=.*: expected 0/n to n-1/n"):
+            BatchOptions(shard=shard)
+
+
 def test_shards_make_the_rows_of_one_run(folder, model, tmp_path):
     run_batch(tools(model), folder, tmp_path / "whole", options=BatchOptions(chunk_size=2))
     for which in (2, 0, 1):
@@ -689,7 +695,7 @@ def test_small_images_share_a_pass_with_more_of_their_kind(shape, many):
 
 
 def test_small_files_are_read_by_one_thread_and_large_ones_by_as_many_as_there_are_cores(tmp_path, monkeypatch):
-    from camscope.batch.pseudonymize import pseudonymize_manifest
+    from camscope.batch.manifest import pseudonymize_manifest
     from camscope.batch.runner import SMALL_FILE_BYTES, choose_num_threads
 
     monkeypatch.setattr(os, "cpu_count", lambda: 8)

@@ -471,7 +471,7 @@ def test_warnings_are_notes(here):
 
     torch.save({k: torch.zeros_like(v) for k, v in load_phantom_model().state_dict().items()}, "zeros.pt")
     result = run("explain", "nodule.png", "--weights", "zeros.pt")
-    assert "note: gradcam: " in result.stdout
+    assert "note: Grad-CAM: " in result.stdout
     assert "zero gradient" in result.stdout
     assert "Warning" not in result.output
 

@@ -181,11 +181,11 @@ def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, only_method
     kept = {name: METHODS[name] for name in ("gradcam", "layercam")}
     only_methods({**kept, "unsuited": Unsuited})
     result = run("compare", "nodule.png", "--methods", "all")
-    assert "note    unsuited is left out: no linear head" in result.stdout
+    assert "note    Unsuited is left out: no linear head" in result.stdout
     assert row(result, "layercam")[5] == "ok"
     assert "no linear head" in errors(run("compare", "nodule.png", "-o", "b.png", "--methods", "unsuited", code=2))[0]
     result = run("explain", "nodule.png", "--methods", "all", "--format", "png,npz")
-    assert "note: unsuited is left out" in result.stdout
+    assert "note: Unsuited is left out" in result.stdout
     stem = build_file_stem(1, Path("nodule.png"))
     written = sorted(path.name for path in Path("camscope-explain").iterdir())
     assert written == [f"{stem}-gradcam.npz", f"{stem}-layercam.npz", f"{stem}.png"]

@@ -82,14 +82,14 @@ def test_every_method_with_a_bar_has_it_where_it_is_seen_unless_it_is_told_other
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     model = load_model("phantom")
     for name, kind in METHODS.items():
-        (tool,) = options.build_explainers({name: kind}, model, None, None, {name: {}})
+        (tool,) = options.ExplainerOptions({name: kind}, None, {name: {}}).build(model, None)
         assert getattr(tool, "progress", None) in (True, None), name
-    (tool,) = options.build_explainers({"rise": RISE}, model, None, None, {"rise": {"progress": False}})
+    (tool,) = options.ExplainerOptions({"rise": RISE}, None, {"rise": {"progress": False}}).build(model, None)
     assert tool.progress is False
 
 
 def test_without_anybody_to_see_it_no_method_has_a_bar():
-    (tool,) = options.build_explainers({"rise": RISE}, load_model("phantom"), None, None, {"rise": {}})
+    (tool,) = options.ExplainerOptions({"rise": RISE}, None, {"rise": {}}).build(load_model("phantom"), None)
     assert tool.progress is False
 
 
@@ -111,7 +111,7 @@ def test_an_interrupted_method_says_how_far_it_came(here, monkeypatch):
         error.add_note("rise, image 1 of 1: stopped after 8 of 96 passes")
         raise error
 
-    monkeypatch.setattr("camscope.cli.explain_output.ImageExplanationWriter.explain_and_write", interrupted)
+    monkeypatch.setattr("camscope.cli.explain.ImageExplanationWriter.explain_and_write", interrupted)
     result = CliRunner().invoke(app, ["explain", "nodule.png", "--methods", "rise"])
     assert result.exit_code == base.EXIT_INTERRUPTED
     assert "error: interrupted; rise, image 1 of 1: stopped after 8 of 96 passes" in result.stderr

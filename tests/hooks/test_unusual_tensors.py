@@ -1,8 +1,9 @@
-"""Sparse and nested tensors, lazy layers and transforms of torch.func: one error each, which says what to do."""
+"""Sparse, nested, quantized and fake tensors, lazy layers and transforms of torch.func: one error each, which says what to do."""
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import RISE, GradCAM, IntegratedGradients, Saliency
@@ -11,7 +12,9 @@ from camscope.hooks import extract_features, inspect_layers
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning", "ignore:.*nested tensors:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Sparse CSR tensor support:UserWarning", "ignore:torch.quantize_per_tensor:UserWarning"
+    ),
     pytest.mark.filterwarnings(
         "ignore:.torch.jit.script.:FutureWarning", "ignore:.torch.jit.script.:DeprecationWarning"
     ),
@@ -172,3 +175,38 @@ def test_scores_that_are_no_dense_array_are_an_error():
         tool.attribute(x(), sparse)
     heat = tool.attribute(x(), lambda output: output.to_dense()[:, 1])
     assert heat.isfinite().all()
+
+
+def quantized(x):
+    return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+
+
+def fake(x):
+    with FakeTensorMode():
+        return torch.empty(x.shape, dtype=x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(quantized, r"a quantized tensor; .*pass x\.dequantize\(\)"), (fake, r"a FakeTensor.*outside of FakeTensorMode")],
+)
+@pytest.mark.parametrize("call", ["explain", "attribute"])
+def test_quantized_and_fake_inputs_are_an_error_that_says_what_to_pass(change, message, call):
+    x = torch.randn(1, 3, 8, 8)
+    with pytest.raises(InputError, match=message):
+        getattr(GradCAM(Net().eval(), "conv"), call)(change(x), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (torch.Tensor.to_sparse, "of layout sparse_coo"),
+        (lambda target: quantized(target.float()), "a quantized tensor"),
+        (fake, "a FakeTensor"),
+        (lambda target: target.to("meta"), "on meta"),
+        (lambda target: torch.nested.nested_tensor([target]), "a nested tensor"),
+    ],
+)
+def test_targets_without_plain_numbers_are_an_error_that_says_what_to_pass(change, kind):
+    with pytest.raises(TargetError, match=f"the target is .*{kind}.*: expected a class index, or an ordinary tensor"):
+        GradCAM(Net().eval(), "conv").attribute(torch.randn(1, 3, 8, 8), change(torch.tensor([1])))

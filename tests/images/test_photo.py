@@ -1,6 +1,7 @@
 """Photographs of every kind: known pixels in, the same pixels out, or one error that names the file."""
 
 import io
+import struct
 import threading
 import warnings
 import zlib
@@ -204,6 +205,36 @@ def test_a_jpeg_in_a_tiff_that_is_cut_off_is_damaged(mode, which):
     data[half:end] = bytes(end - half)
     with pytest.raises(ImageError, match="damaged: a strip of the TIFF is cut off"):
         read_photo(bytes(data))
+
+
+@pytest.mark.parametrize("marker", [b"\xff\xd9", b"\xff\xfe\x00\x10", b"\xff\xe1\x00\x02", b"\xff\xdb\x00\x02"])
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_a_jpeg_in_a_tiff_whose_scan_ends_early_is_damaged(marker, share):
+    data, starts, lengths, _ = striped("RGB", "jpeg", quality=95)
+    strip = bytes(data[starts[1] : starts[1] + lengths[1]])
+    scan = strip.index(b"\xff\xda") + 20
+    at = starts[1] + scan + int(share * (lengths[1] - scan))
+    while b"\xff" in data[at - 1 : at + len(marker) + 1]:
+        at -= 1
+    data[at : at + len(marker)] = marker
+    for read in (read_photo, read_scan):
+        with pytest.raises(ImageError, match="damaged: a strip of the TIFF"):
+            read(bytes(data))
+
+
+def test_padding_after_a_jpeg_in_a_tiff_is_no_damage():
+    stream = io.BytesIO()
+    Image.fromarray(RGB).save(stream, "TIFF", compression="jpeg")
+    data = bytearray(stream.getvalue())
+    with Image.open(io.BytesIO(data)) as image:
+        start, length = image.tag_v2[273][0], image.tag_v2[279][0]
+    strip = bytes(data[start : start + length]) + bytes(6)
+    assert strip.endswith(b"\xff\xd9" + bytes(6))
+    directory = int.from_bytes(data[4:8], "little")
+    for tag, value in ((273, len(data)), (279, len(strip))):
+        entry = data.index(struct.pack("<H", tag), directory)
+        data[entry + 2 : entry + 12] = struct.pack("<HII", 4, 1, value)
+    assert np.array_equal(read_photo(bytes(data) + strip).pixels, read_photo(stream.getvalue()).pixels)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "I;16"])

@@ -14,8 +14,7 @@ from torchvision.transforms._presets import ImageClassification, SemanticSegment
 
 from camscope.errors import GeometryError, PreprocessError
 from camscope.explainers import GradCAM
-from camscope.images.callable_preprocess import CallablePreprocess
-from camscope.images.placement_check import is_content_independent
+from camscope.images.callable_preprocess import CallablePreprocess, is_content_independent
 from camscope.images.preprocess import Preprocess, as_preprocess
 
 RNG = np.random.default_rng(0)
@@ -447,6 +446,11 @@ TIMM = {"input_size": (3, 48, 48), "interpolation": "bicubic", **PLAIN}
         (TIMM | {"input_size": (1, 48, 48)}, "mean has 3 numbers for 1 channel"),
         ({"input_size": (3, 48, 48)}, "no 'mean'"),
         ({"resize": 3}, "lacks 'mean'"),
+        (VIT | {"size": {"height": "many", "width": 3}}, "image processor: it is damaged, .*'many'"),
+        (VIT | {"resample": []}, "image processor: it is damaged"),
+        (VIT | {"rescale_factor": {"a": 1}}, "scale=.*expected finite numbers"),
+        (TIMM | {"input_size": 3}, "timm configuration: it is damaged"),
+        (TIMM | {"crop_pct": "many"}, "timm configuration: it is damaged"),
         ({"rezise": 3, **PLAIN}, "unknown key 'rezise'"),
     ],
 )
@@ -461,11 +465,17 @@ def test_what_has_no_exact_word_is_named(value, says):
         ({"resize": 0}, "resize=0"),
         ({"crop": (3, 4, 5)}, r"crop=\(3, 4, 5\)"),
         ({"resize": True}, "resize=True"),
+        ({"resize": (10**30, 3)}, "up to 65536"),
         ({"fit": "squash"}, "fit='squash'; expected one of 'stretch', 'cover', 'inside'"),
         ({"std": (1, 0, 1)}, "expected numbers other than 0"),
         ({"channels": 4}, "channels=4"),
         ({"fill": (0,)}, "fill="),
         ({"mean": (0, 0)}, "mean has 2 numbers for 3 channels"),
+        ({"mean": "many"}, "mean='many'; expected finite numbers"),
+        ({"std": None}, "std=None; expected finite numbers"),
+        ({"scale": "many"}, "expected finite numbers"),
+        ({"scale": float("nan")}, "expected finite numbers"),
+        ({"fill": 3}, "fill=3; expected finite numbers"),
     ],
 )
 def test_wrong_settings_are_named(changed, says):

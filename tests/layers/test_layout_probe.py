@@ -318,7 +318,7 @@ class Averaged(nn.Module):
         return self.head((weights @ tokens).square().mean(1))
 
 
-@pytest.mark.filterwarnings("ignore:gradcam. nothing in the map:camscope.errors.CamscopeWarning")
+@pytest.mark.filterwarnings("ignore:Grad-CAM. nothing in the map:camscope.errors.CamscopeWarning")
 @pytest.mark.parametrize("layer", ["drop", "mean"])
 def test_weights_of_every_rank_and_module_are_no_image_unless_a_layout_is_given(layer):
     torch.manual_seed(0)
@@ -364,7 +364,7 @@ def test_attention_weights_are_no_image():
         GradCAM(model, "softmax").explain(x, 1)
 
 
-@pytest.mark.filterwarnings("ignore:gradcam. nothing in the map:camscope.errors.CamscopeWarning")
+@pytest.mark.filterwarnings("ignore:Grad-CAM. nothing in the map:camscope.errors.CamscopeWarning")
 def test_attention_weights_of_a_convolutional_transformer_are_no_image():
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
@@ -375,7 +375,7 @@ def test_attention_weights_of_a_convolutional_transformer_are_no_image():
     assert GradCAM(model, "stage3").explain(x, 1).layout == "channels_first 7x7"
 
 
-@pytest.mark.filterwarnings("ignore:gradcam. nothing in the map:camscope.errors.CamscopeWarning")
+@pytest.mark.filterwarnings("ignore:Grad-CAM. nothing in the map:camscope.errors.CamscopeWarning")
 def test_a_layer_that_mixes_all_places_is_flagged():
     model, x = net(mixed=True)
     with pytest.warns(CamscopeWarning, match="could not be verified"):
@@ -384,7 +384,7 @@ def test_a_layer_that_mixes_all_places_is_flagged():
     assert "layout unverified" in [one.warning_text for one in found]
 
 
-@pytest.mark.filterwarnings("ignore:gradcam. the map has one value:camscope.errors.CamscopeWarning")
+@pytest.mark.filterwarnings("ignore:Grad-CAM. the map has one value:camscope.errors.CamscopeWarning")
 def test_a_uniform_image_is_probed_with_noise():
     model, x = net()
     assert GradCAM(model, "norm").explain(torch.zeros_like(x), 1).layout == "tokens 1+4x6"
@@ -428,7 +428,7 @@ def test_biases_of_tokens_lie_on_the_input_only_where_the_tokens_do(order):
         nn.init.normal_(parameter)
     shares = parts_of(model, x[None])
     assert ("norm" in shares.unmapped_layers) is (order is not None)
-    assert not shares.layouts.any_unverified
+    assert not shares.layout_unverified
 
 
 def test_a_map_of_biases_whose_tokens_mix_all_places_is_flagged():

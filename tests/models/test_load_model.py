@@ -4,13 +4,14 @@ import json
 import os
 import pickle
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from camscope.errors import CamscopeError, MissingExtraError, ModelError, WeightsError
+from camscope.errors import CamscopeError, MissingExtraError, ModelError, PreprocessError, WeightsError
 from camscope.explainers import METHODS
 from camscope.images.photo import read_photo
 from camscope.images.preprocess import Preprocess
@@ -18,6 +19,7 @@ from camscope.model_card import get_card
 from camscope.models import load_model
 from camscope.models.checkpoint import load_state_dict_strictly, read_state_dict
 from camscope.models.torchvision_timm import _get_builder_options
+from camscope.phantom import load_phantom_model
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not here")
@@ -434,6 +436,23 @@ def test_the_bundled_model_knows_itself():
     assert card.source == "phantom"
 
 
+@pytest.mark.parametrize("is_global", [True, False])
+def test_a_model_has_its_weights_where_the_default_device_is_meta(source, tmp_path, is_global):
+    torch.save(load_model(f"{source}:net").state_dict(), tmp_path / "net.pt")
+    specs = [("phantom", None), ("phantom", "random"), ("resnet18", "random"), (f"{source}:net", tmp_path / "net.pt")]
+    expected = [load_model(spec, weights=weights) for spec, weights in specs]
+    if is_global:
+        torch.set_default_device("meta")
+    try:
+        with nullcontext() if is_global else torch.device("meta"):
+            models = [load_model(spec, weights=weights) for spec, weights in specs]
+            bundled = load_phantom_model()
+    finally:
+        torch.set_default_device(None)
+    for model, reference in zip([*models, bundled], [*expected, expected[0]], strict=True):
+        assert_same(model, reference)
+
+
 def test_a_timm_model_with_its_own_preprocessing(tmp_path):
     timm = pytest.importorskip("timm")
     spec = "timm:test_vit"
@@ -485,6 +504,52 @@ def test_a_hugging_face_folder(folder, tmp_path):
     again = load_model(f"hf:{folder}", weights=folder / "model.safetensors")
     assert_same(model, again)
     assert get_card(load_model(f"hf:{folder}", weights="random")).class_names is None
+
+
+DEEP = "[" * 20_000 + "]" * 20_000
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+@pytest.mark.parametrize("text", ["1", "null", "[]", '"x"', "", "{", "NaN", DEEP, '{"size": ' + DEEP + "}"])
+def test_a_hugging_face_folder_whose_settings_are_no_object_is_one_error(folder, name, text):
+    (folder / name).write_text(text)
+    with pytest.raises(ModelError, match=rf"/{name.replace('.', '[.]')} cannot be used: it (holds|is) "):
+        load_model(f"hf:{folder}")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "match"),
+    [
+        ("config.json", "num_hidden_layers", "many", "vit .*config.json: .*num_hidden_layers"),
+        ("config.json", "num_hidden_layers", 2**31, "config.json cannot be used: num_hidden_layers is 2.14748e[+]09"),
+        ("config.json", "depths", [1, 10**30], "config.json cannot be used: depths is 1e[+]30; the limit is 1000"),
+        ("config.json", "num_labels", 10**30, "config.json cannot be used: num_labels"),
+        ("config.json", "architectures", 3, "config.json: TypeError"),
+        ("config.json", "architectures", [None], "config.json: AttributeError"),
+        ("config.json", "dtype", "many", "config.json: AttributeError"),
+        ("config.json", "id2label", [1], "config.json: AttributeError"),
+        ("config.json", "image_size", [], "config.json: IndexError"),
+        ("preprocessor_config.json", "image_processor_type", 3, "from preprocessor_config.json: .*AttributeError"),
+        ("preprocessor_config.json", "size", [], "from preprocessor_config.json: .*IndexError"),
+    ],
+)
+def test_a_hugging_face_setting_of_another_kind_is_one_error(folder, name, key, value, match):
+    settings = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(settings | {key: value}))
+    with pytest.raises(ModelError, match=match):
+        load_model(f"hf:{folder}")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("image_mean", "many"), ("size", {"height": -1, "width": 3}), ("resample", [])]
+)
+def test_an_image_processor_that_fails_on_an_image_is_one_error_with_its_file(folder, key, value):
+    name = "preprocessor_config.json"
+    settings = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(settings | {key: value}))
+    preprocess = get_card(load_model(f"hf:{folder}")).preprocess
+    with pytest.raises(PreprocessError, match=r"vit/preprocessor_config.json raised \w+"):
+        preprocess(read_photo(torch.zeros(3, 64, 96, dtype=torch.uint8)).pixels)
 
 
 FAMILIES = {

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from torch.nn import functional as F
 
+from camscope import phantom
 from camscope.errors import InputError, TargetError
 from camscope.phantom import (
     CATEGORIES,
@@ -18,7 +19,6 @@ from camscope.phantom import (
     load_phantom_model,
     to_model_input,
 )
-from camscope.phantom.network import bundled_weights_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is not installed
 training = importlib.import_module("benchmarks.train_phantom")
@@ -159,7 +159,8 @@ def test_the_bundled_net_reads_like_a_resnet(net):
 
 
 def test_the_bundled_weights_are_small_and_say_how_they_were_made():
-    with bundled_weights_file() as path, safe_open(path, "pt") as file:
+    path = Path(phantom.__file__).with_name("phantom.safetensors")
+    with safe_open(path, "pt") as file:
         facts = file.metadata()
         assert path.stat().st_size <= 2_000_000
     assert facts.keys() == {"accuracy", "seed", "steps", "version"}

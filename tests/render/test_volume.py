@@ -16,10 +16,9 @@ from camscope.render import (
     draw_slices,
     hatch_uncovered,
 )
-from camscope.render.anatomical_axes import choose_views, compute_spacing, format_location, get_axis_letters
 from camscope.render.image_grid import WARNING_COLOR
 from camscope.render.text import draw_text
-from camscope.render.volume import draw_slice
+from camscope.render.volume import choose_views, compute_spacing, draw_slice, format_location, get_axis_letters
 from camscope.render.volume_annotations import ACCENT_COLOR, choose_font_size, compute_plane_corner, draw_text_on_dark
 from camscope.render.volume_views import _choose_slice_columns
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from camscope import Preprocess
 from camscope.errors import TargetError
-from camscope.explainers import AblationCAM, GradCAM, HiResCAM, LayerCAM
+from camscope.explainers import METHODS, AblationCAM, GradCAM, HiResCAM, LayerCAM
 from camscope.model_card import ModelCard, attach_card
 from camscope.targets import (
     Box,
@@ -546,3 +546,11 @@ def test_a_question_outlives_its_first_use():
     assert first.label == f"log-probability of class {int(model(x[:1]).argmax())}"
     assert second.label == f"log-probability of class {int(model(x[1:]).argmax())}"
     np.testing.assert_array_equal(tool.explain(x[0], question).attribution, first.attribution)
+
+
+@pytest.mark.parametrize("name", ["integratedgradients", "scorecam", "occlusion"])
+def test_a_list_with_a_target_object_goes_with_altered_inputs(name):
+    model, x = plain()
+    method, questions = METHODS[name](model), [LogProbability(0), 2]
+    apart = torch.cat([method.attribute(x[n : n + 1], question) for n, question in enumerate(questions)])
+    torch.testing.assert_close(method.attribute(x, questions), apart, rtol=1e-8, atol=1e-14)

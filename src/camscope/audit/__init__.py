@@ -12,7 +12,7 @@ import importlib.util
 from camscope.errors import MissingExtraError
 
 if missing := [
-    name  # each brings some of an audit; the extra brings all
+    name  # each brings some of an audit. The extra brings all
     for name in ("pydantic", "pyarrow", "scipy", "sklearn", "skimage", "matplotlib", "jinja2")
     if importlib.util.find_spec(name) is None
 ]:
@@ -20,6 +20,6 @@ if missing := [
 
 from camscope.audit.audit_run import AuditRun, run_audit
 from camscope.audit.core.config import Config
-from camscope.audit.core.schema import Summary, Verdict
+from camscope.audit.core.summary import Summary, Verdict
 
 __all__ = ["AuditRun", "Config", "Summary", "Verdict", "run_audit"]

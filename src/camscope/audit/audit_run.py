@@ -1,6 +1,7 @@
 """Running an audit, and the finished audit with its summary, tables and report."""
 
 import csv
+import io
 import json
 import os
 from collections import Counter
@@ -10,16 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from camscope.audit.core import output_tables
 from camscope.audit.core.config import Config
 from camscope.audit.core.context import AuditContext
-from camscope.audit.core.output_tables import GALLERY_FILE, REPORT_FILE
 from camscope.audit.core.predictions import Predictions
-from camscope.audit.core.schema import Summary, Verdict
+from camscope.audit.core.summary import Summary, Verdict
 from camscope.audit.provenance import provenance
-from camscope.audit.provenance.file_ownership import PLAN_FILE, REPORT_STAGE, log_stage_files
-from camscope.audit.report import build_gallery, list_predicted_images, render_page
+from camscope.audit.provenance.file_ownership import (
+    FAILURES_FILE,
+    GALLERY_FILE,
+    METRICS_FILE,
+    PLAN_FILE,
+    REPORT_FILE,
+    REPORT_STAGE,
+    SUMMARY_FILE,
+    log_stage_files,
+)
+from camscope.audit.report.gallery import PredictedImage, build_gallery
 from camscope.audit.report.number_format import format_estimate
+from camscope.audit.report.page import render_page
 from camscope.audit.report.verdict_labels import classify_verdict, find_topic
 from camscope.audit.runner import (
     EstimateCallback,
@@ -32,13 +41,18 @@ from camscope.audit.runner import (
 )
 from camscope.audit.shortcuts import interventions
 from camscope.batch import BatchRun
+from camscope.batch.export import CellEscaper
 from camscope.batch.manifest import import_arrow
 from camscope.errors import InputError, OutputError
-from camscope.safe_files import check_regular_files, folder_locked, read_bytes, write_bytes
+from camscope.evaluation import EvaluationResult
+from camscope.safe_files import check_regular_files, folder_locked, open_atomic, read_bytes, write_bytes
 from camscope.untrusted_files import MAX_JSON_BYTES, read_errors_converted, read_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+METRIC_FOLDERS = {"localization": "", "faithfulness": "values", "robustness": "values"}
 
 
 def run_audit(
@@ -77,13 +91,12 @@ def run_audit(
         identity, image_digests = prepare_folder(context, report_progress, overwrite=overwrite)
         provenance.log_audit_start(context, is_restart=overwrite)
         results = run_stages(context, report_progress, on_estimate)
-        map_image_digests = provenance.update_image_digests(context, image_digests)
-        check_images_unchanged(context.folder, image_digests, map_image_digests)
+        check_images_unchanged(context.folder, image_digests, provenance.update_image_digests(context, image_digests))
         summary = build_summary(context, results, identity)
-        output_tables.write_metrics(context)
-        output_tables.write_failures(context)
-        write_bytes(context.folder / output_tables.SUMMARY_FILE, to_json_bytes(summary.model_dump(mode="json")))
-        write_report(context, summary, provenance.collect_facts(context, identity))
+        _write_metrics(context)
+        _write_failures(context)
+        write_bytes(context.folder / SUMMARY_FILE, to_json_bytes(summary.model_dump(mode="json")))
+        _write_report(context, summary, provenance.collect_facts(context, identity))
         log_stage_files(context.folder, REPORT_STAGE)
         provenance.write_provenance(context, identity)
     return AuditRun(context.folder)
@@ -105,11 +118,11 @@ class AuditRun:
         check_readable(self.folder)
         if not (self.folder / PLAN_FILE).is_file():
             raise InputError(f"{folder} holds no audit")
-        if not (self.folder / output_tables.SUMMARY_FILE).is_file():
+        if not (self.folder / SUMMARY_FILE).is_file():
             raise InputError(f"{folder}: the audit is not finished; start it again to continue it")
-        message = f"{folder}: {output_tables.SUMMARY_FILE}"
+        message = f"{folder}: {SUMMARY_FILE}"
         with read_errors_converted(message, quote_original=False):
-            document = read_bytes(self.folder / output_tables.SUMMARY_FILE, MAX_JSON_BYTES)
+            document = read_bytes(self.folder / SUMMARY_FILE, MAX_JSON_BYTES)
             version, expected = json.loads(document)["schema_version"], Summary.model_fields["schema_version"].default
             if version != expected:
                 raise InputError(
@@ -127,7 +140,7 @@ class AuditRun:
     @property
     def report_path(self) -> Path:
         """The path of the HTML report."""
-        return self.folder / output_tables.REPORT_FILE
+        return self.folder / REPORT_FILE
 
     @property
     def maps(self) -> BatchRun:
@@ -137,7 +150,7 @@ class AuditRun:
     @property
     def n_failures(self) -> int:
         """The number of images without a prediction or a map."""
-        with (self.folder / output_tables.FAILURES_FILE).open(encoding="utf-8-sig", newline="") as file:
+        with (self.folder / FAILURES_FILE).open(encoding="utf-8-sig", newline="") as file:
             return sum(1 for _ in csv.reader(file)) - 1
 
     def predictions(self) -> "pa.Table":
@@ -146,7 +159,7 @@ class AuditRun:
 
     def metrics(self) -> "pa.Table":
         """Return all metric values: stage, row, id, finding, method, layer, control, metric, imputation, value, reason."""
-        return read_parquet(self.folder / output_tables.METRICS_FILE)
+        return read_parquet(self.folder / METRICS_FILE)
 
     def interventions(self) -> "pa.Table":
         """Return the interventions, one row for each edited image; empty where the stage was skipped.
@@ -198,13 +211,69 @@ def check_readable(folder: Path) -> None:
         raise InputError(f"{folder}: the audit cannot be read: {error.strerror or error}") from error
 
 
-def write_report(context: AuditContext, summary: Summary, provenance: Mapping[str, Any]) -> None:
-    """Write `report.html` and `gallery.json`; the images of the gallery are read again."""
+def _write_metrics(context: AuditContext) -> None:
+    """Write `metrics.parquet`: the value of every metric for every map, in long form."""
+    pa = import_arrow()
+    text_columns = ("id", "finding", "method", "layer")
+    types = {"stage": pa.string(), "row": pa.int64(), **dict.fromkeys(text_columns, pa.string()), "control": pa.bool_()}
+    types |= {"metric": pa.string(), "imputation": pa.string(), "value": pa.float64(), "reason": pa.string()}
+    schema = pa.schema(types)
+    parts = [schema.empty_table()]
+    for stage, inner in METRIC_FOLDERS.items():
+        for finding in context.findings:
+            folder = context.folder / stage / str(finding.class_index) / inner
+            if (folder / "run.json").is_file():
+                table = _read_stage_values(folder, str(finding.class_index))
+                columns = {name: table[name] for name in types if name in table.column_names}
+                for name, text in (("stage", stage), ("finding", finding.name)):
+                    columns[name] = pa.array([text] * table.num_rows, pa.string())
+                parts.append(pa.table({name: columns[name] for name in types}, schema=schema))
+    with open_atomic(context.folder / METRICS_FILE) as file:
+        import_arrow("parquet").write_table(pa.concat_tables(parts), file)
+
+
+def _read_stage_values(folder: Path, target: str) -> "pa.Table":
+    """Return the values of one stage for a finding, and those of control maps."""
+    table = EvaluationResult(folder).table()
+    rows = zip(table["target"].to_pylist(), table["control"].to_pylist(), strict=True)
+    is_selected = [name in (None, target) or control for name, control in rows]
+    return table.filter(import_arrow().array(is_selected, import_arrow().bool_()))
+
+
+def _write_failures(context: AuditContext) -> None:
+    """Write `failures.csv`, the images without a prediction or a map."""
+    errors = Predictions.read(context.folder).errors
+    rows = {context.cohort.ids[row]: ("predict", error) for row, error in sorted(errors.items())}
+    columns = ["id", "status", "error"]
+    table = context.maps.table(columns)
+    for name, status, error in zip(*(table[column].to_pylist() for column in columns), strict=True):
+        if status == "failed":
+            rows.setdefault(name, ("explain", error or ""))
+    text, cells = io.StringIO(newline=""), CellEscaper()
+    sheet = csv.writer(text)
+    sheet.writerow(("id", "stage", "reason"))
+    for name, (stage, reason) in rows.items():
+        sheet.writerow(map(cells.escape, (name, stage, reason)))
+    write_bytes(context.folder / FAILURES_FILE, text.getvalue().encode("utf-8-sig"))
+
+
+def _write_report(context: AuditContext, summary: Summary, provenance: Mapping[str, Any]) -> None:
+    """Write `report.html` and `gallery.json`. The images of the gallery are read again."""
+    predictions, ids = Predictions.read(context.folder), context.cohort.ids
     truths = {finding.name: context.cohort.get_truth(finding) for finding in context.findings}
+    images = [
+        PredictedImage(
+            row,
+            ids[row],
+            dict(zip(predictions.findings, log_odds.tolist(), strict=True)),
+            {name: truth.get(row) for name, truth in truths.items()},
+        )
+        for row, log_odds in zip(predictions.rows, predictions.log_odds, strict=True)
+    ]
     gallery = build_gallery(
         context.maps,
         summary,
-        list_predicted_images(Predictions.read(context.folder), truths, context.cohort.ids),
+        images,
         {finding.name: str(finding.class_index) for finding in context.findings},
         n_random_images=context.config.sample_sizes.gallery,
         allow_burned_in_text=context.config.report.allow_burned_in_text,

@@ -6,21 +6,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from camscope.audit.audit_run import AuditRun
 from camscope.audit.comparability import check_comparable
-from camscope.audit.core.schema import EstimateSummary, Verdict
+from camscope.audit.core.schema import EstimateSummary
+from camscope.audit.core.summary import Verdict
 from camscope.audit.core.summary_values import summarize_estimate
-from camscope.audit.performance.auc import (
-    auroc,
-    bootstrap_areas,
-    compute_roc_area,
-    drop_undefined,
-    rank_scores,
-)
+from camscope.audit.performance.auc import auroc, bootstrap_areas, compute_roc_area, drop_undefined, rank_scores
 from camscope.batch.manifest import import_arrow
 from camscope.batch.query import RowReader, table_to_dicts
 from camscope.errors import UndefinedError
@@ -48,9 +44,8 @@ MAX_COMPARED_IMAGES = 500  # drawn by the seed
 MAP_COLUMNS = ("id", "method", "target", "grid", "attribution")
 ValuesById = Mapping[str, float]
 MapsById = dict[tuple[str, str, str], Any]  # by method, finding and image id
-UncorrectedDifference = tuple[
-    str, str, EstimateSummary, EstimateSummary, Estimate
-]  # name, finding, the number of either, second - first before any correction
+# name, finding, the number of either, second - first before any correction
+UncorrectedDifference = tuple[str, str, EstimateSummary, EstimateSummary, Estimate]
 
 
 @dataclass(frozen=True)
@@ -117,8 +112,7 @@ def compare_audits(
     first: AuditRun | str | os.PathLike[str], second: AuditRun | str | os.PathLike[str], *, seed: int = 0
 ) -> AuditComparison:
     """Compare two audits of the same images; InputError where more than the model differs: see `check_comparable`."""
-    runs = [run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second)]
-    first_run, second_run = runs
+    runs = first_run, second_run = [run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second)]
     notes = check_comparable(first_run, second_run)
     predictions = first_run.predictions()
     patients = dict(zip(predictions["id"].to_pylist(), predictions["patient"].to_pylist(), strict=True))
@@ -134,7 +128,7 @@ def compare_audits(
 
 
 def _correct_for_multiplicity(uncorrected: Sequence[UncorrectedDifference]) -> Iterator[PairedDifference]:
-    """Correct for the number of distinct tests; removing the organ and keeping its outside are the same test."""
+    """Correct for the number of distinct tests. Removing the organ and keeping its outside are the same test."""
     n_tests = len({row[1:] for row in uncorrected if row[4].p_value is not None})
     for name, finding, first, second, difference in uncorrected:
         (corrected,) = adjust_bonferroni([difference], n_tests)
@@ -143,18 +137,15 @@ def _correct_for_multiplicity(uncorrected: Sequence[UncorrectedDifference]) -> I
 
 def find_verdict_changes(first: Iterable[Verdict], second: Iterable[Verdict]) -> Iterator[VerdictChange]:
     """Yield changed verdicts in the order of the second audit, then those that only the first audit has."""
-    remaining = {_get_verdict_key(verdict): verdict for verdict in first}
+    get_key = attrgetter("question", "claim", "finding", "qualifier")
+    remaining = {get_key(verdict): verdict for verdict in first}
     for verdict in second:
-        previous = remaining.pop(_get_verdict_key(verdict), None)
+        previous = remaining.pop(get_key(verdict), None)
         conclusion = ABSENT_VERDICT if previous is None else previous.conclusion
         if conclusion != verdict.conclusion:
             yield VerdictChange(verdict.claim, conclusion, verdict.conclusion, verdict.finding)
     for verdict in remaining.values():
         yield VerdictChange(verdict.claim, verdict.conclusion, ABSENT_VERDICT, verdict.finding)
-
-
-def _get_verdict_key(verdict: Verdict) -> tuple[str, str, str, str]:
-    return verdict.question, verdict.claim, verdict.finding, verdict.qualifier
 
 
 def _compare_finding(
@@ -256,7 +247,7 @@ def _compute_intervention_effects(run: AuditRun, finding: str) -> dict[str, Valu
 
 
 def _average_by_id(rows: Iterable[tuple[Any, str, float | None]]) -> dict[Any, ValuesById]:
-    """Return key -> image id -> the mean value; images without a value are left out."""
+    """Return key -> image id -> the mean value. Images without a value are left out."""
     values: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for key, name, value in rows:
         by_id = values[key]
@@ -285,7 +276,7 @@ def _compare_means(
 def compute_cross_model_agreements(
     first_run: AuditRun, second_run: AuditRun, patients: Mapping[str, int], seed: int
 ) -> Iterator[CrossModelAgreement]:
-    """Yield the agreement for every method and finding; constant maps and maps of different sizes count as undefined."""
+    """Yield the agreement for every method and finding. Constant maps and maps of different sizes count as undefined."""
     ids = list(patients)
     sampled_ids = [ids[i] for i in np.random.default_rng(seed).permutation(len(ids))[:MAX_COMPARED_IMAGES]]
     correlations: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
@@ -315,7 +306,7 @@ def _find_rows_with_ids(id_column: Any, ids: Any) -> Any:
 
 
 def _collect_maps(run: AuditRun, table: "pa.Table") -> MapsById:
-    """Return the maps by method, finding and image; findings have their names in the summary."""
+    """Return the maps by method, finding and image. Findings have their names in the summary."""
     names, maps = run.summary.resolve.class_names, {}
     for row in table_to_dicts(table):
         if row["attribution"] is not None:

@@ -70,20 +70,10 @@ def generate_config(
     modality: str | None = None,
     relative_to: Path | None = None,
 ) -> str:
-    """Return the text of a valid TOML config; settings that cannot be guessed are comments with instructions.
+    """Return the text of a valid TOML config. Settings that cannot be guessed are comments with instructions.
 
-    Args:
-        manifest: The manifest of the images: a table, a folder, or a dataset.
-        model: The model, as `camscope explain --model` takes it.
-        weights: The checkpoint of the model.
-        root: The folder that paths in the manifest may not leave.
-        findings: The classes to audit, by class name or label column; empty selects all that have labels.
-        modality: The modality whose regions are checked; None means "any".
-        relative_to: The folder of the config, which its paths are relative to; None is the current folder.
-
-    Raises:
-        InputError: The manifest has neither labels nor columns of 0 and 1 for the classes, or the modality is unknown.
-
+    The arguments are the options of `camscope audit init`. `relative_to` is the folder of the config, where its paths
+    start. InputError where the manifest has neither labels nor columns of 0 and 1 for the classes, or the modality is unknown.
     """
     if modality is not None and modality not in (modalities := get_args(Modality)):
         raise InputError(f"no modality {modality!r}; expected one of {', '.join(modalities)}")
@@ -92,18 +82,14 @@ def generate_config(
     table, folder = build_manifest(manifest, root, strict=False).table, relative_to or Path.cwd()
     card = get_card(load_model(model, weights=weights))
     class_names = (card.class_names if card else None) or ()
-    text: str = (
-        _create_environment()
-        .get_template(TEMPLATE_FILE)
-        .render(
-            **_guess_labels(table, class_names, findings),
-            **_guess_columns(table),
-            manifest=_make_path_relative(manifest, folder),
-            root=None if root is None else _make_path_relative(root, folder),
-            model=_make_source_relative(model, folder),
-            weights=None if weights is None else _make_path_relative(weights, folder),
-            modality=modality or "any",
-        )
+    text: str = _load_template().render(
+        **_guess_labels(table, class_names, findings),
+        **_guess_columns(table),
+        manifest=_make_path_relative(manifest, folder),
+        root=None if root is None else _make_path_relative(root, folder),
+        model=_make_source_relative(model, folder),
+        weights=None if weights is None else _make_path_relative(weights, folder),
+        modality=modality or "any",
     )
     Config.from_toml(text, folder)
     return text
@@ -159,7 +145,7 @@ def _match_label_columns(
     """Return for each class its column of 0 and 1: for the requested findings, or for all classes that have one.
 
     A finding is requested by its class name or by its column. `label_column_names` are the names by which a column with the
-    class of each image would have been recognized; the error lists them.
+    class of each image would have been recognized. The error lists them.
     """
     columns = {
         _normalize_name(name): name
@@ -235,7 +221,7 @@ def _guess_columns(table: Any) -> dict[str, Any]:
     }
 
 
-def _create_environment() -> "jinja2.Environment":
+def _load_template() -> "jinja2.Template":
     require("jinja2", extra="audit")
     import jinja2
 
@@ -269,7 +255,7 @@ def _create_environment() -> "jinja2.Environment":
         "min_patients": MIN_PATIENTS_FOR_VERDICT,
         "sample_sizes": SampleSizes().model_dump(),
     }
-    return environment
+    return environment.get_template(TEMPLATE_FILE)
 
 
 def _find_column(names: Iterable[str], candidates: Sequence[str]) -> str | None:

@@ -1,7 +1,4 @@
-"""The runner of an audit: checks the config and the folder, runs the stages in order, and builds the summary.
-
-Every stage writes its result when it is done. An audit that was interrupted continues with the first missing result.
-"""
+"""The runner of an audit: checks config and folder, runs the stages that have no stored result, and builds the summary."""
 
 import json
 import time
@@ -12,9 +9,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from camscope.audit.core.context import AuditContext
-from camscope.audit.core.schema import StageResult, Summary
-from camscope.audit.core.stage_results import StageResults
+from camscope.audit.core.predictions import StageResults
+from camscope.audit.core.schema import StageResult
 from camscope.audit.core.subgroup_levels import MAX_LEVELS_PER_SUBGROUP
+from camscope.audit.core.summary import Summary
+from camscope.audit.performance.predict_log_odds import compute_logits_and_features
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_images, find_changed_images
 from camscope.audit.provenance.file_ownership import (
@@ -39,13 +38,13 @@ from camscope.audit.stages.map_quality import (
 )
 from camscope.audit.stages.predictions_and_maps import explain_images, predict_images
 from camscope.audit.stages.shortcut import analyze_shortcuts
-from camscope.audit.time_estimate import estimate_stage_seconds
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_limitations, list_warnings
 from camscope.batch.run_store import TEMPORARY_FILE_PATTERN
 from camscope.errors import CamscopeError, CategoryError, InputError, OutputError, PreprocessError
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.images.scans.scan import Window
+from camscope.metrics.randomized_copies import split_model
 from camscope.plurals import plural
 from camscope.safe_files import build_output_path, write_bytes
 from camscope.version import __version__
@@ -69,6 +68,14 @@ STAGES: dict[str, Callable[[AuditContext, StageResults], StageResult]] = {
     "robustness": evaluate_robustness,
     "shortcut": analyze_shortcuts,
 }  # the class of the result is that of the field of `Summary`
+N_TIMED_IMAGES = 4
+FAITHFULNESS_PASSES_PER_MAP = 60  # forward passes per map and imputation; imputing itself costs some of them
+ROBUSTNESS_MAPS_PER_IMAGE = 35  # maps of each method
+N_CONTROL_MAPS = 4
+N_RANDOMIZATION_SEEDS = 3
+SECONDS_PER_REGION = 0.01  # to detect a region in an image
+SECONDS_PER_MAP_SCORE = 0.004  # to compare a map with a mask
+SECONDS_PER_CLUSTERING = 5.0  # to cluster the maps of a method
 
 
 def prepare_folder(
@@ -105,7 +112,7 @@ def prepare_folder(
 def run_stages(
     context: AuditContext, on_progress: StageProgressCallback, on_estimate: EstimateCallback | None = None
 ) -> StageResults:
-    """Return the results of all stages; results that the folder already holds are read instead of computed."""
+    """Return the results of all stages. Results that the folder already holds are read instead of computed."""
     results = StageResults(context.folder)
     for name in STAGES:
         stored = read_json_or_none(context.folder / STAGES_FOLDER / f"{name}.json")
@@ -140,14 +147,14 @@ def _run_stage(context: AuditContext, name: str, results: StageResults, on_progr
 
 
 def _check_audit_folder(folder: Path) -> None:
-    """Raise an OutputError for a folder that holds files but no audit; other programs may also write `audit.json`."""
+    """Raise an OutputError for a folder that holds files but no audit. Other programs may also write `audit.json`."""
     names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
     if any(not TEMPORARY_FILE_PATTERN.fullmatch(name) for name in names) and not is_plan(folder / PLAN_FILE):
         raise OutputError(f"{folder} exists and is not an audit; choose another folder")
 
 
 def check_images_unchanged(folder: Path, image_digests: ImageDigests, previous: Any) -> None:
-    """Raise an OutputError where images differ from `previous`; the outputs would mix results of old and new images."""
+    """Raise an OutputError where images differ from `previous`. The outputs would mix results of old and new images."""
     if changed := find_changed_images(image_digests, previous if isinstance(previous, dict) else {}):
         raise OutputError(
             f"{folder}: {len(changed)} of {plural(len(image_digests), 'image')} differ from those that its stages have read: "
@@ -156,7 +163,7 @@ def check_images_unchanged(folder: Path, image_digests: ImageDigests, previous: 
 
 
 def to_json_bytes(document: Mapping[str, Any]) -> bytes:
-    """Return sorted JSON without NaN; equal documents give equal bytes."""
+    """Return sorted JSON without NaN. Equal documents give equal bytes."""
     return (json.dumps(document, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n").encode()
 
 
@@ -225,3 +232,54 @@ def _check_category_choice(context: AuditContext, ground_truth: GroundTruth) -> 
             raise
         except CamscopeError:  # any other problem, such as the size, is reported by the stage that needs the mask
             continue
+
+
+def estimate_stage_seconds(context: AuditContext) -> Mapping[str, float]:
+    """Return the estimated seconds of each stage on this machine; empty where no image can be read."""
+    config, cohort = context.config, context.cohort
+    images = next((batch for batch in context.iter_batches(cohort.rows[:N_TIMED_IMAGES]) if batch[0].item), None)
+    if images is None:
+        return {}
+    batch, rows, x = (
+        context.worker.collate(images),
+        [image.row["row"] for image in images],
+        context.stack_on_device(images),
+    )
+    predict_seconds, map_seconds, read_seconds = (
+        _time_second_call(function) / len(images)
+        for function in (
+            lambda: compute_logits_and_features(context, x),
+            lambda: context.worker.compute_rows(batch),
+            lambda: list(context.load_images(rows)),
+        )
+    )  # of an image: its prediction, all its maps, and reading it
+    n_findings, n_methods, n_imputations = len(context.findings), len(context.explainers), len(config.imputations)
+    n_maps, sizes, n_rows = n_methods + N_CONTROL_MAPS, config.sample_sizes, len(cohort.rows)
+    n_regions = len(open_region_masks(context)) + len(list_requested_regions(context))
+    n_edited_images = min(n_rows, sizes.interventions) * n_findings * n_regions * (2 * n_imputations + 2)
+    n_model_parts = len(split_model(context.model, x[:1]))
+    faithfulness_passes = n_maps * n_imputations * FAITHFULNESS_PASSES_PER_MAP
+    seconds_by_stage = {
+        "check": len(cohort.full_manifest) * read_seconds,
+        "predict": n_rows * (read_seconds + predict_seconds),
+        "explain": n_rows * (read_seconds + map_seconds),
+        "localization": n_rows * (read_seconds + n_maps * SECONDS_PER_MAP_SCORE) if context.ground_truth else 0.0,
+        "faithfulness": min(n_rows, sizes.faithfulness) * faithfulness_passes * predict_seconds,
+        "sanity": min(n_rows, sizes.sanity) * N_RANDOMIZATION_SEEDS * n_model_parts * map_seconds / n_findings,
+        "robustness": min(n_rows, sizes.robustness) * ROBUSTNESS_MAPS_PER_IMAGE * map_seconds,
+        "shortcut": min(n_rows, sizes.regions) * (read_seconds + n_regions * SECONDS_PER_REGION)
+        + n_edited_images * predict_seconds
+        + n_methods * SECONDS_PER_CLUSTERING,
+    }
+    return {name: seconds for name, seconds in seconds_by_stage.items() if name not in config.skip}
+
+
+def _time_second_call(function: Callable[[], object]) -> float:
+    """Return the seconds of the second call. The first one warms up."""
+    try:
+        function()
+        start = time.perf_counter()
+        function()
+    except InputError:
+        return 0.0
+    return time.perf_counter() - start

@@ -8,10 +8,9 @@ from camscope.batch.export import ExportResult
 from camscope.batch.inspection import DatasetInspection, DatasetIssue, inspect_images
 from camscope.batch.local_engine import BatchOutcome
 from camscope.batch.manifest import Manifest
-from camscope.batch.options import BatchOptions, OverlayOptions, PrivacyOptions
 from camscope.batch.query import Query
 from camscope.batch.result_rows import OutputNames
-from camscope.batch.runner import run_batch
+from camscope.batch.runner import BatchOptions, OverlayOptions, PrivacyOptions, run_batch
 from camscope.batch.sources import build_manifest
 
 __all__ = [

@@ -8,8 +8,7 @@ from camscope.batch.contact_sheet import build_contact_sheet
 from camscope.batch.export import Exporter, ExportResult
 from camscope.batch.map_collection import MapCollection
 from camscope.batch.query import Query
-from camscope.errors import OutputError
-from camscope.safe_files import write_bytes
+from camscope.safe_files import check_free, write_bytes
 
 
 class BatchRun(MapCollection):
@@ -56,8 +55,7 @@ class BatchRun(MapCollection):
             OutputError: The file exists, or cannot be written.
 
         """
-        if not overwrite and Path(path).exists():
-            raise OutputError(f"{path} exists; allow overwriting, or choose another name")
+        check_free(path, overwrite)
         sheet = build_contact_sheet(self, Query(where, sort, limit), image_height, os.cpu_count() or 1)
         return write_bytes(path, sheet.html.encode(), overwrite=overwrite)
 

@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from camscope.batch import result_rows
-from camscope.batch.image_loading import LoadedImage, hash_source, prepare_input, require_reducible
+from camscope.batch.image_loading import LoadedImage, hash_source, prepare_input
 from camscope.batch.manifest import Manifest
-from camscope.batch.overlays import Background, OverlayQueue, OverlayWriter
+from camscope.batch.overlays import OverlayQueue, OverlayWriter
 from camscope.errors import (
     ImageError,
     LayerError,
@@ -22,6 +21,7 @@ from camscope.errors import (
     TargetError,
     describe_out_of_memory,
     is_out_of_memory,
+    is_transient,
 )
 from camscope.explainers import Explainer
 from camscope.explainers.comparison.supported_methods import MethodTimer
@@ -31,6 +31,7 @@ from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ModelInput, require
 from camscope.explainers.core.runner import build_explanations, check_compatible_explainers, run_methods
 from camscope.explanation import Explanation, PixelArray
 from camscope.hooks.base import unwrap
+from camscope.images.preprocess import Preprocess
 from camscope.model_card import compute_model_digest
 from camscope.targets import TargetLike
 
@@ -49,12 +50,7 @@ class ImageBatch:
 
 @dataclass(frozen=True)
 class BatchWorker:
-    """Compute rows with explainers of one model: `targets` are those of images whose row has none.
-
-    Without `batch_size`, a batch holds 16 images, or of smaller images as many as fit into the same number of pixels, up to 64.
-    `reduced_decoding` and `window` are those of `BatchOptions`. `allow_burned_in_text` draws on scans even if text may be
-    burned into them.
-    """
+    """Compute rows with explainers of one model: `targets` are those of images whose row has none."""
 
     explainers: Sequence[Explainer]
     targets: Sequence[TargetLike]
@@ -69,8 +65,12 @@ class BatchWorker:
         check_compatible_explainers(self.explainers)
         if self.manifest.images is None:  # a dataset may give the model's own input
             require_preprocess(self.explainers[0].preprocess, "the images")
-        if self.reduced_decoding:
-            require_reducible(self.explainers[0])
+        preprocess = self.explainers[0].preprocess
+        if self.reduced_decoding and not isinstance(preprocess, Preprocess):
+            raise PreprocessError(
+                f"reduced decoding needs the size that images are resized to, which {preprocess!r} does not tell; "
+                "pass a camscope.Preprocess, or leave reduced_decoding out"
+            )
 
     @cached_property
     def model_digest(self) -> str:
@@ -118,8 +118,8 @@ class BatchWorker:
     def compute_rows(self, batch: ImageBatch, overlay_queue: OverlayQueue | None = None) -> list[dict[str, Any]]:
         """Return the rows of a batch, by image, target and method, and queue their overlays."""
         if batch.x is None:
-            failed = [self._build_failure_rows(image, image.error or "", image.is_transient) for image in batch.images]
-            return list(chain.from_iterable(failed))
+            images = ((image, image.error or "", image.is_transient) for image in batch.images)
+            return [row for failure in images for row in self._build_failure_rows(*failure)]
         try:
             return self._explain_batch(batch.images, batch.x, overlay_queue)
         except RUN_LEVEL_ERRORS:
@@ -127,13 +127,14 @@ class BatchWorker:
         except TargetError as error:
             if len(batch.images) == 1 and batch.images[0].row.get("target") is None:
                 raise
-            reason, is_transient = str(error), False
+            reason, may_succeed = str(error), False
         except Exception as error:
-            is_transient = is_out_of_memory(error)
-            reason = f"{describe_out_of_memory(error)}, alone" if is_transient else f"{type(error).__name__}: {error}"
+            may_succeed = is_transient(error)
+            out_of_memory = is_out_of_memory(error)
+            reason = f"{describe_out_of_memory(error)}, alone" if out_of_memory else f"{type(error).__name__}: {error}"
         torch.cuda.empty_cache()  # not earlier: the error would still hold tensors of the failed forward pass
         if len(batch.images) == 1:
-            return self._build_failure_rows(batch.images[0], reason, is_transient)
+            return self._build_failure_rows(batch.images[0], reason, may_succeed)
         half = len(batch.images) // 2  # until only the image that fails is left
         halves = [ImageBatch(batch.images[part], batch.x[part]) for part in (slice(half), slice(half, None))]
         return [row for part in halves for row in self.compute_rows(part, overlay_queue)]
@@ -183,8 +184,7 @@ class BatchWorker:
         row["notes"] = [*row["notes"], *image.notes]
         if overlay_queue is None:
             return row
-        read_images, in_memory = partial(self._read_background, image), not image.images_dropped
-        return {**row, "overlay": overlay_queue(row, explanation, Background(read_images, image.n_pixels, in_memory))}
+        return {**row, "overlay": overlay_queue(row, explanation, image, partial(self._read_background, image))}
 
     def _read_background(self, image: LoadedImage) -> tuple[PixelArray | None, PixelArray | None]:
         """Return the image and the image that the model saw; read them again if they were not kept in memory."""

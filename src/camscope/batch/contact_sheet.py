@@ -117,10 +117,7 @@ def build_contact_sheet(
     num_threads: int = 1,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> ContactSheet:
-    """Build the page of the rows that a query selects; raise an InputError if no row matches.
-
-    Each map is drawn on its image with a height of `image_height` pixels. `on_progress` gets the number of new cards.
-    """
+    """Build the page of the rows that a query selects. `on_progress` gets the number of new cards."""
     if not MIN_IMAGE_HEIGHT <= image_height <= MAX_IMAGE_HEIGHT:
         raise InputError(f"image_height={image_height}; expected {MIN_IMAGE_HEIGHT} to {MAX_IMAGE_HEIGHT:,} pixels")
     rows, n_rows = run.dataset, len(run)
@@ -149,7 +146,6 @@ def _render_html(
     files = resources.files("camscope.batch")
     variables = f":root {{ --size: {image_height}px; --cell: {image_height + 2}px; }}\n"
     style = variables + files.joinpath("contact_sheet.css").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     environment = jinja2.Environment(autoescape=True)
     versions = " · ".join(f"{name} {run.run_info['versions'][name]}" for name in ("camscope", "torch"))
     page: str = environment.from_string(files.joinpath("contact_sheet.html").read_text("utf-8")).render(
@@ -159,7 +155,12 @@ def _render_html(
         summary={name: truncate_text(text) for name, text in run.summary.items()},
         cards=cards,
         style=style,
-        style_digest=f"sha256-{digest}",
+        style_digest=compute_csp_digest(style),
         versions=f"Made with {versions}",
     )
     return page
+
+
+def compute_csp_digest(text: str) -> str:
+    """Return the digest of an inline style or script for the content security policy."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

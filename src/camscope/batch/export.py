@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -24,11 +24,7 @@ from camscope.batch.query import Query, iter_rows_by_image
 from camscope.batch.result_rows import OutputNames
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.explanation import Explanation
-from camscope.safe_files import DISK_ERRNOS, build_output_path, open_atomic, write_bytes
-
-if TYPE_CHECKING:
-    pass
-
+from camscope.safe_files import DISK_ERRNOS, build_output_path, check_free, make_folder, open_atomic, write_bytes
 
 IMAGE_FORMATS, MAP_FORMATS = ("png", "jpg", "webp"), ("npz", "json")
 TABLE_FILES = {"csv": "rows.csv", "coco": "coco.json"}
@@ -97,8 +93,9 @@ class Exporter:
     def write(self, query: Query, num_threads: int, on_progress: Callable[[int], None]) -> ExportResult:
         """Write the files of the rows that a query selects. Rows that fail are counted in the result."""
         for table_format in set(self.formats) & set(TABLE_FILES):
-            if not self.overwrite and os.path.lexists(self.table_path(table_format)):
-                raise OutputError(f"{self.table_path(table_format)} exists; allow overwriting, or choose another name")
+            check_free(self.table_path(table_format), self.overwrite)
+        if self.table_file is None:
+            make_folder(self.folder)
         result, rows = ExportResult(), self.run.dataset
         if "csv" in self.formats:
             path = self.table_path("csv")
@@ -117,8 +114,9 @@ class Exporter:
                     if row_export.error is not None:
                         result.failure_counts[row_export.error] += 1
                         result.failure_examples.setdefault(row_export.error, row_export.row["id"])
-                if coco_writer is not None:
-                    _write_coco_rows(coco_writer, row_exports)
+                annotated = [row_export for row_export in row_exports if row_export.annotations is not None]
+                if coco_writer is not None and annotated:
+                    coco_writer.add_rows(annotated)
                 on_progress(len(row_exports))
         result.n_files += coco_writer is not None
         return result
@@ -179,22 +177,14 @@ class Exporter:
         return open_coco_writer(self.table_path("coco"), run_info["class_names"], info, overwrite=self.overwrite)
 
 
-def _write_coco_rows(writer: "CocoWriter", row_exports: Sequence[_RowExport]) -> None:
-    """Write the rows of one image that have annotations, and the image if there are any."""
-    annotated = [row_export for row_export in row_exports if row_export.annotations is not None]
-    for row_export in annotated[:1]:
-        writer.add_image(row_export.row, row_export.row["image_size"])
-    for row_export in annotated:
-        writer.add_annotations(row_export.row, row_export.target, row_export.annotations or ())
-
-
 OMITTED_COLUMNS = ("grid", "attribution", "input_size", "image_size", "placement")
 PEAK_CELL_SQL = (
     "CASE WHEN list_max(attribution) > 0 AND isfinite(list_max(attribution)) "
     "THEN list_position(attribution, list_max(attribution)) - 1 END"
 )
 NUMBER_PATTERN = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
-CELL_BREAKS = r";,|\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029"  # where a spreadsheet may split or end a line
+# where a spreadsheet may split or end a line: at semicolons too where the comma is the decimal mark
+CELL_BREAKS = r";,|\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029"
 # Invisible characters that some spreadsheets remove: control and format characters, selectors and fillers of Unicode.
 INVISIBLE_CHARACTERS = (
     r"\x00-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
@@ -210,11 +200,7 @@ FORMULA_PATTERN = re.compile(
 
 
 def write_csv(run: MapCollection, path: Path, query: Query, *, overwrite: bool) -> tuple[int, int]:
-    """Write rows and the peak of each map as CSV; return the number of rows and of cells with an apostrophe.
-
-    Text that a spreadsheet would read as a formula gets an apostrophe in front. Rows are in the order of the query, and
-    only a few are in memory at a time.
-    """
+    """Write rows and the peak of each map as CSV; return the number of rows and of cells with an apostrophe."""
     schema = [field for field in run.dataset.schema if field.name not in OMITTED_COLUMNS]
     quoted = ['"{}"'.format(field.name.replace('"', '""')) for field in schema]
     # times with a zone are cast to text, since DuckDB would need another package for them
@@ -247,11 +233,7 @@ class CellEscaper:
         self.n_escaped = 0
 
     def escape(self, value: Any) -> Any:
-        """Return a value as a cell: numbers unchanged, lists as JSON, formulas with an apostrophe in front.
-
-        Formulas are recognized at the start of a text and after `;`, `,`, `|`, a tab or a new line, because spreadsheets
-        split lines at semicolons where the comma is the decimal mark.
-        """
+        """Return a value as a cell: numbers unchanged, lists as JSON, formulas with an apostrophe in front."""
         if isinstance(value, Mapping | list | tuple):
             text = json.dumps(value, default=str, ensure_ascii=False) if value else ""
             if '"' not in text:  # only numbers
@@ -282,10 +264,7 @@ SCORE_DESCRIPTION = (
 
 
 def map_annotations(explanation: Explanation, threshold: float) -> list[dict[str, Any]]:
-    """Return a box, an outline and an area in image pixels for each region above `threshold` times the maximum.
-
-    Holes of an outline are filled, since COCO polygons have none. Raises a GeometryError if the placement is unknown.
-    """
+    """Return a box, an outline without holes and an area, in image pixels, for each region above `threshold` x maximum."""
     if explanation.placement is None:
         raise GeometryError("where the map lies on the image is unknown")
     explanation._check_two_axes()
@@ -315,16 +294,19 @@ class CocoWriter:
 
     def __init__(self, file: BinaryIO, image_buffer: BinaryIO, class_names: Sequence[str]) -> None:
         self._file, self._image_buffer = file, image_buffer
-        self._class_names = list(class_names)
-        self._extra_category_ids: dict[str, int] = {}  # labels that are not classes of the model
+        self._n_classes = len(class_names)
+        self.extra_category_ids: dict[str, int] = {}  # labels that are not classes of the model
         self._n_annotations = self._n_images = 0
 
-    def add_image(self, row: Mapping[str, Any], size: tuple[int, ...]) -> None:
-        """Add the image of a row. Call it once per image; its id is the row number."""
-        height, width = size
+    def add_rows(self, row_exports: Sequence[_RowExport]) -> None:
+        """Add rows of one image with their annotations, and the image, whose id is the row number."""
+        row = row_exports[0].row
+        height, width = row["image_size"]
         entry = {"id": row["row"], "file_name": row["path"], "height": height, "width": width, "name": row["id"]}
         self._image_buffer.write(_json_item(entry, first=not self._n_images))
         self._n_images += 1
+        for row_export in row_exports:
+            self.add_annotations(row_export.row, row_export.target, row_export.annotations or ())
 
     def add_annotations(
         self, row: Mapping[str, Any], target: int | None, annotations: Sequence[Mapping[str, Any]]
@@ -332,22 +314,13 @@ class CocoWriter:
         """Add the annotations of a row. `target` is a class index, or None if the target is not a class."""
         for annotation in annotations:
             category_id = (target or 0) + 1
-            if target is None or target >= len(self._class_names):
-                new_id = len(self._class_names) + len(self._extra_category_ids) + 1
-                category_id = self._extra_category_ids.setdefault(row["label"], new_id)
+            if target is None or target >= self._n_classes:
+                new_id = self._n_classes + len(self.extra_category_ids) + 1
+                category_id = self.extra_category_ids.setdefault(row["label"], new_id)
             entry = {"id": self._n_annotations + 1, "image_id": row["row"], "category_id": category_id, **annotation}
             entry |= {"method": row["method"], "layer": row["layer"]}
             self._file.write(_json_item(entry, first=not self._n_annotations))
             self._n_annotations += 1
-
-    def write_footer(self, info: Mapping[str, Any]) -> None:
-        """Write what follows the annotations: images, categories and info."""
-        self._file.write(b'\n],\n"images": [')
-        self._image_buffer.seek(0)
-        shutil.copyfileobj(self._image_buffer, self._file)
-        names = [*self._class_names, *self._extra_category_ids]
-        categories = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
-        self._file.write(f'\n],\n"categories": {json.dumps(categories)},\n"info": {json.dumps(info)}\n}}\n'.encode())
 
 
 @contextmanager
@@ -359,7 +332,13 @@ def open_coco_writer(
         file.write(b'{\n"annotations": [')
         writer = CocoWriter(file, image_buffer, class_names)
         yield writer
-        writer.write_footer({"description": SCORE_DESCRIPTION, **info})
+        file.write(b'\n],\n"images": [')
+        image_buffer.seek(0)
+        shutil.copyfileobj(image_buffer, file)
+        names = enumerate([*class_names, *writer.extra_category_ids], start=1)
+        categories = json.dumps([{"id": number, "name": name} for number, name in names])
+        description = json.dumps({"description": SCORE_DESCRIPTION, **info})
+        file.write(f'\n],\n"categories": {categories},\n"info": {description}\n}}\n'.encode())
 
 
 def _json_item(value: Mapping[str, Any], *, first: bool) -> bytes:

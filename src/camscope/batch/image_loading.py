@@ -1,26 +1,28 @@
-"""Read and decode images in threads while the model runs."""
+"""Read and decode images in threads while the model runs, within a limit of memory."""
 
+import ctypes
 import hashlib
+import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
+from threading import Condition
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from camscope.batch.manifest import Manifest
-from camscope.batch.memory_budget import DECODING_BYTES_PER_PIXEL, MemoryBudget, trim_free_memory
 from camscope.errors import (
     CamscopeError,
     GeometryError,
     ImageError,
     InputError,
-    PreprocessError,
     describe_out_of_memory,
     is_out_of_memory,
     is_transient,
@@ -46,6 +48,65 @@ from camscope.safe_files import open_regular_file
 
 ManifestRow = Mapping[str, Any]
 IMAGES_PER_THREAD_TASK = 4  # images
+BYTES_PER_THREAD, MIN_BUDGET_BYTES = 2**28, 2**29  # work in progress: per thread, and at least
+MAX_BUDGET_BYTES = 700_000_000  # so that a process with waiting images and libraries needs under 1.5 GB
+MAX_WAITING_BYTES = 2**27  # decoded images that wait to be drawn on; further images are read again
+DECODING_BYTES_PER_PIXEL = 11  # per pixel of a file: two copies of Pillow, and ours
+DRAWING_BYTES_PER_PIXEL = 26  # per pixel of an overlay: values, their copies, colors, and the result
+TRIM_THRESHOLD_BYTES = 2**28  # work after which free memory is returned to the system
+
+
+@cache
+def _find_malloc_trim() -> Any:
+    """Return `malloc_trim` of the C library, which returns free memory to the system, or None if there is none."""
+    with suppress(OSError, TypeError):
+        return getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+def trim_free_memory(n_bytes: int) -> None:
+    """Return free memory to the system after work of many bytes; glibc keeps it for each thread that decoded a large image."""
+    if n_bytes > TRIM_THRESHOLD_BYTES and (trim := _find_malloc_trim()) is not None:
+        trim(0)
+
+
+class MemoryBudget:
+    """A number of bytes that threads share. A request for more than all of them waits until it can have all of them."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._free = self._total = min(MAX_BUDGET_BYTES, max(MIN_BUDGET_BYTES, BYTES_PER_THREAD * num_threads))
+        self._waiting_free = MAX_WAITING_BYTES
+        self._changed = Condition()
+
+    @contextmanager
+    def reserve(self, n_bytes: int) -> Iterator[None]:
+        """Reserve bytes for a `with` block. Do not nest reservations: they would wait for each other."""
+        n_bytes = min(n_bytes, self._total)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= n_bytes)
+            self._free -= n_bytes
+        try:
+            yield
+        finally:
+            trim_free_memory(n_bytes)
+            with self._changed:
+                self._free += n_bytes
+                self._changed.notify_all()
+
+    def try_keep_waiting(self, *images: PixelArray | None) -> bool:
+        """Return whether images may wait in memory until they are drawn on. They count until they are freed."""
+        arrays = [image for image in images if image is not None]
+        n_bytes = sum(array.nbytes for array in arrays)
+        with self._changed:
+            if n_bytes > self._waiting_free:
+                return False
+            for array in arrays:
+                self._waiting_free -= array.nbytes
+                weakref.finalize(array, self._release_waiting, array.nbytes).atexit = False
+        return True
+
+    def _release_waiting(self, n_bytes: int) -> None:
+        with self._changed:
+            self._waiting_free += n_bytes
 
 
 @dataclass(frozen=True)
@@ -75,11 +136,9 @@ def load_images(
     num_threads: int,
     memory: MemoryBudget | None = None,
 ) -> Generator[LoadedImage, None, None]:
-    """Yield the images of rows, in order. `read_item` turns an image into the model input and runs in several threads.
-
-    Each thread gets a few images at a time, since handing over one image costs as much as opening a small file.
-    """
+    """Yield the images of rows, in order. `read_item` turns an image into the model input and runs in several threads."""
     remaining = iter(rows)
+    # a few images at a time, since handing over one image costs as much as opening a small file
     row_groups = iter(lambda: list(islice(remaining, IMAGES_PER_THREAD_TASK)), [])
 
     def load_group(group: list[ManifestRow]) -> list[LoadedImage]:
@@ -128,9 +187,8 @@ def _decode_image(
                 or memory.try_keep_waiting(item.image, item.model_input_image)
             )
         notes: tuple[str, ...] = ()
-        if isinstance(source, bytes):
-            with suppress(ImageError):  # only a later frame is damaged, and it is not used
-                notes = find_file_flags(source, row["path"])
+        with suppress(ImageError):  # only a later frame is damaged, and it is not used
+            notes = find_file_flags(source, row["path"]) if isinstance(source, bytes) else ()
         return LoadedImage(
             row,
             digest,
@@ -147,18 +205,14 @@ def _decode_image(
     except CamscopeError:
         raise
     except Exception as error:
+        reason = f"the preprocessing fails: {type(error).__name__}{'' if hides_names else f': {error}'}"
         if is_out_of_memory(error):
             reason = f"{describe_out_of_memory(error)} while reading and preprocessing it"
-            return LoadedImage(row, digest, error=reason, is_transient=True)
-        reason = f"the preprocessing fails: {type(error).__name__}{'' if hides_names else f': {error}'}"
         return LoadedImage(row, digest, error=reason, is_transient=is_transient(error))
 
 
 def hash_source(source: Any) -> str | None:
-    """Return the SHA-256 digest of a source as hex digits, or None if there is nothing to hash.
-
-    Hashed are the bytes of a file, all files of a folder in any order, or the pixels of a decoded image.
-    """
+    """Return the SHA-256 digest of a file, of the files of a folder in any order, or of decoded pixels, or None."""
     if isinstance(source, bytes):
         return hashlib.sha256(source).hexdigest()
     if isinstance(source, Path):
@@ -198,10 +252,7 @@ def require_valid_num_threads(num_threads: int | None) -> None:
 def map_in_order(
     function: Callable[[ItemT], ResultT], items: Iterable[ItemT], num_threads: int, *, max_ahead: int | None = None
 ) -> Generator[ResultT, None, None]:
-    """Yield `function(item)` for each item, in order, computed by threads. Closing it early starts no further items.
-
-    `max_ahead` limits how many items are started ahead of the one that is waited for (default: two per thread).
-    """
+    """Yield `function(item)` in order, computed by threads at most `max_ahead` items ahead (default: two per thread)."""
     futures: deque[Future[ResultT]] = deque()
     with ThreadPoolExecutor(num_threads, thread_name_prefix="camscope") as pool:
         try:
@@ -232,8 +283,7 @@ def prepare_input(
 ) -> ModelInput:
     """Prepare the model input of an image on the CPU, with the image if `keep_image` asks for an overlay.
 
-    `reduced_decoding` and `window` are options of a run. `allow_burned_in_text` keeps the image of a scan even if text may
-    be burned into it. `reject_unlabeled_scans` rejects a scan whose file name does not show that it is one.
+    `reject_unlabeled_scans` rejects a scan whose file name does not show that it is one.
     """
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         return explainer.prepare_input(source)
@@ -255,15 +305,6 @@ def prepare_input(
     placement = placement and placement.on_resized_image(size)
     input_image = render_model_input(x, preprocess) if keep_image and not placement else None
     return ModelInput(x, placement, "", pixels if keep_image else None, input_image)
-
-
-def require_reducible(explainer: Explainer) -> None:
-    """Raise a PreprocessError if the size that images are resized to is unknown."""
-    if not isinstance(explainer.preprocess, Preprocess):
-        raise PreprocessError(
-            f"reduced decoding needs the size that images are resized to, which {explainer.preprocess!r} does not tell; "
-            "pass a camscope.Preprocess, or leave reduced_decoding out"
-        )
 
 
 def _decode_photo(source: Any, explainer: Explainer, reduced_decoding: bool) -> tuple[PixelArray, tuple[int, ...]]:

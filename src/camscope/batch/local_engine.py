@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from camscope.batch import result_rows
 from camscope.batch.batch_worker import BatchWorker, ImageBatch
-from camscope.batch.image_loading import LoadedImage, load_images
+from camscope.batch.image_loading import LoadedImage, MemoryBudget, load_images
 from camscope.batch.manifest import import_arrow
-from camscope.batch.memory_budget import MemoryBudget
 from camscope.batch.run_store import RunStore
-from camscope.errors import InputError, RunError
+from camscope.errors import RunError
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -32,13 +31,6 @@ class ChunkPlan:
     n_images: int
     chunk_size: int
     shard: tuple[int, int] = (0, 1)
-
-    def __post_init__(self) -> None:
-        index, count = self.shard
-        if self.chunk_size < 1 or not 0 <= index < count:
-            raise InputError(
-                f"chunk_size={self.chunk_size}, shard={index}/{count}: expected at least 1 image, and a shard 0/n … n-1/n"
-            )
 
     @property
     def shard_chunks(self) -> range:

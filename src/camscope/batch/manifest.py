@@ -1,13 +1,10 @@
-"""The manifest: the images of a run as an Arrow table with one row per image.
-
-The table is never converted to Python objects as a whole, so a manifest may have millions of rows.
-"""
+"""The manifest: the images of a run as an Arrow table with one row per image, which may name no file and no patient."""
 
 import hashlib
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +15,9 @@ import numpy.typing as npt
 
 from camscope.batch.path_resolver import PathResolver
 from camscope.errors import InputError
+from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
+from camscope.images.files.redaction import pseudonymize_source
+from camscope.images.scans.scan_reader import is_scan
 from camscope.optional import require
 from camscope.plurals import plural
 from camscope.untrusted_files import read_errors_converted
@@ -113,23 +113,18 @@ class Manifest:
         rows: list[dict[str, Any]] = self.table.slice(start, stop - start).to_pylist()
         return rows
 
-    def row_by_number(self, number: int) -> dict[str, Any]:
-        """Return the row with this number, which is not its position if the manifest holds only some rows."""
-        position = self.row_position(number)
-        return self.rows(position, position + 1)[0]
-
     def read_source(self, row: Mapping[str, Any]) -> Any:
         """Return the image of a row in a dataset, the bytes of its file, or the path of a scan."""
         return self.path_resolver.read(row["path"]) if self.images is None else self.images[row["row"]]
 
-    def row_position(self, number: int) -> int:
-        """Return the position of the row with this number; raise an InputError if there is none."""
+    def row_by_number(self, number: int) -> dict[str, Any]:
+        """Return the row with this number, which is not its position if the manifest holds only some rows."""
         position = int(np.searchsorted(self._row_numbers, number))
         if position == len(self._row_numbers) or self._row_numbers[position] != number:
             raise InputError(
                 f"no row {number}: this is not the manifest of the run; pass the one that the run was made from"
             )
-        return position
+        return self.rows(position, position + 1)[0]
 
     @cached_property
     def _row_numbers(self) -> "npt.NDArray[np.int64]":
@@ -151,38 +146,29 @@ def hash_manifest(manifest: Manifest) -> str:
     return file.sha256.hexdigest()[:16]
 
 
-class _HashingFile(io.RawIOBase):
-    """A file that keeps only a hash and the number of the bytes that are written to it."""
+class _HashingFile(io.BytesIO):
+    """A file that keeps only a hash of the bytes that are written to it."""
 
     def __init__(self) -> None:
-        self.sha256, self.size = hashlib.sha256(), 0
+        super().__init__()
+        self.sha256 = hashlib.sha256()
 
     def write(self, data: Any) -> int:
         """Hash some bytes."""
         self.sha256.update(data)
-        self.size += len(data)
         return len(data)
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the number of bytes written."""
-        return self.size
 
 
 def add_row_columns(table: "pa.Table", source_name: str, *, strict: bool = True) -> "pa.Table":
-    """Put the columns `row`, `id` and `path` in front; raise an InputError for a table that is not a manifest.
-
-    Without `strict`, empty paths, repeated ids and reserved column names are kept.
-    """
+    """Put `row`, `id` and `path` in front. Without `strict`, empty paths, repeated ids and reserved names are kept."""
     with read_errors_converted(f"{source_name}: it cannot be read", quote_original=False):  # names may be invalid UTF-8
         return _build_manifest_table(table, source_name, strict=strict)
 
 
 def _build_manifest_table(table: "pa.Table", source_name: str, *, strict: bool) -> "pa.Table":
     pa, compute = import_arrow(), import_arrow("compute")
+    # the index that pandas writes has no name; this is what pandas calls such a column
+    table = table.rename_columns([name or f"Unnamed: {index}" for index, name in enumerate(table.column_names)])
     _check_column_names(table.column_names, source_name, strict=strict)
     if not table.num_rows:
         raise InputError(f"{source_name}: it has no rows; expected one row per image")
@@ -238,6 +224,13 @@ def _check_column_names(names: Sequence[str], source_name: str, *, strict: bool)
         )
 
 
+def require_columns(names: Iterable[str | None], existing: Sequence[str], purpose: str) -> None:
+    """Raise an InputError, with the existing columns, for a name that is not one of them."""
+    for name in names:
+        if name is not None and name not in existing:
+            raise InputError(f"no column {name!r} {purpose}; the columns are {', '.join(existing) or 'none'}")
+
+
 def _cast_column(column: Any, arrow_type: Any, name: str, source_name: str) -> Any:
     try:
         return column.cast(arrow_type)
@@ -245,6 +238,54 @@ def _cast_column(column: Any, arrow_type: Any, name: str, source_name: str) -> A
         raise InputError(f"{source_name}: the column {name} cannot be read as {arrow_type}") from error
 
 
+@dataclass(frozen=True, eq=False)
+class ImageAccessor:
+    """The images of a manifest by row number, for a pseudonymized manifest that does not name them."""
+
+    manifest: Manifest
+
+    def __getitem__(self, index: int) -> Any:
+        images = self.manifest.images
+        return self.manifest.read_source(self.manifest.row_by_number(index)) if images is None else images[index]
+
+
+def contains_scans(manifest: Manifest) -> bool:
+    """Return whether any path is that of a scan, by its suffix or first bytes, or of a folder (a series)."""
+    if manifest.images is not None:
+        return False
+    compute, paths = import_arrow("compute"), manifest.table["path"]
+    scan_suffixes, photo_suffixes = ("|".join(map(re.escape, suffixes)) for suffixes in (SCAN_SUFFIXES, PHOTO_SUFFIXES))
+    if compute.any(compute.match_substring_regex(paths, rf"(?i)({scan_suffixes})(#\d+)?$")).as_py():
+        return True
+    is_photo_or_url = compute.match_substring_regex(paths, rf"(?i)({photo_suffixes})$|://")
+    return any(_is_scan_path(manifest, path.as_py()) for path in paths.filter(compute.invert(is_photo_or_url)))
+
+
+def _is_scan_path(manifest: Manifest, path: str) -> bool:
+    """Return whether a path is a folder or holds a scan. A path outside the root is not read."""
+    try:
+        location = manifest.path_resolver.resolve(path)
+    except InputError:
+        return False
+    return split_selector(location)[0].is_dir() or is_scan(location)
+
+
+def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) -> Manifest:
+    """Replace each path, and each id that is a path, by a keyed hash. Only `target` and `keep_columns` remain."""
+    require_columns(keep_columns, manifest.extra_columns, "to keep")
+    pa, compute, table = import_arrow(), import_arrow("compute"), manifest.table
+    if manifest.images is not None:  # the number of an image in a named dataset
+        identifiers: list[Any] = [f"{manifest.dataset}{path}".encode() for path in table["path"].to_pylist()]
+    else:  # an absolute path or a URL
+        root = manifest.root or Path.cwd()
+        identifiers = [path if "://" in path else str(root / path) for path in table["path"].to_pylist()]
+    names = pa.array([pseudonymize_source(identifier) for identifier in identifiers], pa.string())
+    has_own_id = compute.not_equal(table["id"], table["path"])
+    columns = {"row": table["row"], "id": compute.if_else(has_own_id, table["id"], names), "path": names}
+    columns |= {name: table[name] for name in table.column_names if name in ("target", *keep_columns)}
+    return Manifest(pa.table(columns), None, ImageAccessor(manifest), PSEUDONYMIZED_DATASET)
+
+
 def import_arrow(submodule: str = "") -> Any:
-    """Import PyArrow or one of its modules; raise a MissingExtraError if it is not installed."""
+    """Import PyArrow or one of its modules, which may not be installed."""
     return require(f"pyarrow.{submodule}" if submodule else "pyarrow", extra="batch")

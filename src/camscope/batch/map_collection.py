@@ -13,9 +13,15 @@ import numpy as np
 
 from camscope import render
 from camscope.batch.image_loading import hash_source
-from camscope.batch.manifest import PSEUDONYMIZED_DATASET, Manifest, SupportsImageIndex, import_arrow
+from camscope.batch.manifest import (
+    PSEUDONYMIZED_DATASET,
+    ImageAccessor,
+    Manifest,
+    SupportsImageIndex,
+    import_arrow,
+    pseudonymize_manifest,
+)
 from camscope.batch.path_resolver import PathResolver
-from camscope.batch.pseudonymize import ImageAccessor, pseudonymize_manifest
 from camscope.batch.query import Query, RowReader, open_map_parts, read_rows, table_to_dicts, translate_part_errors
 from camscope.batch.result_rows import EXPLANATION_COLUMNS, FAILED
 from camscope.batch.run_store import RUN_FILE, RunStore

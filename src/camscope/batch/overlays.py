@@ -10,7 +10,12 @@ from threading import BoundedSemaphore
 from typing import Any
 
 from camscope import render
-from camscope.batch.memory_budget import DECODING_BYTES_PER_PIXEL, DRAWING_BYTES_PER_PIXEL, MemoryBudget
+from camscope.batch.image_loading import (
+    DECODING_BYTES_PER_PIXEL,
+    DRAWING_BYTES_PER_PIXEL,
+    LoadedImage,
+    MemoryBudget,
+)
 from camscope.batch.result_rows import OutputNames
 from camscope.batch.run_store import OVERLAYS_FOLDER
 from camscope.errors import InputError
@@ -19,21 +24,7 @@ from camscope.safe_files import build_output_path, write_bytes
 
 MAX_OVERLAY_PIXELS = 25_000_000  # a larger overlay is drawn at a reduced size
 IMAGES_PER_FOLDER = 1000  # more files per folder make file systems and viewers slow
-
-
-@dataclass(frozen=True)
-class Background:
-    """What a map is drawn on: `read_images` returns the image and the image that the model saw, which may be `in_memory`."""
-
-    read_images: Callable[[], tuple[PixelArray | None, PixelArray | None]]
-    n_pixels: int
-    in_memory: bool = True
-
-    @property
-    def memory_bytes(self) -> int:
-        """The memory in bytes that drawing needs."""
-        drawing = DRAWING_BYTES_PER_PIXEL * min(self.n_pixels, MAX_OVERLAY_PIXELS)
-        return drawing if self.in_memory else max(drawing, DECODING_BYTES_PER_PIXEL * self.n_pixels)
+ImageReader = Callable[[], tuple[PixelArray | None, PixelArray | None]]  # the image, and the image that the model saw
 
 
 @dataclass(frozen=True)
@@ -58,10 +49,15 @@ class OverlayWriter:
         with ThreadPoolExecutor(num_threads, thread_name_prefix="camscope-drawing") as pool:
             yield OverlayQueue(self, pool, 8 * num_threads, memory)
 
-    def write(self, path: Path, explanation: Explanation, background: Background, memory: MemoryBudget) -> None:
+    def write(
+        self, path: Path, explanation: Explanation, loaded: LoadedImage, read_images: ImageReader, memory: MemoryBudget
+    ) -> None:
         """Draw and write an overlay. It is not synced to disk, since it can be drawn again from the map."""
-        with memory.reserve(background.memory_bytes):
-            image, model_input_image = background.read_images()
+        n_bytes = DRAWING_BYTES_PER_PIXEL * min(loaded.n_pixels, MAX_OVERLAY_PIXELS)
+        if loaded.images_dropped:
+            n_bytes = max(n_bytes, DECODING_BYTES_PER_PIXEL * loaded.n_pixels)
+        with memory.reserve(n_bytes):
+            image, model_input_image = read_images()
             if image is not None and explanation.attribution.ndim == 2:
                 image = limit_pixels(image)
             if image is not None and explanation.placement is not None:
@@ -89,19 +85,21 @@ class OverlayQueue:
         self._writer, self._pool, self._free_slots = writer, pool, BoundedSemaphore(max_waiting)
         self._pending: dict[str, Future[None]] = {}
 
-    def __call__(self, row: Mapping[str, Any], explanation: Explanation, background: Background) -> str:
+    def __call__(
+        self, row: Mapping[str, Any], explanation: Explanation, loaded: LoadedImage, read_images: ImageReader
+    ) -> str:
         """Queue the overlay of a row, and return its path inside the folder of the run."""
         file_name = f"{self._writer.output_names.file_stem(row)}.{self._writer.image_format}"
         names = (OVERLAYS_FOLDER, f"{row['row'] // IMAGES_PER_FOLDER:06d}", file_name)
         name, path = "/".join(names), build_output_path(self._writer.folder, *names)
         self._free_slots.acquire()
-        future = self._pool.submit(self._writer.write, path, explanation, background, self._memory)
+        future = self._pool.submit(self._writer.write, path, explanation, loaded, read_images, self._memory)
         future.add_done_callback(lambda _: self._free_slots.release())
         self._pending[name] = future
         return name
 
     def wait_and_note_failures(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Wait for all overlays. One that cannot be drawn becomes a note of its row; a full disk ends the run."""
+        """Wait for all overlays. One that cannot be drawn becomes a note of its row. A full disk ends the run."""
         errors = {name: error for name, future in self._pending.items() if (error := future.exception()) is not None}
         for row in rows:
             error = errors.get(row.get("overlay", ""))

@@ -12,7 +12,8 @@ from camscope.images.files.image_file_access import MAX_FILE_BYTES, PHOTO_SUFFIX
 from camscope.optional import require
 from camscope.safe_files import check_regular_file, open_regular_file
 
-# URL schemes that never read a file of this machine. hdfs and sftp are missing, since they can be configured to do so.
+# URL schemes that never read a file of this machine. hdfs and sftp can be configured to do so, and fsspec treats an unknown
+# scheme, such as one in capitals, as a local file.
 REMOTE_SCHEMES = frozenset(
     (
         "abfs", "abfss", "adl", "az", "box", "dbfs", "dropbox", "ftp", "gcs", "gdrive", "gist", "github", "gs", "hf", "http",
@@ -26,10 +27,9 @@ NETWORK_SHARE = re.compile(r"[\\/]{2}[^\\/]")  # on Windows: \\server\share
 
 @dataclass(frozen=True)
 class PathResolver:
-    """Resolve and read the paths in a table: images and masks.
+    """Resolve and read the paths in a table, which begin in `root` or in the working folder.
 
-    Relative paths begin in `root`, or in the working folder. If `confined`, every path must stay there after symlinks are
-    resolved, and every URL must name a remote store. `fetch` allows other machines to be contacted.
+    If `confined`, a path must stay there behind symlinks, and a URL must name a remote store. `fetch` allows URLs to be read.
     """
 
     root: Path | None = None
@@ -56,11 +56,7 @@ class PathResolver:
         return location
 
     def read(self, path: str) -> bytes | Path:
-        """Return the bytes of a file, or the path of a scan, which may be several files or a part of one.
-
-        Raises an InputError if the path leads out of `root`, and an ImageError if it would have to be fetched while `fetch`
-        is off. Raises an OSError if there is no such file, or if it is a pipe or a device.
-        """
+        """Return the bytes of a file, or the path of a scan, which may be several files or a part of one."""
         if not self.fetch and self.is_remote_path(path):
             raise ImageError(
                 f"{path}: it is not on this machine and is fetched on request only: pass --fetch (Python: fetch=True)"
@@ -111,10 +107,7 @@ def is_network_share(path: str, *, windows: bool = os.name == "nt") -> bool:
 
 
 def is_remote_store_url(url: str) -> bool:
-    """Return whether every element of a URL chain such as `zip://a.png::s3://bucket/b.zip` uses a known remote scheme.
-
-    Only listed schemes are known, since fsspec treats an unknown scheme, such as one in capitals, as a local file.
-    """
+    """Return whether every element of a URL chain such as `zip://a.png::s3://bucket/b.zip` uses a known remote scheme."""
     *wrappers, last = (element.partition("://") for element in url.split("::"))
     is_wrapped = all(
         scheme in WRAPPER_SCHEMES or (scheme in REMOTE_SCHEMES and separator) for scheme, separator, _ in wrappers

@@ -163,8 +163,7 @@ def open_parts(parts: Sequence[str], schema: "pa.Schema | None" = None) -> "ds.D
     """Open part files as one dataset without reading rows; raise an InputError for a file that is not Parquet."""
     with translate_part_errors():
         rows = import_arrow("dataset").dataset(list(parts), schema=schema, format="parquet")
-        if schema is None:
-            _require_column_types(rows.schema)
+        _require_column_types(rows.schema)
         return rows
 
 

@@ -1,8 +1,4 @@
-"""The Ray engine: actors in worker processes compute chunks with the code of the local engine.
-
-An actor gets one chunk at a time, with its rows of the manifest, so the memory of the driver does not grow with the manifest.
-If the process of an actor dies, Ray starts it again and repeats its chunk.
-"""
+"""The Ray engine: actors in worker processes compute one chunk at a time with the code of the local engine."""
 
 import contextlib
 import logging
@@ -19,9 +15,8 @@ import numpy as np
 import torch
 
 from camscope.batch.batch_worker import BatchWorker
-from camscope.batch.image_loading import load_images
+from camscope.batch.image_loading import MemoryBudget, load_images
 from camscope.batch.local_engine import ChunkPlan, ChunkTask, Failure, Steps, write_chunk
-from camscope.batch.memory_budget import MemoryBudget
 from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, RunError
 from camscope.explainers.core.evaluation_context import device_and_dtype
@@ -52,9 +47,8 @@ def compute_chunks_on_ray(
         raise InputError(f"the model is on {device}; Ray gives each worker one GPU as cuda:0: put the model there")
     with ray_connection(address) as ray:
         n_actors, num_cpus = plan_actor_pool(ray.nodes(), num_workers, on_cuda)
-        payload_refs = [
-            ray.put(_pickle_payload(worker, store, num_threads or num_cpus))
-        ]  # a list is passed as references
+        payload = _pickle_payload(worker, store, num_threads or num_cpus)
+        payload_refs = [ray.put(payload)]  # a list is passed as references
         actor_cls = ray.remote(
             num_cpus=num_cpus, num_gpus=int(on_cuda), max_restarts=-1, max_task_retries=MAX_ATTEMPTS_PER_CHUNK - 1
         )(Actor)
@@ -114,7 +108,7 @@ def _iter_steps(
 
 
 def _pickle_payload(worker: BatchWorker, store: RunStore, num_threads: int) -> bytes:
-    """Pickle what actors need. Classes of a script or of `--model FILE.py:FUNCTION` are included; others are imported."""
+    """Pickle what actors need, with classes of a script or of `--model FILE.py:FUNCTION`. Others are imported."""
     manifest, root = worker.manifest, worker.manifest.root
     is_relative = not root.is_absolute() if root is not None else manifest.has_relative_paths
     working_folder = str(Path.cwd()) if is_relative or not store.folder.is_absolute() else None
@@ -213,11 +207,7 @@ def cloudpickle_dumps(value: object) -> bytes:
 
 @contextlib.contextmanager
 def ray_connection(address: str | None = None) -> Iterator[Any]:
-    """Connect to Ray for a `with` block, or keep an existing connection; raise a RunError if the address does not answer.
-
-    Without an address, the first of these is used: the address in `RAY_ADDRESS`, the instance that `ray start` started on
-    this machine, a new instance.
-    """
+    """Connect to Ray for a `with` block, or keep an existing connection; raise a RunError if the address does not answer."""
     ray = require("ray", extra="ray")
     if ray.is_initialized():
         yield ray
@@ -238,10 +228,7 @@ def ray_connection(address: str | None = None) -> Iterator[Any]:
 
 
 def plan_actor_pool(nodes: list[dict[str, Any]], num_workers: int | None, on_cuda: bool) -> tuple[int, int]:
-    """Return how many actors to start and how many CPUs each gets.
-
-    Without `num_workers` there is one actor per GPU (model on CUDA) or per CPU. The CPUs are divided among the actors.
-    """
+    """Return how many actors to start (default: one per GPU of a model on CUDA, or per CPU), and the CPUs of each."""
     resources = [node["Resources"] for node in nodes if node["Alive"]]
     cpus_and_gpus = [(int(resource.get("CPU", 0)), int(resource.get("GPU", 0))) for resource in resources]
     if on_cuda and not any(gpus for _, gpus in cpus_and_gpus):

@@ -1,7 +1,4 @@
-"""Rows of a run (one per image, target and method) and the names of their files.
-
-A file name consists of the row number, a short hash and slugs. It never contains an unchanged id, path or label.
-"""
+"""Rows of a run (one per image, target and method) and the names of their files: numbers, short hashes and slugs."""
 
 import hashlib
 import json
@@ -30,12 +27,7 @@ TRANSIENT, PERMANENT = "transient", "permanent"  # kinds of failure: a retry may
 
 
 def part_schema(manifest: Manifest, *, with_overlays: bool = False) -> "pa.Schema":
-    """Return the columns of a part: those of `column_types`, then the extra columns of the manifest.
-
-    Arrays are stored flat, row by row: `attribution` has the shape `grid`, and `placement` is 2 x 3 (volumes: 3 x 4).
-    `affine` (4 x 4) and `scan_steps` belong to scans: see `Explanation`. `failure_kind` is "transient" or "permanent" in
-    failed rows. With `with_overlays`, `overlay` holds the path of the overlay inside the folder of the run.
-    """
+    """Return the columns of a part: those of `column_types`, where arrays are flat, then those of the manifest."""
     pa = import_arrow()
     types = {name: arrow_type for name, arrow_type in column_types().items() if with_overlays or name != "overlay"}
     types |= {name: manifest.table.schema.field(name).type for name in manifest.extra_columns}
@@ -89,9 +81,7 @@ def replace_rows(existing: "pa.Table", new: "pa.Table") -> "pa.Table":
 
 def rows_to_table(rows: Sequence[Mapping[str, Any]], schema: "pa.Schema") -> "pa.Table":
     """Convert rows to the table of a part."""
-    pa = import_arrow()
-    arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    return import_arrow().Table.from_pylist(rows, schema=schema)
 
 
 def hash_parameters(parameters: Mapping[str, Any]) -> str:

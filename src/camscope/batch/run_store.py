@@ -1,7 +1,4 @@
-"""The folder of a run: run.json and the part files.
-
-A part file is complete or missing, so the parts that exist are the record of what is done.
-"""
+"""The folder of a run: run.json and the part files, which are complete or missing and so record what is done."""
 
 import hashlib
 import json
@@ -49,9 +46,7 @@ CONTENT_BY_CONFIG_KEY = {"agreement": "the agreement of methods", "metrics": "me
 class RunStore:
     """The folder of a run: `run.json` (configuration) and files such as `parts/part-00000012.parquet` (rows of chunk 12).
 
-    Several processes may write one run at the same time. A process that replaces a run (`overwrite`) needs the folder for
-    itself. Each part holds the identity of its run. If another process replaces the run meanwhile, the next write raises a
-    RunError instead of mixing the rows of two runs.
+    Several processes may write one run, and each part holds its identity. A process that replaces the run is alone in it.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -66,10 +61,7 @@ class RunStore:
 
     @property
     def run_info(self) -> dict[str, Any] | None:
-        """The contents of run.json, or None before a run has begun.
-
-        Raises an OutputError if the file is damaged, has another schema, or belongs to another program.
-        """
+        """The contents of run.json, or None before a run has begun. Another file is an OutputError."""
         path = self.folder / RUN_FILE
         try:
             run_info = json.loads(read_bytes(path, MAX_JSON_BYTES))
@@ -95,11 +87,7 @@ class RunStore:
         return run_info
 
     def begin(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> bool:
-        """Begin a run in the folder, or resume it, and return whether it is new.
-
-        Raises an OutputError if the folder holds another run; the message names the difference. Until `release`, or the
-        end of this process, no other process can replace the run.
-        """
+        """Begin or resume a run and return whether it is new. No other process can replace it until `release`."""
         data = json.dumps({"schema": SCHEMA_VERSION, **run_info}, indent=1, sort_keys=True).encode()
         make_folder(self.folder)
         for name in (PARTS_FOLDER, OVERLAYS_FOLDER):
@@ -193,10 +181,7 @@ class RunStore:
             self.folder.rmdir()
 
     def _remove_outputs(self) -> None:
-        """Remove parts and overlays, recognized by their names. All other files in these folders belong to the user.
-
-        Raises an OutputError if one of the folders is a symlink, since its target may belong to another run.
-        """
+        """Remove parts and overlays, recognized by their names. All other files in these folders belong to the user."""
         root = self.folder / OVERLAYS_FOLDER
         overlays = list(_iter_matching_files(root, OVERLAY_FOLDER_PATTERN))
         for folder in (self.parts_folder, root, *overlays):
@@ -251,11 +236,7 @@ class RunStore:
         return build_output_path(self.parts_folder, f"part-{chunk:08d}.parquet")
 
     def write_part(self, chunk: int, rows: "pa.Table", source_digest: str | None = None) -> None:
-        """Write a part to a temporary file, sync it, and rename it. If two processes write the same part, the last one stays.
-
-        `source_digest` is the digest of the part that the rows were computed from: see `read_source_digest`. Raises a
-        RunError if the run was replaced or removed since it was begun.
-        """
+        """Write a part, with the digest of the part that it was computed from, if the run was not replaced meanwhile."""
         metadata = {IDENTITY_KEY: self.identity, SOURCE_DIGEST_KEY: source_digest}
         encoded = {name: value.encode() for name, value in metadata.items() if value is not None}
         rows = rows.replace_schema_metadata({**(rows.schema.metadata or {}), **encoded} or None)

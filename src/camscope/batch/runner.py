@@ -1,26 +1,26 @@
-"""`run_batch`: compute the maps of many images and write them as one Parquet dataset that can be resumed."""
+"""`run_batch` and its options: compute the maps of many images and write them as one Parquet dataset that can be resumed."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from camscope.batch import ray_engine
 from camscope.batch.batch_worker import RUN_LEVEL_ERRORS, BatchWorker
 from camscope.batch.image_loading import require_valid_num_threads
-from camscope.batch.local_engine import BatchOutcome, ChunkPlan, OutcomeCallback, compute_chunks, run_chunks
-from camscope.batch.manifest import Manifest, hash_manifest
-from camscope.batch.options import (
-    DEFAULT_BATCH_OPTIONS,
-    DEFAULT_PRIVACY_OPTIONS,
-    BatchOptions,
-    OverlayOptions,
-    PrivacyOptions,
+from camscope.batch.local_engine import (
+    BatchOutcome,
+    ChunkPlan,
+    ChunkTask,
+    OutcomeCallback,
+    Steps,
+    compute_chunks,
+    run_chunks,
 )
+from camscope.batch.manifest import ImageAccessor, Manifest, contains_scans, hash_manifest, pseudonymize_manifest
 from camscope.batch.overlays import OverlayWriter
-from camscope.batch.pseudonymize import ImageAccessor, apply_privacy_options
 from camscope.batch.result_rows import OutputNames, hash_parameters
 from camscope.batch.run_store import RunStore
 from camscope.batch.sources import build_manifest
@@ -29,6 +29,7 @@ from camscope.explainers import Explainer
 from camscope.explainers.core.argument_sorting import reject_foreign_keywords
 from camscope.explainers.core.base_method import format_without_address, redact_parameters
 from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.explainers.core.inputs import accepts_scans
 from camscope.explainers.core.runner import get_library_versions
 from camscope.hooks.base import unwrap
 from camscope.images.scans.scan import Window
@@ -37,6 +38,95 @@ from camscope.models import redact_file_names
 from camscope.targets import TargetLike
 
 SMALL_FILE_BYTES = 32_768  # bytes of a file
+DEFAULT_CHUNK_SIZE = 256  # images per part
+Engine = Literal["local", "ray"]
+PrivacyProfile = Literal["research", "clinical"]
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """How a run divides, reads and distributes its work.
+
+    Attributes:
+        chunk_size: Images per part file. A process that is killed loses at most this many images.
+        shard: (i, n): this process computes every n-th part, starting with part i.
+        max_failures: End the run with a RunError when more images than this have failed. None: no limit.
+        reduced_decoding: Decode a large JPEG at 1/2, 1/4 or 1/8 of its size, but at no less than four times the size that
+            the preprocessing resizes it to. Five times as fast for 8 megapixels; the ranks of the maps correlate at 0.994
+            or more.
+        window: The display window of scans: see `read_scan`.
+        engine: "local" works in this process. "ray" works in `num_workers` processes of a Ray cluster. The rows are the
+            same, and each engine resumes what the other began.
+        address: HOST:PORT of the Ray cluster. None: the Ray instance of this machine, started if there is none.
+        num_workers: Processes of Ray, each with a copy of the model. None: one per GPU (model on CUDA) or per CPU.
+
+    >>> BatchOptions(chunk_size=64, shard=(0, 8)).chunk_size
+    64
+
+    """
+
+    chunk_size: int = DEFAULT_CHUNK_SIZE
+    shard: tuple[int, int] = (0, 1)
+    max_failures: int | None = None
+    reduced_decoding: bool = False
+    window: Any = None
+    engine: Engine = "local"
+    address: str | None = None
+    num_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("local", "ray"):
+            raise InputError(f"engine={self.engine!r}: expected 'local' or 'ray'")
+        if self.engine == "local" and (self.address is not None or self.num_workers is not None):
+            raise InputError("address and num_workers are options of Ray: pass engine='ray' too, or leave them out")
+        check_positive_integer(None, chunk_size=self.chunk_size, num_workers=self.num_workers)
+        index, count = self.shard
+        if not 0 <= index < count:
+            raise InputError(f"shard={index}/{count}: expected 0/n to n-1/n, such as (0, 8)")
+
+
+@dataclass(frozen=True)
+class OverlayOptions:
+    """How a run draws its maps on their images.
+
+    Attributes:
+        format: "jpg", "png" or "webp".
+        height: Height of an overlay in pixels. None: the height of the image.
+
+    >>> OverlayOptions("png", height=512).format
+    'png'
+
+    """
+
+    format: str = "jpg"
+    height: int | None = None
+
+
+@dataclass(frozen=True)
+class PrivacyOptions:
+    """What a run may write about files and patients.
+
+    Attributes:
+        profile: "research" writes no file name, and of the manifest only the columns `target`, `id` and `keep_columns`.
+            "clinical" writes all of them. None: "research" for a run with medical images, "clinical" for all others.
+        keep_columns: Further columns of the manifest that the profile "research" writes.
+        allow_burned_in_text: Draw overlays on scans even if text may be burned into them.
+
+    >>> PrivacyOptions(profile="research", keep_columns=["site"]).profile
+    'research'
+
+    """
+
+    profile: PrivacyProfile | None = None
+    keep_columns: Sequence[str] = ()
+    allow_burned_in_text: bool = False
+
+    def __post_init__(self) -> None:
+        if self.profile not in (None, "research", "clinical"):
+            raise InputError(f"profile={self.profile!r}: expected 'research' or 'clinical'")
+
+
+DEFAULT_BATCH_OPTIONS, DEFAULT_PRIVACY_OPTIONS = BatchOptions(), PrivacyOptions()
 
 
 @reject_foreign_keywords
@@ -98,38 +188,64 @@ def run_batch(
     _check_target_names(targets)
     check_positive_integer(None, batch_size=batch_size)
     require_valid_num_threads(num_threads)
-    overlay_options = OverlayOptions(overlays) if isinstance(overlays, str) else overlays
     manifest = apply_privacy_options(build_manifest(source, root), privacy, explainer_list[0].preprocess)
     store, plan = RunStore(output), ChunkPlan(len(manifest), options.chunk_size, options.shard)
-    window = None if options.window is None else Window.parse(options.window)
     worker = BatchWorker(
         explainer_list,
         list(targets),
         manifest,
         batch_size,
         options.reduced_decoding,
-        window=window and f"{window.center:g},{window.width:g},{window.kind}",  # as `Window.parse` reads it
+        window=_format_window(options.window),
         allow_burned_in_text=privacy.allow_burned_in_text,
     )
+    overlay_options = OverlayOptions(overlays) if isinstance(overlays, str) else overlays
     run_info = build_run_info(worker, options.chunk_size, overlay_options)
     if overlay_options is not None:
-        names = OutputNames.from_run(run_info["run_config"])
-        writer = OverlayWriter(store.folder, overlay_options.format, names, overlay_options.height)
-        worker = replace(worker, overlay_writer=writer)
-    if options.engine == "ray":
-        arguments = (worker, store, plan, num_threads, options.address, options.num_workers)
-        compute = partial(ray_engine.compute_chunks_on_ray, *arguments)
-    else:
-        compute = partial(compute_chunks, worker, store, plan, num_threads or choose_num_threads(manifest))
-    is_new = store.begin(run_info, overwrite=overwrite)
-    try:
-        return run_chunks(compute, store, plan, options.max_failures, on_progress, retry_failed=retry_failed)
-    except (*RUN_LEVEL_ERRORS, TargetError):
-        if is_new:
-            store.discard_empty_run()
-        raise
-    finally:
-        store.release()
+        worker = _add_overlay_writer(worker, store.folder, overlay_options, run_info)
+    compute = _choose_engine(worker, store, plan, num_threads, options)
+    with store.open_run(run_info, overwrite=overwrite) as is_new:
+        try:
+            return run_chunks(compute, store, plan, options.max_failures, on_progress, retry_failed=retry_failed)
+        except (*RUN_LEVEL_ERRORS, TargetError):
+            if is_new:
+                store.discard_empty_run()
+            raise
+
+
+def _format_window(value: Any) -> str | None:
+    """Return a window as the text that `Window.parse` reads, which is the same for equal windows."""
+    if value is None:
+        return None
+    window = Window.parse(value)
+    return f"{window.center:g},{window.width:g},{window.kind}"
+
+
+def _add_overlay_writer(
+    worker: BatchWorker, folder: Path, overlays: OverlayOptions, run_info: Mapping[str, Any]
+) -> BatchWorker:
+    names = OutputNames.from_run(run_info["run_config"])
+    return replace(worker, overlay_writer=OverlayWriter(folder, overlays.format, names, overlays.height))
+
+
+def _choose_engine(
+    worker: BatchWorker, store: RunStore, plan: ChunkPlan, num_threads: int | None, options: BatchOptions
+) -> Callable[[Sequence[ChunkTask]], Steps]:
+    """Return the function that computes the tasks of a run."""
+    if options.engine == "local":
+        return partial(compute_chunks, worker, store, plan, num_threads or choose_num_threads(worker.manifest))
+    arguments = (worker, store, plan, num_threads, options.address, options.num_workers)
+    return partial(ray_engine.compute_chunks_on_ray, *arguments)
+
+
+def apply_privacy_options(manifest: Manifest, privacy: PrivacyOptions, preprocess: object) -> Manifest:
+    """Return the manifest as the privacy profile allows a run to write it. By default, scans are pseudonymized."""
+    reads_scans = accepts_scans(preprocess) and manifest.images is None
+    if privacy.profile == "research" or (privacy.profile is None and (reads_scans or contains_scans(manifest))):
+        return pseudonymize_manifest(manifest, privacy.keep_columns)
+    if privacy.keep_columns:
+        raise InputError("keep_columns belongs to the profile 'research': every other run keeps all columns")
+    return manifest
 
 
 def choose_num_threads(manifest: Manifest) -> int:

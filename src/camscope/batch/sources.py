@@ -1,7 +1,4 @@
-"""Sources of a run: build a manifest from files, a table of files, or a dataset.
-
-Datasets are those of torchvision and Hugging Face, and any object with `__len__` and `__getitem__`.
-"""
+"""Sources of a run: build a manifest from files, a table of files, or a dataset."""
 
 import glob
 import os
@@ -134,9 +131,8 @@ def _redact_path(path: str) -> str:
 
 
 def load_dataset_by_name(spec: str, root: str | Path | None = None) -> Any:
-    """Load the dataset that a name of one of these forms means.
+    """Load a dataset: `hf:NAME`, `hf:NAME:SPLIT`, `hf:FOLDER:SPLIT` (of `save_to_disk`), `torchvision:NAME[:SPLIT]`.
 
-    `hf:NAME`, `hf:NAME:SPLIT`, `hf:FOLDER` (written by `save_to_disk`), `torchvision:NAME`, `torchvision:NAME:SPLIT`.
     Files that are missing are downloaded. `root` is the folder of torchvision's files, "data" by default.
     """
     library, _, name_and_split = spec.partition(":")
@@ -200,11 +196,7 @@ class DatasetImages:
 
 
 def _build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manifest:
-    """Build a manifest whose paths are numbers such as `#12`. Labels become the column `class`; other columns are copied.
-
-    `dataset` is a Hugging Face dataset with a column of images, a torchvision dataset, or an object with `__len__` and
-    `__getitem__`. Its items are images, begin with an image, or hold one as "image". `name` loads the dataset again.
-    """
+    """Build a manifest whose paths are numbers such as `#12`. Labels become the column `class`; other columns are copied."""
     pa, kind = import_arrow(), type(dataset).__name__
     if isinstance(getattr(dataset, "samples", None), list) and hasattr(dataset, "classes"):
         # ImageFolder and subclasses: the files are read as files, so that they can be found again

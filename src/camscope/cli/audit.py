@@ -138,7 +138,7 @@ def verify(
 ) -> None:
     """Check every file of an audit against its digest, and recompute some rows. The exit code is 1 if something differs."""
     from camscope.audit.core.config import Config
-    from camscope.audit.verification.verify import verify_audit
+    from camscope.audit.verification import verify_audit
 
     parsed_config = None if config is None else Config.from_source(config)
     try:

@@ -30,6 +30,7 @@ from camscope.errors import (
     describe_out_of_memory,
     is_out_of_memory,
 )
+from camscope.registry import METHODS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -191,21 +192,16 @@ def display_text(value: object) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
 
 
-def format_error(error: Exception) -> str:
-    """Format an error as one line: a camscope message with its fix as an option, else type and message."""
+def format_error(error: Exception, text: str | None = None) -> str:
+    """Format an error, or its redacted text, as one line: a camscope message with its fix as an option, else with its type."""
+    text = str(error) if text is None else text
     if isinstance(error, CamscopeError):
-        return display_text(word_remedy(error, str(error)))[:MAX_ERROR_LENGTH]
+        if error.fix and error.remedy in REMEDY_WORDING and text.endswith(error.fix):
+            text = text.removesuffix(error.fix) + REMEDY_WORDING[error.remedy]
+        return display_text(text)[:MAX_ERROR_LENGTH]
     if is_out_of_memory(error):
         return f"{describe_out_of_memory(error)}; use smaller images, a smaller figure, or a smaller --batch-size"
-    return f"{type(error).__name__}: {display_text(error)[:MAX_ERROR_LENGTH]}"
-
-
-def word_remedy(error: CamscopeError, text: str) -> str:
-    """Return the text of an error with its fix worded as command-line options, if such a wording exists."""
-    wording = REMEDY_WORDING.get(error.remedy) if error.remedy else None
-    if wording is None or not error.fix or not text.endswith(error.fix):
-        return text
-    return text.removesuffix(error.fix) + wording
+    return f"{type(error).__name__}: {display_text(text)[:MAX_ERROR_LENGTH]}"
 
 
 def print_error(message: str) -> None:
@@ -259,16 +255,8 @@ def check_options_unset(context: typer.Context, parameters: Iterable[str], reaso
             raise option_error(parameter.opts[0], reason)
 
 
-def print_default_model_note(context: typer.Context) -> None:
-    """Print a note that the bundled model is used, if the user named no model."""
-    if not is_option_set(context, "model") and not is_option_set(context, "weights"):
-        print_note("model: phantom, the bundled model of synthetic radiographs; choose another with --model")
-
-
 def parse_methods(names: str) -> "dict[str, type[Explainer]]":
     """Return the methods named in `a,b` by name; `all` means every method that is not slow."""
-    from camscope.explainers import METHODS
-
     fast_names = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
     requested = fast_names if names == "all" else split_list(names)
     if not requested:
@@ -281,11 +269,7 @@ def parse_methods(names: str) -> "dict[str, type[Explainer]]":
 
 
 def order_methods_by_cost(explainer_classes: "Iterable[type[Explainer]]") -> "list[type[Explainer]]":
-    """Sort methods by declared cost, the cheapest first; ties keep their order.
-
-    Methods with a fixed number of passes come before those whose cost is a formula. Within both groups,
-    class-specific methods come first, then those with fewer passes.
-    """
+    """Sort methods: those with a fixed number of passes first, then the class-specific ones, then those with fewer passes."""
 
     def cost(method: "type[Explainer]") -> tuple[bool, bool, tuple[tuple[int, str], ...]]:
         passes = (method.backward_passes, method.forward_passes)
@@ -318,10 +302,14 @@ def new_table(*columns: str) -> "Table":
     return table
 
 
-def load_model_on_device(spec: str, weights: str | None = None, device: str = "cpu") -> "nn.Module":
-    """Load the model that `--model` and `--weights` name onto a device."""
+def load_model_on_device(
+    spec: str, weights: str | None = None, device: str = "cpu", context: typer.Context | None = None
+) -> "nn.Module":
+    """Load the model that `--model` and `--weights` name. With a context, print a note if the user named none."""
     import torch
 
+    if context is not None and not is_option_set(context, "model") and not is_option_set(context, "weights"):
+        print_note("model: phantom, the bundled model of synthetic radiographs; choose another with --model")
     with spinner(f"loading {spec}"):
         from camscope.models import LOADER_BY_LIBRARY, load_model
 
@@ -347,18 +335,15 @@ def spinner(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def collect_warnings(*, quote_messages: bool = True) -> Iterator[list[str]]:
-    """Collect warnings raised inside the block; yield a list of unique lines that is filled when the block ends.
-
-    An error inside leaves the list empty. With `quote_messages=False`, the texts of warnings from other libraries
-    are hidden, because they may name a patient.
-    """
+    """Yield a list that holds the warnings of the block after it. Without `quote_messages`, other libraries' texts are hidden."""
     lines: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CamscopeWarning)
         yield lines
     for warning in caught:
-        is_own_warning = issubclass(warning.category, CamscopeWarning)
         text = display_text(warning.message)
-        foreign_text = text if quote_messages else "the text is hidden because it may name a patient"
-        lines.append(text if is_own_warning else f"{warning.category.__name__}: {foreign_text}")
-    lines[:] = dict.fromkeys(lines)
+        if not issubclass(warning.category, CamscopeWarning):
+            quoted_text = text if quote_messages else "the text is hidden because it may name a patient"
+            text = f"{warning.category.__name__}: {quoted_text}"
+        if text not in lines:
+            lines.append(text)

@@ -81,15 +81,11 @@ def run(
     """Compute the raw maps of many images. The same command resumes an interrupted run."""
     from camscope.batch import BatchOptions, OverlayOptions, PrivacyOptions, build_manifest, run_batch
 
-    method_choice = options.resolve_method_choice(context, choice, method_names, layer_names)
-    parsed_targets, methods = options.parse_targets(target, targets), base.parse_methods(method_choice.methods)
-    layers = options.parse_layers(method_choice.layers, methods)
-    settings_by_method = options.parse_settings(setting_pairs or [], methods)
+    parsed_targets = options.parse_targets(target, targets)
+    chosen = options.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
     manifest = build_manifest(source, "" if allow_outside_root else root)
-    base.print_default_model_note(context)
-    net = base.load_model_on_device(model, weights, device)
-    method_choice.warn_if_other_model(net)
-    explainers = options.build_explainers(methods, net, layers, preprocess, settings_by_method, show_method_bars=False)
+    net = base.load_model_on_device(model, weights, device, context)
+    explainers = chosen.build(net, preprocess, show_method_bars=False)
     with evaluation_request.resume_hint(output), progress.outcome_progress() as on_progress:
         outcome = run_batch(
             explainers,

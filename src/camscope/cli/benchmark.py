@@ -4,15 +4,19 @@ import warnings
 from pathlib import Path
 from typing import Annotated
 
-from camscope.cli import base, evaluation_request, metric_tables, option_types, options, progress
-from camscope.cli.evaluate import PRINTED_METRICS, print_evaluation
+import typer
+
+from camscope.cli import base, evaluation_request, option_types, options, progress
+from camscope.cli.evaluate import PRINTED_METRICS, check_figure_path, print_evaluation
 from camscope.cli.option_types import option
+from camscope.registry import METHODS
 
 EXAMPLE = "camscope benchmark phantom --methods gradcam,layercam,scorecam --count 20"
 BENCHMARKS = ("phantom",)
 
 
 def run(
+    context: typer.Context,
     benchmark: Annotated[
         str, option_types.argument("WHAT", "phantom: synthetic radiographs whose ground truth is known to the pixel.")
     ],
@@ -33,19 +37,16 @@ def run(
     """Explain synthetic images with every method, and rank the methods by localization, with confidence intervals."""
     from camscope.batch import BatchOptions, run_batch
     from camscope.evaluation import evaluate
-    from camscope.explainers import METHODS
     from camscope.explainers.comparison.supported_methods import explain_supported
 
     if benchmark not in BENCHMARKS:
         raise base.option_error("WHAT", f"{benchmark!r}; expected {', '.join(BENCHMARKS)}")
-    file = None if figure is None else metric_tables.check_figure_path(figure, overwrite)
-    explainer_classes = dict(METHODS) if include_slow and method_names == "all" else base.parse_methods(method_names)
-    settings_by_method = options.parse_settings(setting_pairs or [], explainer_classes)
+    file = None if figure is None else check_figure_path(figure, overwrite)
+    names = ",".join(METHODS) if include_slow and method_names == "all" else method_names
+    chosen = options.ExplainerOptions.parse(context, names, None, setting_pairs)
     folder, net = Path(output), base.load_model_on_device("phantom")
     manifest = write_phantoms(folder, n_images, seed, overwrite=overwrite)
-    explainers = options.build_explainers(
-        explainer_classes, net, None, None, settings_by_method, show_method_bars=False
-    )
+    explainers = chosen.build(net, None, show_method_bars=False)
     with evaluation_request.resume_hint(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if method_names == "all":
@@ -69,22 +70,18 @@ def run(
 
 def write_phantoms(folder: Path, n_images: int, seed: int, *, overwrite: bool = False) -> Path:
     """Write synthetic images, their masks and a manifest; return the manifest's path."""
-    import csv
-    import io
-
     import numpy as np
 
     from camscope.phantom import CATEGORIES, draw_radiograph
     from camscope.render import encode_image
     from camscope.safe_files import build_output_path, write_generated
 
-    stream = io.StringIO(newline="")
-    table = csv.writer(stream)
-    table.writerow(["path", "mask", "target"])
+    lines = ["path,mask,target"]
     for n in range(n_images):
         scan = draw_radiograph(seed + n, CATEGORIES[1 + n % (len(CATEGORIES) - 1)])
+        file_name = f"{seed + n:06d}.png"
         for subfolder, gray in (("images", scan.image), ("masks", scan.mask * np.uint8(255))):
             encoded = encode_image(gray[..., None].repeat(3, axis=2), ".png")
-            write_generated(build_output_path(folder, subfolder, f"{seed + n:06d}.png"), encoded, overwrite=overwrite)
-        table.writerow([f"images/{seed + n:06d}.png", f"masks/{seed + n:06d}.png", scan.name])
-    return write_generated(folder / "list.csv", stream.getvalue().encode(), overwrite=overwrite)
+            write_generated(build_output_path(folder, subfolder, file_name), encoded, overwrite=overwrite)
+        lines.append(f"images/{file_name},masks/{file_name},{scan.name}")
+    return write_generated(folder / "list.csv", "\r\n".join([*lines, ""]).encode(), overwrite=overwrite)

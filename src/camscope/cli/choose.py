@@ -65,8 +65,7 @@ def run(
     if masks is not None:
         category_names = base.split_list(categories or "")
         ground_truth = check_ground_truth(masks, manifest, category_names, allow_outside_root=allow_outside_root)
-    base.print_default_model_note(context)
-    net = base.load_model_on_device(model, weights, device)
+    net = base.load_model_on_device(model, weights, device, context)
     with base.collect_warnings():
         reader = GradCAM(net, preprocess=preprocess)
         samples, exclusions = load_samples(

@@ -1,31 +1,43 @@
 """`camscope compare`: compare methods, layers and classes on one image or on many."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camscope.cli import base, compare_images, evaluation_request, option_types, options, progress
+from camscope.cli import base, evaluation_request, option_types, options, progress
+from camscope.cli.evaluate import build_summary_table, check_figure_path, format_p_value, print_metric_heading
 from camscope.cli.option_types import option
-from camscope.cli.output_paths import check_image_exists, resolve_figure_path
+from camscope.cli.output_paths import check_free, check_image_exists, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
 from camscope.registry import METHODS
+from camscope.safe_files import build_output_path, slug, write_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from camscope.evaluation import ComparisonResult
+    from camscope.evaluation.summary import MethodSummary
     from camscope.explainers import Comparison, Explainer
     from camscope.explainers.core.base_method import BaseMethod
+    from camscope.metrics import Estimate
 
 EXAMPLE = "camscope compare camscope-demo/images --methods gradcam,eigencam"
 DATASET_PARAMETERS = (
     "masks", "categories", "metrics", "group", "n_images", "seed", "root", "figure", "fetch", "allow_outside_root",
 )  # fmt: skip
 SINGLE_IMAGE_PARAMETERS = ("columns", "shared_scale", "colormap", "alpha")
+DEFAULT_FOLDER, FIGURE_NAME = "camscope-compare", "figure.png"
+MAX_METHODS_IN_TABLE, MAX_METHODS_WITH_PRINTED_INTERVALS = 12, 5  # numbers of methods that fit a terminal
 LEGEND = "correlation: with the first map of the class; seconds of a shared pass are split between its methods"
+DATASET_LEGEND = (
+    "behind: paired difference to the first method; over: to the best control; p corrected for all pairs of "
+    "methods (behind) or all methods (over), and for all metrics; s: seconds per image, split between sharing methods"
+)
 
 
 def run(
@@ -74,43 +86,54 @@ def run(
     existing --figure file is not replaced: name another. Only for many images: --masks, --category, --metrics, --group,
     --images, --seed, --root, --figure, --fetch and --anywhere.
     """
+    request = evaluation_request.EvaluationRequest.from_context(context)
+    if evaluation_request.is_run(source) or evaluation_request.is_image_source(source):
+        base.check_options_unset(context, SINGLE_IMAGE_PARAMETERS, "this option applies only to one image")
+        _compare_on_dataset(context, request, output, figure)
+        return
+    reason = f"this option applies only to many images, and {source} is one file"
+    base.check_options_unset(context, DATASET_PARAMETERS, reason)
+    figure_options: dict[str, Any] = {
+        "scale": "shared" if shared_scale else "auto",
+        "alpha": alpha,
+        "colormap": options.parse_overlay_options(colormap, alpha)["colormap"],
+        "columns": columns,
+    }
+    _compare_on_image(context, request, output, figure_options)
+
+
+def _compare_on_image(
+    context: typer.Context,
+    request: evaluation_request.EvaluationRequest,
+    output: str | None,
+    figure_options: dict[str, Any],
+) -> None:
+    """Compare methods on one image, write the figure and print the numbers."""
     from camscope.explainers.comparison.compare import DEFAULT_METHODS
     from camscope.render import encode_image
-    from camscope.safe_files import write_bytes
 
-    is_run = evaluation_request.is_run(source)
-    parsed_targets = options.parse_targets(None, targets)
-    if not is_run and not evaluation_request.is_image_source(source):
-        reason = f"this option applies only to many images, and {source} is one file"
-        base.check_options_unset(context, DATASET_PARAMETERS, reason)
-        methods = base.parse_methods(",".join(DEFAULT_METHODS) if method_names is None else method_names)
-        layers = options.parse_layers(layer_names, methods)
-        settings_by_method = options.parse_settings(setting_pairs or [], methods)
-        figure_options: dict[str, Any] = {
-            "scale": "shared" if shared_scale else "auto",
-            "alpha": alpha,
-            "colormap": options.parse_overlay_options(colormap, alpha)["colormap"],
-            "columns": columns,
-        }
-        path, pseudonym = Path(source), ScanOptions().pseudonym(Path(source))
-        check_image_exists(path, pseudonym)
-        file = resolve_figure_path(output, "camscope-compare", path, "", overwrite, pseudonym)
-        base.print_default_model_note(context)
-        net = base.load_model_on_device(model, weights, device)
-        explainers = options.build_explainers(methods, net, layers, preprocess, settings_by_method)
-        with base.collect_warnings(quote_messages=pseudonym is None) as warnings:
-            comparison = _compare_with_progress(explainers, path, parsed_targets, method_names == "all")
-        write_bytes(file, encode_image(comparison.figure(**figure_options), file.suffix), overwrite=overwrite)
-        _print_comparison(comparison, pseudonym or base.display_text(path), file, warnings)
-        return
-    base.check_options_unset(context, SINGLE_IMAGE_PARAMETERS, "this option applies only to one image")
-    request = evaluation_request.EvaluationRequest.from_context(context)
-    if not is_run:
-        request = replace(request, method_names=method_names or ",".join(DEFAULT_METHODS))
-        base.print_default_model_note(context)
-    elif not request.needs_model:
-        request = replace(request, model=None)
-    compare_images.compare_images(context, request, output, figure)
+    targets = options.parse_targets(None, request.targets)
+    names = ",".join(DEFAULT_METHODS) if request.method_names is None else request.method_names
+    chosen = options.ExplainerOptions.parse(context, names, request.layer_names, request.setting_pairs)
+    path, overwrite = Path(request.source), request.overwrite
+    pseudonym = ScanOptions().pseudonym(path)
+    check_image_exists(path, pseudonym)
+    file = resolve_figure_path(output, DEFAULT_FOLDER, path, "", overwrite, pseudonym)
+    net = base.load_model_on_device(request.model or "phantom", request.weights, request.device, context)
+    explainers = chosen.build(net, request.preprocess)
+    with base.collect_warnings(quote_messages=pseudonym is None) as warnings:
+        comparison = _compare_with_progress(explainers, path, targets, names == "all")
+    write_bytes(file, encode_image(comparison.figure(**figure_options), file.suffix), overwrite=overwrite)
+    console = base.stdout_console()
+    console.print(pseudonym or base.display_text(path), style="bold cyan", soft_wrap=True)
+    console.print(_build_map_table(comparison))
+    console.print(LEGEND, style="dim", soft_wrap=True)
+    for sentence in comparison.equivalence_notes:
+        base.print_field("same", sentence)
+    notes = [*warnings, *(note for explanation in comparison.explanations for note in explanation.notes)]
+    for text in dict.fromkeys(notes):
+        console.print(f"note    {base.display_text(text)}", style="dim", soft_wrap=True)
+    base.print_field("figure", file, "cyan")
 
 
 def _compare_with_progress(
@@ -122,27 +145,16 @@ def _compare_with_progress(
 
     n_layer_explainers = sum(isinstance(explainer, LayerExplainer) and explainer.runs_model for explainer in explainers)
     total = len({(explainer.mode, explainer.share_key) for explainer in explainers}) + n_layer_explainers * len(targets)
+    n_finished = itertools.count()
     with progress.progress_bar("", total, base.stdout_console()) as bar:
 
         def on_pass(working: "Sequence[BaseMethod]") -> None:
             names = list(dict.fromkeys(method.name for method in working))
-            bar.start_step(names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more in one pass")
+            text = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more in one pass"
+            bar.set_status(next(n_finished), text)
             bar.pause_for_methods(working)
 
         return compare_explainers(explainers, path, targets, skip_unsupported=skip_unsupported, on_pass=on_pass)
-
-
-def _print_comparison(comparison: "Comparison", display_name: str, file: Path, warnings: Sequence[str]) -> None:
-    console = base.stdout_console()
-    console.print(display_name, style="bold cyan", soft_wrap=True)
-    console.print(_build_map_table(comparison))
-    console.print(LEGEND, style="dim", soft_wrap=True)
-    for sentence in comparison.equivalence_notes:
-        base.print_field("same", sentence)
-    notes = [*warnings, *(note for explanation in comparison.explanations for note in explanation.notes)]
-    for text in dict.fromkeys(notes):
-        console.print(f"note    {base.display_text(text)}", style="dim", soft_wrap=True)
-    base.print_field("figure", file, "cyan")
 
 
 def _build_map_table(comparison: "Comparison") -> "Table":
@@ -162,4 +174,133 @@ def _build_map_table(comparison: "Comparison") -> "Table":
             "–" if math.isnan(row["correlation"]) else f"{row['correlation']:.3f}",
             end_section=entry.column == max(e.column for e in comparison.entries if e.row == entry.row),
         )
+    return table
+
+
+def _compare_on_dataset(
+    context: typer.Context, request: evaluation_request.EvaluationRequest, output: str | None, figure: str | None
+) -> None:
+    """Compute missing maps, evaluate all maps, and print and draw the comparison."""
+    from camscope.batch.run_store import RunStore
+    from camscope.evaluation.method_comparison import compare_methods
+    from camscope.evaluation.metric_plots import import_matplotlib_figure
+    from camscope.explainers.comparison.compare import DEFAULT_METHODS
+
+    if not evaluation_request.is_run(request.source):
+        request = replace(request, method_names=request.method_names or ",".join(DEFAULT_METHODS))
+    elif not request.needs_model:
+        request = replace(request, model=None)
+    import_matplotlib_figure()
+    folder = _resolve_output_folder(request.source, output)
+    figure_path = folder / FIGURE_NAME if figure is None else check_figure_path(figure, request.overwrite)
+    if figure is None and RunStore(folder).run_info is None:  # a figure in a comparison's own folder may be replaced
+        check_free(figure_path, request.overwrite)
+    with evaluation_request.resume_hint(folder):
+        run, net, outcome = request.open_or_generate_run(context, folder)
+        with progress.progress_bar("comparing", 1, base.stdout_console()) as bar:
+            comparison = compare_methods(
+                run,
+                folder,
+                request.masks,
+                request.metric_names,
+                model=net,
+                preprocess=request.preprocess,
+                categories=request.ground_truth_categories,
+                group_column=request.group,
+                allow_outside_root=request.allow_outside_root,
+                overwrite=request.overwrite,
+                on_progress=bar.set_progress,
+            )
+        with base.spinner("drawing"):
+            comparison.save(figure_path)
+    _print_dataset_comparison(comparison, figure_path)
+    evaluation_request.print_failures(outcome)
+
+
+def _resolve_output_folder(source: str, output: str | None) -> Path:
+    if output is None:
+        return build_output_path(DEFAULT_FOLDER, slug(_comparison_name(source)))
+    if Path(output).is_file() or Path(output).suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf"):
+        problem = f"{output}: for many images --output must be a folder"
+        raise base.option_error("--output", f"{problem}; name a file with --figure")
+    return Path(output)
+
+
+def _comparison_name(source: str) -> str:
+    """Return the name of a comparison's folder: the stem of the source, or a keyed hash for medical images."""
+    from camscope.batch import build_manifest
+    from camscope.batch.manifest import contains_scans
+    from camscope.batch.sources import DATASET_PREFIXES
+    from camscope.images.files.redaction import pseudonymize_source
+
+    has_manifest = evaluation_request.is_image_source(source) and not source.startswith(DATASET_PREFIXES)
+    if has_manifest and contains_scans(build_manifest(source)):
+        return pseudonymize_source(source)
+    return Path(source.rstrip("/")).stem or "images"
+
+
+def _print_dataset_comparison(comparison: "ComparisonResult", figure: Path) -> None:
+    console = base.stdout_console()
+    console.print(base.display_text(comparison.title), style="bold cyan", soft_wrap=True)
+    for name, lines in comparison.summaries.items():
+        print_metric_heading(name, lines[0])
+        console.print(_build_metric_table(comparison, lines))
+    if 1 < len(comparison.method_names) <= MAX_METHODS_IN_TABLE:
+        parts = (("agreement", "bold"), (": Spearman's correlation of maps, mean over images", "dim"))
+        console.print(base.styled_text(*parts))
+        console.print(_build_agreement_table(comparison))
+    console.print(DATASET_LEGEND, style="dim", soft_wrap=True)
+    if comparison.ground_truth is not None:
+        base.print_field("evidence", comparison.ground_truth)
+    for sentence in comparison.statements:
+        base.print_field("says", sentence)
+    base.print_field("values", comparison.evaluation.folder)
+    base.print_field("figure", figure, "cyan")
+
+
+def _build_metric_table(comparison: "ComparisonResult", summaries: "Sequence[MethodSummary]") -> "Table":
+    """Build the table of one metric, with one row per method, the best first."""
+    from camscope.metrics import METRICS
+
+    is_ranked = METRICS[summaries[0].metric].higher_is_better is not None
+    leader = next((line for line in summaries if is_ranked and not line.is_control and line.estimate), None)
+    columns: dict[str, Callable[[MethodSummary], str]] = {"behind>": lambda line: _format_gap_to_leader(line, leader)}
+    if any(line.advantage_over_control for line in summaries):
+        columns["over>"] = lambda line: _format_difference(line.advantage_over_control, "+")
+
+    def format_seconds(line: "MethodSummary") -> str:
+        seconds = None if line.is_control else comparison.seconds_per_image.get(line.key)
+        return "" if seconds is None else f"{seconds:.2g}"
+
+    return build_summary_table(summaries, comparison.get_name, columns, {"s>": format_seconds})
+
+
+def _format_gap_to_leader(summary_line: "MethodSummary", leader: "MethodSummary | None") -> str:
+    """Format `first`, `same maps`, or the difference to the first method."""
+    if summary_line is leader:
+        return "first"
+    if leader and summary_line.estimate and not (summary_line.difference_to_best or summary_line.is_control):
+        return "same maps"
+    return _format_difference(summary_line.difference_to_best)
+
+
+def _format_difference(difference: "Estimate | None", sign: str = "") -> str:
+    """Format a paired difference and its p-value."""
+    if difference is None:
+        return ""
+    p = format_p_value(difference)
+    return f"{difference.mean:{sign}.3f}" + (f", p {p}" if p else "")
+
+
+def _build_agreement_table(comparison: "ComparisonResult") -> "Table":
+    """Build a table of the mean correlation of maps for each pair of methods."""
+    keys, methods = comparison.agreement.keys, [base.display_text(name) for name in comparison.method_names]
+    table = base.new_table("", *(f"{name}>" for name in methods[:-1]))
+    for i in range(1, len(keys)):
+        correlations = [comparison.agreement.get_correlation(keys[i], keys[j]) for j in range(i)]
+        if len(keys) <= MAX_METHODS_WITH_PRINTED_INTERVALS:
+            cells = [str(correlation or "–") for correlation in correlations]
+        else:
+            cells = [f"{correlation.mean:.2f}" if correlation else "–" for correlation in correlations]
+        table.add_row(methods[i], *cells)
     return table

@@ -1,12 +1,8 @@
-"""`camscope demo`: explain synthetic radiographs with known ground truth by one method of each family.
-
-`camscope demo --audit` trains two models, one of which relies on a marker in the corner, and audits both.
-"""
+"""`camscope demo`: explain synthetic radiographs by one method of each family, or train and audit two models."""
 
 import sys
 import webbrowser
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +10,7 @@ from camscope.cli import base, evaluation_request, option_types, progress
 from camscope.cli.option_types import option
 from camscope.cli.output_paths import check_free, check_is_folder
 from camscope.errors import UndefinedError
-from camscope.safe_files import build_output_path
+from camscope.safe_files import build_output_path, write_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +24,7 @@ if TYPE_CHECKING:
     from camscope.phantom import Phantom
     from camscope.render import RGBImage
 
+    DemoCases = Sequence[tuple[Phantom, Sequence[Explanation]]]
 
 EXAMPLE = "camscope demo"
 DEMO_METHODS = "gradcam,layercam,scorecam,ablationcam,eigencam,center"  # one of each family, and a control
@@ -38,15 +35,6 @@ energy  share of the map inside the finding
 area    share of the image inside the finding: the energy of a uniform map
 center  a control that ignores the image; --methods all shows all supported methods but the slow ones\
 """
-
-
-@dataclass(frozen=True)
-class _DemoCase:
-    """One synthetic radiograph and its explanation by each method."""
-
-    file_stem: str
-    phantom: "Phantom"
-    explanations: "Sequence[Explanation]"
 
 
 def run(
@@ -67,92 +55,82 @@ def run(
     if audit:
         run_demo_audits(output, seed, overwrite=overwrite)
         return
-    from camscope.phantom import CATEGORIES
+    from camscope.phantom import CATEGORIES, draw_radiograph
+    from camscope.render import encode_image
 
-    methods, findings = base.parse_methods(method_names), [*CATEGORIES[1:], CATEGORIES[0]]
-    names = [f"{n + 1}-{findings[n % len(findings)].replace(' ', '-')}" for n in range(n_images)]
+    methods = base.parse_methods(method_names)
+    phantoms = [draw_radiograph(seed + n, (n + 1) % len(CATEGORIES)) for n in range(n_images)]
+    names = [f"{n}-{phantom.name.replace(' ', '-')}" for n, phantom in enumerate(phantoms, start=1)]
     figure, images = output / "demo.png", [build_output_path(output, "images", f"{name}.png") for name in names]
     check_is_folder(output)
     for path in (figure, *images):
         check_free(path, overwrite)
     net = base.load_model_on_device("phantom")
     explainers = [method(net, **progress.method_bar_settings(method)) for method in methods.values()]
-    cases = _explain_cases(explainers, names, seed, skip_unsupported=method_names == "all")
-    _save_images(cases, figure, images, overwrite)
+    cases = list(zip(phantoms, _explain_phantoms(explainers, phantoms, method_names == "all"), strict=True))
+    for phantom, path in zip(phantoms, images, strict=True):
+        write_bytes(path, encode_image(_gray_to_rgb(phantom.image), ".png"), overwrite=overwrite)
+    write_bytes(figure, encode_image(_build_demo_figure(cases), ".png"), overwrite=overwrite)
     console = base.stdout_console()
-    console.print(_build_demo_table(cases))
+    console.print(_build_demo_table(names, cases))
     console.print(LEGEND, style="dim")
     base.print_field("figure", figure, "cyan")
     base.print_field("try", f"camscope explain {images[0]}")
 
 
-def _explain_cases(
-    explainers: "Sequence[Explainer]", names: Sequence[str], seed: int, *, skip_unsupported: bool
-) -> list[_DemoCase]:
-    """Explain one case per name; `skip_unsupported` drops methods that do not support the first image."""
+def _explain_phantoms(
+    explainers: "Sequence[Explainer]", phantoms: "Sequence[Phantom]", skip_unsupported: bool
+) -> "list[list[Explanation]]":
+    """Explain each image by each method. `skip_unsupported` drops methods that do not support the first image."""
     from camscope.explainers.comparison.supported_methods import explain_supported
     from camscope.explainers.core.runner import explain_grid
-    from camscope.phantom import CATEGORIES, draw_radiograph
 
-    cases: list[_DemoCase] = []
-    with progress.progress_bar("explaining", len(names), base.stdout_console()) as bar, base.collect_warnings():
-        for i, name in enumerate(names):
-            phantom = draw_radiograph(seed + i, (i + 1) % len(CATEGORIES))
-            if skip_unsupported and not cases:
-                explainers, rows = explain_supported(explainers, phantom.image, [None], on_pass=bar.pause_for_methods)
+    rows: list[list[Explanation]] = []
+    with progress.progress_bar("explaining", len(phantoms), base.stdout_console()) as bar, base.collect_warnings():
+        for phantom in phantoms:
+            if skip_unsupported and not rows:
+                explainers, grid = explain_supported(explainers, phantom.image, [None], on_pass=bar.pause_for_methods)
             else:
-                rows = explain_grid(explainers, phantom.image, [None], on_pass=bar.pause_for_methods)
-            cases.append(_DemoCase(name, phantom, [row[0] for row in rows]))
+                grid = explain_grid(explainers, phantom.image, [None], on_pass=bar.pause_for_methods)
+            rows.append([explanations[0] for explanations in grid])
             bar.advance()
-    return cases
-
-
-def _save_images(cases: Sequence[_DemoCase], figure: Path, images: Sequence[Path], overwrite: bool) -> None:
-    from camscope.render import encode_image
-    from camscope.safe_files import write_bytes
-
-    for case, path in zip(cases, images, strict=True):
-        write_bytes(path, encode_image(_gray_to_rgb(case.phantom.image), ".png"), overwrite=overwrite)
-    write_bytes(figure, encode_image(_build_demo_figure(cases), ".png"), overwrite=overwrite)
+    return rows
 
 
 def _gray_to_rgb(gray: "NDArray[np.uint8]") -> "RGBImage":
     return gray[..., None].repeat(3, axis=2)
 
 
-def _build_demo_figure(cases: Sequence[_DemoCase]) -> "RGBImage":
+def _build_demo_figure(cases: "DemoCases") -> "RGBImage":
     """Draw one row per radiograph: the image with the outlined finding, then the map of each method."""
     from camscope.render import draw_image_grid
 
     images, captions = [], []
-    for case in cases:
-        first, truth = case.explanations[0], case.phantom
+    for truth, explanations in cases:
+        first = explanations[0]
         title = truth.name if first.target == truth.label else f"{truth.name}, predicted as {first.label}"
-        images += [_outline_lesion(_gray_to_rgb(truth.image), case)]
+        images += [_outline_lesion(_gray_to_rgb(truth.image), truth)]
         captions += [f"{title} (p={first.probability or 0:.2f})"]
-        for explanation in case.explanations:
-            images += [_outline_lesion(explanation.overlay(), case)]
+        for explanation in explanations:
+            images += [_outline_lesion(explanation.overlay(), truth)]
             is_hit, energy = score_map(explanation.heatmap(scale=None), truth.mask)
             scores = f" · {'hit' if is_hit else 'miss'} · energy {_format_share(energy)}" if truth.mask.any() else ""
             captions += [f"{explanation.method_title}{scores}"]
-    return draw_image_grid(images, captions, columns=1 + len(cases[0].explanations), height=IMAGE_HEIGHT)
+    return draw_image_grid(images, captions, columns=1 + len(cases[0][1]), height=IMAGE_HEIGHT)
 
 
-def _outline_lesion(image: "RGBImage", case: _DemoCase) -> "RGBImage":
+def _outline_lesion(image: "RGBImage", phantom: "Phantom") -> "RGBImage":
     import numpy as np
 
     from camscope.render import draw_contours
 
     large = image.repeat(ENLARGEMENT, axis=0).repeat(ENLARGEMENT, axis=1)
-    mask = case.phantom.mask.repeat(ENLARGEMENT, axis=0).repeat(ENLARGEMENT, axis=1)
+    mask = phantom.mask.repeat(ENLARGEMENT, axis=0).repeat(ENLARGEMENT, axis=1)
     return draw_contours(large, mask.astype(np.float64), 0.3, colormap="turbo")  # a light blue that no map here uses
 
 
 def score_map(attribution: "FloatArray", mask: "NDArray[np.bool_]") -> tuple[bool, float | None]:
-    """Return whether the peak of a (H,W) map lies in the (H,W) mask, and the share of the map's values inside.
-
-    A map without positive values has no hit and no share.
-    """
+    """Return whether the peak of a map (H,W) lies in the mask, and the share inside. An empty map gives False and None."""
     from camscope.metrics import energy_inside, pointing_game
 
     try:
@@ -166,28 +144,25 @@ def _format_share(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def _build_demo_table(cases: Sequence[_DemoCase]) -> "Table":
+def _build_demo_table(names: Sequence[str], cases: "DemoCases") -> "Table":
     """Build a table with a row for each radiograph and method, and means over the radiographs with a finding."""
     table = base.new_table("image", "prediction", "method", "score>", "hit", "energy>", "area>")
-    scores: dict[str, list[tuple[bool, float]]] = {
-        explanation.method_title: [] for explanation in cases[0].explanations
-    }
-    for case in cases:
-        first, mask = case.explanations[0], case.phantom.mask
-        is_correct = first.target == case.phantom.label
+    scores: dict[str, list[tuple[bool, float]]] = {explanation.method_title: [] for explanation in cases[0][1]}
+    for name, (phantom, explanations) in zip(names, cases, strict=True):
+        first, mask = explanations[0], phantom.mask
+        is_correct = first.target == phantom.label
         prediction = f"{first.label} {first.probability or 0:.2f} {'✓' if is_correct else '✗'}"
-        title = base.display_text(case.file_stem), base.styled_text((prediction, "green" if is_correct else "red"))
-        for i, explanation in enumerate(case.explanations):
+        title = base.display_text(name), base.styled_text((prediction, "green" if is_correct else "red"))
+        for i, explanation in enumerate(explanations):
             cells: list[str | Text] = ["–", "–", "–"]
             if mask.any():
                 is_hit, energy = score_map(explanation.heatmap(scale=None), mask)
                 scores[explanation.method_title].append((is_hit, energy or 0.0))
                 hit = base.styled_text(("yes", "green") if is_hit else ("no", "red"))
                 cells = [hit, _format_share(energy), _format_share(mask.mean())]
-            is_last = i == len(case.explanations) - 1
-            name = title if i == 0 else ("", "")
-            table.add_row(*name, explanation.method_title, f"{explanation.score:.2f}", *cells, end_section=is_last)
-    areas = [case.phantom.mask.mean() for case in cases if case.phantom.mask.any()]
+            row = *(title if i == 0 else ("", "")), explanation.method_title, f"{explanation.score:.2f}", *cells
+            table.add_row(*row, end_section=i == len(explanations) - 1)
+    areas = [phantom.mask.mean() for phantom, _ in cases if phantom.mask.any()]
     for i, (method, pairs) in enumerate(scores.items()):
         hits, energies = zip(*pairs, strict=True)
         means = [_format_share(sum(values) / len(pairs)) for values in (energies, areas)]

@@ -1,22 +1,27 @@
 """`camscope evaluate`: metrics of the maps of a run or of images, with intervals, compared with control maps."""
 
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camscope.cli import base, evaluation_request, metric_tables, option_types, progress
+from camscope.cli import base, evaluation_request, option_types, progress
 from camscope.cli.option_types import option
+from camscope.cli.output_paths import check_free, check_is_folder
 from camscope.plurals import plural
+from camscope.registry import METHODS
 from camscope.safe_files import write_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from rich.table import Table
 
     from camscope.evaluation import EvaluationResult
     from camscope.evaluation.summary import MethodSummary
+    from camscope.metrics import Estimate
 
 EXAMPLE = "camscope evaluate heatmaps --masks annotations.json --model resnet50 -o measures"
 PRINTED_METRICS = ("enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance")
@@ -24,6 +29,7 @@ LEGEND = (
     "over the best control: paired difference; intervals and p corrected for all methods in all metrics (Bonferroni)"
 )
 PRINTED_MODEL_METRICS = ("deletion", "insertion", "lerf-morf-gap", "average-drop")  # the others repeat these
+MAX_UNDEFINED_REASONS = 3  # printed per metric
 
 
 def run(
@@ -75,10 +81,8 @@ def run(
     """
     from camscope.evaluation import evaluate
 
-    file = None if figure is None else metric_tables.check_figure_path(figure, overwrite)
+    file = None if figure is None else check_figure_path(figure, overwrite)
     request = evaluation_request.EvaluationRequest.from_context(context)
-    if evaluation_request.has_images(source):
-        base.print_default_model_note(context)
     with evaluation_request.resume_hint(output):
         run_to_evaluate, net, outcome = request.open_or_generate_run(context, output)
         with progress.progress_bar("evaluating", 1, base.stdout_console()) as bar:
@@ -125,15 +129,15 @@ def print_evaluation(
     summaries = summarize_values(table, group, metrics=metrics)
     has_differences = False
     for name, lines in summaries.items():
-        metric_tables.print_metric_heading(name, lines[0])
+        print_metric_heading(name, lines[0])
         columns: dict[str, Callable[[MethodSummary], str]] = {}
         if any(line.advantage_over_control for line in lines):
             has_differences = True
             columns["over the best control>"] = _format_advantage
-            columns["p>"] = lambda line: metric_tables.format_p_value(line.advantage_over_control)
-        console.print(metric_tables.build_summary_table(lines, attrgetter("title"), columns))
-        reasons = metric_tables.format_undefined_reasons(table, lines[0])
-        for text in [*reasons, *metric_tables.format_missing_interval(lines)]:
+            columns["p>"] = lambda line: format_p_value(line.advantage_over_control)
+        console.print(build_summary_table(lines, attrgetter("title"), columns))
+        reasons = format_undefined_reasons(table, lines[0])
+        for text in [*reasons, *format_missing_interval(lines)]:
             console.print(base.display_text(text), style="dim", soft_wrap=True)
     if figure is not None:
         image = draw_summary_figure(summaries, figure.suffix.lower(), evaluation.title)
@@ -151,3 +155,79 @@ def _format_advantage(summary: "MethodSummary") -> str:
         return ""
     interval = "" if isnan(difference.low) else f" [{difference.low:+.3f}, {difference.high:+.3f}]"
     return f"{difference.mean:+.3f}{interval}"
+
+
+def build_summary_table(
+    summaries: "Sequence[MethodSummary]",
+    get_name: "Callable[[MethodSummary], str]",
+    columns: "Mapping[str, Callable[[MethodSummary], str]]",
+    last_columns: "Mapping[str, Callable[[MethodSummary], str]] | None" = None,
+) -> "Table":
+    """Build the table of one metric, one row per method, with cells of `columns` after the mean, of `last_columns` at the end."""
+    cells = {
+        "mean [95 %]>": lambda line: str(line.estimate or "–"),
+        **columns,
+        "n>": lambda line: str(line.n_values),
+        "undefined>": lambda line: str(line.n_undefined),
+        **(last_columns or {}),
+    }
+    table = base.new_table("method", *cells)
+    for line in summaries:
+        name = base.display_text(get_name(line))
+        suffix = " (control)" if line.is_control and "(control)" not in name else ""
+        is_dim = line.is_control or line.is_worse_than_best
+        title = base.styled_text((name + suffix, "" if is_dim or not line.beats_control else "bold"))
+        table.add_row(title, *(cell(line) for cell in cells.values()), style="dim" if is_dim else "")
+    return table
+
+
+def print_metric_heading(name: str, summary: "MethodSummary") -> None:
+    """Print the heading of a metric, such as `deletion, mean, lower is better: …`."""
+    from camscope.metrics import METRICS
+
+    metric = METRICS[summary.metric]
+    direction = {True: ", higher is better", False: ", lower is better", None: ""}[metric.higher_is_better]
+    heading = base.styled_text((METRICS.display_name(name), "bold"), (f"{direction}: {metric.formula}", "dim"))
+    base.stdout_console().print(heading, soft_wrap=True)
+
+
+def format_p_value(difference: "Estimate | None") -> str:
+    """Format the p-value, if there is one, as `<0.001` or `0.034`."""
+    if difference is None or difference.p_value is None:
+        return ""
+    return "<0.001" if difference.p_value < 0.0005 else f"{difference.p_value:.3f}"
+
+
+def format_undefined_reasons(rows: Any, summary: "MethodSummary") -> list[str]:
+    """Format why values of a metric are undefined in a table of values, the most frequent reasons first."""
+    from camscope.evaluation.comparison_statements import join_names
+
+    table_rows = zip(*(rows[name].to_pylist() for name in ("metric", "imputation", "reason", "method")), strict=True)
+    key = summary.metric, summary.imputation
+    counts = Counter(row[2:] for row in table_rows if row[:2] == key and row[2] is not None)
+    methods: dict[tuple[int, str], list[str]] = {}
+    for (reason, method), count in counts.items():
+        methods.setdefault((count, reason), []).append(METHODS.display_name(method))
+    most_frequent = sorted(methods, key=lambda count_and_reason: -count_and_reason[0])[:MAX_UNDEFINED_REASONS]
+    return [f"undefined {count} of {join_names(methods[count, reason])}: {reason}" for count, reason in most_frequent]
+
+
+def format_missing_interval(summaries: "Sequence[MethodSummary]") -> list[str]:
+    """Format why a metric has no intervals, if one group holds most of the images."""
+    from camscope.evaluation.comparison_statements import explain_missing_intervals
+
+    reason = explain_missing_intervals(summaries)
+    return [f"no interval: {reason}"] if reason else []
+
+
+def check_figure_path(path: str | Path, overwrite: bool) -> Path:
+    """Return the path of a figure after checking that its format is known and that the file does not exist."""
+    from camscope.evaluation.metric_plots import FIGURE_FORMATS, import_matplotlib_figure
+
+    file = Path(path)
+    if file.suffix.lower() not in FIGURE_FORMATS:
+        raise base.option_error("--figure", f"{file}; expected a file ending in {', '.join(FIGURE_FORMATS)}")
+    check_is_folder(file.parent, "--figure")
+    check_free(file, overwrite, option="--figure")
+    import_matplotlib_figure()
+    return file

@@ -15,7 +15,7 @@ from camscope.plurals import plural
 if TYPE_CHECKING:
     from torch import nn
 
-    from camscope.batch import BatchOutcome, BatchRun
+    from camscope.batch import BatchOutcome, BatchRun, Query
     from camscope.batch.manifest import Manifest
     from camscope.explainers import Explainer
 
@@ -59,17 +59,14 @@ class EvaluationRequest:
     def open_or_generate_run(
         self, context: typer.Context, output: str | Path
     ) -> "tuple[BatchRun, nn.Module | None, BatchOutcome | None]":
-        """Open the run, or compute it below `output`.
-
-        Returns the run, the model if a metric needs it, and the outcome of the computation, if there was one.
-        """
+        """Open or compute the run, and return it, the model if a metric needs it, and the outcome of a computation."""
         from camscope.batch import BatchRun
         from camscope.errors import InputError
         from camscope.evaluation.map_metrics import build_value_schema
 
         if has_images(self.source):
             folder = Path(output) / RUN_FOLDER
-            outcome, net, manifest = self._generate_run(folder)
+            outcome, net, manifest = self._generate_run(context, folder)
             return BatchRun(folder, self.image_source or manifest), net if self.needs_model else None, outcome
         if Path(self.source).is_file():
             raise InputError(
@@ -103,19 +100,14 @@ class EvaluationRequest:
 
         return any(METRICS[name].input_kind in MODEL_INPUT_KINDS for name in self.metric_names or ())
 
-    def _generate_run(self, folder: Path) -> "tuple[BatchOutcome, nn.Module, Manifest]":
-        """Compute or resume the run in `folder`; return its outcome, the model and the manifest.
-
-        Options are checked before the model is loaded.
-        """
+    def _generate_run(self, context: typer.Context, folder: Path) -> "tuple[BatchOutcome, nn.Module, Manifest]":
+        """Check the options, compute or resume the run in `folder`, and return its outcome, the model and the manifest."""
         from camscope.batch import build_manifest
         from camscope.evaluation.map_generation import check_ground_truth, generate_maps, sample_manifest
         from camscope.evaluation.run_evaluation import select_metrics
 
-        explainer_classes = base.parse_methods(self.method_names or "gradcam")
-        targets = options.parse_targets(self.target, self.targets)
-        layers = options.parse_layers(self.layer_names, explainer_classes)
-        settings_by_method = options.parse_settings(self.setting_pairs or (), explainer_classes)
+        names, targets = self.method_names or "gradcam", options.parse_targets(self.target, self.targets)
+        chosen = options.ExplainerOptions.parse(context, names, self.layer_names, self.setting_pairs)
         select_metrics(self.metric_names, self.masks is not None, True)
         all_images = build_manifest(self.source, "" if self.allow_outside_root else self.root)
         manifest = sample_manifest(all_images, self.n_images, self.seed or 0)
@@ -124,10 +116,8 @@ class EvaluationRequest:
             check_ground_truth(
                 self.masks, manifest, self.ground_truth_categories, allow_outside_root=self.allow_outside_root
             )
-        net = base.load_model_on_device(self.model or "phantom", self.weights, self.device)
-        explainers = options.build_explainers(
-            explainer_classes, net, layers, self.preprocess, settings_by_method, show_method_bars=False
-        )
+        net = base.load_model_on_device(self.model or "phantom", self.weights, self.device, context)
+        explainers = chosen.build(net, self.preprocess, show_method_bars=False)
         if self.method_names == "all":
             explainers = _select_answering_explainers(explainers, manifest)
         with base.collect_warnings(), progress.outcome_progress("maps") as on_progress:
@@ -183,6 +173,14 @@ def has_images(source: str) -> bool:
     return is_image_source(source) or (
         file.is_file() and (file.name.lower().endswith((*PHOTO_SUFFIXES, *SCAN_SUFFIXES)) or is_scan(file))
     )
+
+
+def count_matching(run: "BatchRun", query: "Query") -> int:
+    """Count the rows of a run that a query selects. Without any, print an error and exit with code 1."""
+    if not (n_rows := query.count_matching(run.dataset)):
+        base.print_error(f"no row of {len(run):,} matches: {query.where}")
+        raise typer.Exit(base.EXIT_FAILED)
+    return n_rows
 
 
 def print_not_fetched_note(run: "BatchRun") -> None:

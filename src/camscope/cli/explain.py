@@ -1,25 +1,38 @@
 """`camscope explain`: show where a model looked in an image."""
 
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from camscope import errors
-from camscope.cli import base, option_types, options, progress, scan_options
-from camscope.cli.explain_output import ImageExplanationWriter
+from camscope.cli import base, option_types, options, progress
 from camscope.cli.option_types import option
 from camscope.cli.output_paths import MAP_FILE_FORMATS, Destination, OutputExistsError, check_image_exists, list_images
+from camscope.cli.scan_options import EXPORT_SUFFIXES, ScanOptions, read_named_masks
 from camscope.plurals import plural
+from camscope.safe_files import write_bytes
+
+if TYPE_CHECKING:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    from camscope.explainers import Explainer
+    from camscope.explainers.core.runner import OnPass
+    from camscope.explanation import ClassScore, Explanation, ScaleOption
+    from camscope.render import RGBImage
 
 EXAMPLE = "camscope explain camscope-demo/images --methods gradcam,layercam"
 TARGET_AND_MODEL_ERRORS = (
     errors.TargetError, errors.LayerError, errors.ModelError, errors.PreprocessError, errors.WeightsError,
     errors.MissingExtraError,
 )  # fmt: skip
+MIN_FIGURE_HEIGHT, MAX_FIGURE_HEIGHT = 384, 768  # pixel rows of an image in a figure
 
 
 def run(
@@ -76,28 +89,30 @@ def run(
     n_top_classes: Annotated[int, option("--limit-top", None, "Number of top classes to list.", min=1, max=5)] = 5,
 ) -> None:
     """Explain images: write a figure and print the numbers of each."""
-    method_choice = options.resolve_method_choice(context, choice, method_names, layer_names)
-    parsed_targets, methods = options.parse_targets(target, targets), base.parse_methods(method_choice.methods)
-    layers = options.parse_layers(method_choice.layers, methods)
-    options.check_single_layer(methods, layers)
-    settings_by_method = options.parse_settings(setting_pairs or [], methods)
+    parsed_targets = options.parse_targets(target, targets)
+    chosen = options.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
+    chosen.check_single_layer()
     overlay_options = options.parse_overlay_options(colormap, alpha, contour, boxes)
-    scan_settings = scan_options.ScanOptions(
+    scan_settings = ScanOptions(
         series, window, allow_burned_in_text, base.split_list(export_formats or ""), profile or "research", slice_axis
     )
     destination = Destination.from_options(output, formats, overwrite)
     paths = list_images(images, folders_are_series=series)
-    _check_single_file_output(destination, len(paths), len(methods) * len(parsed_targets))
+    _check_single_file_output(destination, len(paths), len(chosen.methods) * len(parsed_targets))
     scan_settings.require_export_packages()
-    scan_settings = scan_settings.for_images(paths, all_private=profile == "research" or series)
-    outcome = _ExplainOutcome(bool(context.find_root().params.get("debug")), scan_settings)
-    existing_paths = _list_existing(paths, outcome)
-    if existing_paths:
-        base.print_default_model_note(context)
-        net = base.load_model_on_device(model, weights, device)
-        method_choice.warn_if_other_model(net)
-        explainers = options.build_explainers(methods, net, layers, preprocess, settings_by_method)
-        scan_settings = outcome.scan_settings = scan_settings.for_explainers(explainers)
+    all_private = profile == "research" or series or any(map(scan_settings.is_read_as_scan, paths))
+    scan_settings = replace(scan_settings, all_private=all_private)
+    failures: dict[Path, str | OutputExistsError] = {}
+    debug = bool(context.find_root().params.get("debug"))
+    for path in paths:
+        try:
+            check_image_exists(path, scan_settings.display_name(path))
+        except errors.ImageError as error:
+            failures[path] = _describe_failure(error, path, scan_settings, debug=debug)
+    if len(failures) < len(paths):
+        net = base.load_model_on_device(model, weights, device, context)
+        explainers = chosen.build(net, preprocess)
+        scan_settings = scan_settings.for_explainers(explainers)
         writer = ImageExplanationWriter(
             explainers,
             parsed_targets,
@@ -109,81 +124,8 @@ def run(
             scan_settings=scan_settings,
             mask_options=masks or (),
         )
-        _explain_images(writer, existing_paths, outcome)
-    outcome.print_summary(len(paths))
-
-
-@dataclass
-class _ExplainOutcome:
-    """Counts and errors of the explained images, and files that already existed."""
-
-    debug: bool
-    scan_settings: scan_options.ScanOptions
-    n_explained: int = 0
-    failures: list[str] = field(default_factory=list)
-    existing_files: list[OutputExistsError] = field(default_factory=list)
-
-    def record_error(self, path: Path, error: Exception) -> None:
-        """Record the error of one image; call this inside the `except` block."""
-        if isinstance(error, OutputExistsError):
-            self.existing_files.append(error)
-            return
-        if self.debug:
-            traceback.print_exc()
-        reason, name = self.scan_settings.format_redacted_error(error, path), self.scan_settings.display_name(path)
-        self.failures.append(reason if reason.startswith(name) else f"{name}: {reason}")
-
-    def print_summary(self, n_images: int) -> None:
-        """Print errors and counts on stderr, and exit with code 1 unless every image is explained."""
-        for line in self.failures:
-            base.print_error(line)
-        if len(self.existing_files) > 1:
-            first = self.existing_files[0].path
-            count = plural(len(self.existing_files), "image has", "images have")
-            base.print_error(f"{count} output already, such as {first}; pass --overwrite, or another -o")
-        elif self.existing_files:
-            base.print_error(str(self.existing_files[0]))
-        if self.n_explained == n_images:
-            return
-        if n_images > 1:
-            failed = [f"{len(self.failures)} of {plural(n_images, 'image')} failed"] if self.failures else []
-            skipped = [f"{len(self.existing_files)} are unchanged"] if self.existing_files else []
-            base.stderr_console().print(", ".join([*failed, *skipped, f"{self.n_explained} are explained"]))
-        raise typer.Exit(base.EXIT_FAILED)
-
-
-def _list_existing(paths: Sequence[Path], outcome: _ExplainOutcome) -> list[tuple[int, Path]]:
-    """List row numbers and paths of the existing images; record an error for each of the others."""
-    present = []
-    for row, path in enumerate(paths, start=1):
-        try:
-            check_image_exists(path, outcome.scan_settings.display_name(path))
-        except errors.ImageError as error:
-            outcome.record_error(path, error)
-            continue
-        present.append((row, path))
-    return present
-
-
-def _explain_images(
-    writer: ImageExplanationWriter, paths: Sequence[tuple[int, Path]], outcome: _ExplainOutcome
-) -> None:
-    """Explain and print every image; an error of target or model before the first success ends the command."""
-    from rich.text import Text
-
-    console = base.stdout_console()
-    with progress.progress_bar("explaining", len(paths), console) as bar:
-        for row, path in paths:
-            try:
-                for line in writer.explain_and_write(row, path, bar):
-                    console.print(line, soft_wrap=isinstance(line, Text))  # paths are never wrapped
-                outcome.n_explained += 1
-            except Exception as error:  # decoder, model and disk may raise anything; other images continue
-                if isinstance(error, TARGET_AND_MODEL_ERRORS) and not outcome.n_explained:
-                    writer.scan_settings.redact_error(error, path)
-                    raise
-                outcome.record_error(path, error)
-            bar.advance()
+        _explain_images(writer, paths, failures, debug=debug)
+    _print_summary(failures, len(paths))
 
 
 def _check_single_file_output(destination: Destination, n_images: int, n_maps: int) -> None:
@@ -193,3 +135,208 @@ def _check_single_file_output(destination: Destination, n_images: int, n_maps: i
     if file is not None and file_format in MAP_FILE_FORMATS and n_maps > 1:
         fix = f"name a folder, and --format {file_format}"
         raise base.option_error("--output", f"{file} holds one map, but {n_maps} are requested; {fix}")
+
+
+def _describe_failure(error: Exception, path: Path, settings: ScanOptions, *, debug: bool) -> str | OutputExistsError:
+    """Describe the error of one image in a line, unless its output exists. `debug` prints the traceback being handled."""
+    if isinstance(error, OutputExistsError):
+        return error
+    if debug:
+        traceback.print_exc()
+    reason, name = settings.format_redacted_error(error, path), settings.display_name(path)
+    return reason if reason.startswith(name) else f"{name}: {reason}"
+
+
+def _explain_images(
+    writer: "ImageExplanationWriter",
+    paths: Sequence[Path],
+    failures: dict[Path, str | OutputExistsError],
+    *,
+    debug: bool,
+) -> None:
+    """Explain and print every image without a failure, and add failures. One of target or model at the start is raised."""
+    from rich.text import Text
+
+    console, settings, n_explained = base.stdout_console(), writer.scan_settings, 0
+    with progress.progress_bar("explaining", len(paths) - len(failures), console) as bar:
+        for row, path in enumerate(paths, start=1):
+            if path in failures:
+                continue
+            try:
+                for line in writer.explain_and_write(row, path, bar):
+                    console.print(line, soft_wrap=isinstance(line, Text))  # paths are never wrapped
+                n_explained += 1
+            except Exception as error:  # decoder, model and disk may raise anything; other images continue
+                if isinstance(error, TARGET_AND_MODEL_ERRORS) and not n_explained:
+                    if settings.is_private(path):
+                        error.args = (settings.format_redacted_error(error, path),)
+                    raise
+                failures[path] = _describe_failure(error, path, settings, debug=debug)
+            bar.advance()
+
+
+def _print_summary(failures: dict[Path, str | OutputExistsError], n_images: int) -> None:
+    """Print errors and counts on stderr, and exit with code 1 unless every image is explained."""
+    existing_files = [failure for failure in failures.values() if isinstance(failure, OutputExistsError)]
+    for failure in failures.values():
+        if isinstance(failure, str):
+            base.print_error(failure)
+    if len(existing_files) > 1:
+        count = plural(len(existing_files), "image has", "images have")
+        base.print_error(f"{count} output already, such as {existing_files[0].path}; pass --overwrite, or another -o")
+    elif existing_files:
+        base.print_error(str(existing_files[0]))
+    if n_images > 1 and failures:
+        n_failed = len(failures) - len(existing_files)
+        failed = [f"{n_failed} of {plural(n_images, 'image')} failed"] if n_failed else []
+        skipped = [f"{len(existing_files)} are unchanged"] if existing_files else []
+        base.stderr_console().print(", ".join([*failed, *skipped, f"{n_images - len(failures)} are explained"]))
+    if failures:
+        raise typer.Exit(base.EXIT_FAILED)
+
+
+@dataclass(frozen=True)
+class ImageExplanationWriter:
+    """Writer that explains every image with the same methods and classes, and saves the results."""
+
+    explainers: "Sequence[Explainer]"
+    targets: Sequence[int | str | None]
+    destination: Destination
+    overlay_options: dict[str, Any]  # of `Explanation.overlay`
+    n_top_classes: int
+    shared_scale: bool = False
+    skip_unsupported: bool = False
+    scan_settings: ScanOptions = field(default_factory=ScanOptions)
+    mask_options: Sequence[str] = ()
+
+    def explain_and_write(self, row: int, path: Path, progress_bar: progress.ProgressBar) -> "list[Text | Padding]":
+        """Explain one image and write its files, none of which may exist yet, and return the lines to print."""
+        settings, destination, n_targets = self.scan_settings, self.destination, len(self.targets)
+        pseudonym = settings.pseudonym(path)
+        export_suffixes = [EXPORT_SUFFIXES[kind] for kind in settings.export_formats]
+        figures, map_files, exports = destination.output_files(row, path, self._map_names(), pseudonym, export_suffixes)
+        with base.collect_warnings(quote_messages=pseudonym is None) as warnings:
+            methods, by_method = self._explain(settings.read_image(path), progress_bar.pause_for_methods)
+        explanations = [settings.redact_explanation(each, path) for each in chain.from_iterable(by_method)]
+        map_indices = [self.explainers.index(method) * n_targets + q for method in methods for q in range(n_targets)]
+        map_files, exports = ([files[n] for n in map_indices] for files in (map_files, exports))
+        self._save_files(explanations, figures, map_files, progress_bar)
+        written = list(figures)
+        for explanation, export_paths in zip(explanations, exports, strict=True):
+            written += settings.export_map(explanation, export_paths, path, overwrite=destination.overwrite)
+        written += chain.from_iterable(map_files)
+        notes = dict.fromkeys([*warnings, *(text for explanation in explanations for text in explanation.notes)])
+        return self._format_lines(pseudonym or base.display_text(path), explanations, written, notes)
+
+    def _explain(self, source: Any, on_pass: "OnPass") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
+        """Return the supported explainers and their explanations by [method][class], computed from shared passes."""
+        from camscope.explainers.comparison.supported_methods import explain_supported
+        from camscope.explainers.core.runner import explain_grid
+
+        if (axis := self.scan_settings.slice_axis) is not None:
+            from camscope.medical import explain_slices
+
+            show = base.stderr_console().is_terminal
+            return self.explainers, [
+                [explain_slices(explainer, source, target, axis=axis, progress=show).volume for target in self.targets]
+                for explainer in self.explainers
+            ]
+        if self.skip_unsupported:
+            return explain_supported(self.explainers, source, self.targets, on_pass=on_pass)
+        return self.explainers, explain_grid(self.explainers, source, self.targets, on_pass=on_pass)
+
+    def _map_names(self) -> list[str]:
+        """Return a part of the file name for each map, in the order of the maps."""
+        methods = [explainer.name for explainer in self.explainers]
+        numbers = [f"q{n + 1}" for n in range(len(self.targets))]
+        return ["-".join([m] * (len(methods) > 1) + [q] * (len(numbers) > 1)) for m in methods for q in numbers]
+
+    def _save_files(
+        self,
+        explanations: "Sequence[Explanation]",
+        figures: Sequence[Path],
+        map_files: Sequence[Sequence[Path]],
+        progress_bar: progress.ProgressBar,
+    ) -> None:
+        from camscope.render import encode_image
+
+        overwrite, placement, masks = self.destination.overwrite, explanations[0].placement, None
+        if self.mask_options and placement is not None:
+            masks = read_named_masks(self.mask_options, placement.image_size)
+        if figures:
+            figure = self._build_figure(explanations, masks)
+            for path in figures:
+                write_bytes(path, encode_image(figure, path.suffix), overwrite=overwrite)
+        for explanation, paths in zip(explanations, map_files, strict=True):
+            for path in paths:
+                if path.suffix.lower() == ".gif" and explanation.attribution.ndim == 3:
+                    with progress_bar.nested_bar("drawing slices") as on_progress:
+                        explanation.animate(path, mask=masks, on_progress=on_progress, overwrite=overwrite)
+                else:
+                    explanation.save(path, overwrite=overwrite)
+
+    def _build_figure(self, explanations: "Sequence[Explanation]", masks: dict[str, Any] | None) -> "RGBImage":
+        """Draw the image and its maps; several methods and classes give one row per class."""
+        from camscope.explanation import shared_scales
+        from camscope.render import draw_image_grid
+
+        is_volume, image, height = explanations[0].attribution.ndim == 3, explanations[0].image, MIN_FIGURE_HEIGHT
+        if is_volume:  # its maps show the volume, in three planes of one image
+            image, height = None, MAX_FIGURE_HEIGHT
+        elif image is not None:
+            height = min(MAX_FIGURE_HEIGHT, max(MIN_FIGURE_HEIGHT, image.shape[0]))
+        rows, columns = len(self.targets), None
+        first = [] if image is None else [(image, base.display_text(explanations[0].name), None)]
+        scales: Sequence[ScaleOption] = ["auto"] * len(explanations)
+        if self.shared_scale:
+            scales = shared_scales(explanations, self.overlay_options["colormap"])
+        cells = []
+        for each, scale in zip(explanations, scales, strict=True):
+            overlay = each.overlay(scale=scale, mask=masks, height=height, **self.overlay_options)
+            cells.append((overlay, each.caption, each.warning_text))
+        if rows > 1 and len(explanations) > rows:
+            columns = len(first) + len(explanations) // rows
+            cells = [cell for row in range(rows) for cell in [*first, *cells[row::rows]]]
+        else:
+            cells = first + cells
+        images, captions, flags = zip(*cells, strict=True)
+        return draw_image_grid(images, captions, flags=flags, height=height, columns=columns)
+
+    def _format_lines(
+        self, display_name: str, explanations: "Sequence[Explanation]", files: Sequence[Path], notes: Iterable[str]
+    ) -> "list[Text | Padding]":
+        from rich.padding import Padding
+
+        def line(label: str, text: object, style: str = "") -> "Text":
+            return base.styled_text((f"  {label}", "dim"), (base.display_text(text), style))
+
+        steps = "; ".join(explanations[0].scan_steps)
+        return [
+            base.styled_text((display_name, "bold cyan")),
+            line("top  ", " · ".join(map(_format_class_score, explanations[0].top_classes[: self.n_top_classes]))),
+            Padding(_build_explanation_table(explanations), (0, 0, 0, 2), expand=False),
+            *([line("read ", steps, "dim")] if steps else []),
+            *(line("note: ", text, "dim") for text in notes),
+            *(line("to   ", path) for path in files),
+            base.styled_text(("", "")),
+        ]
+
+
+def _format_class_score(class_score: "ClassScore") -> str:
+    value = f"score {class_score.score:.3g}" if class_score.probability is None else f"{class_score.probability:.3f}"
+    return f"{base.format_class(class_score.index, class_score.label)} {value}"
+
+
+def _build_explanation_table(explanations: "Sequence[Explanation]") -> "Table":
+    table = base.new_table("method", "class", "score>", "probability>", "layer", "grid>", "status")
+    for explanation in explanations:
+        table.add_row(
+            explanation.method_title,
+            base.format_class(explanation.target, explanation.label),
+            f"{explanation.score:.4g}",
+            "–" if explanation.probability is None else f"{explanation.probability:.3f}",
+            base.display_text(explanation.layer or "–"),
+            "×".join(map(str, explanation.grid)),
+            base.format_status(explanation.status),
+        )
+    return table

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, option_types, progress
+from camscope.cli import base, evaluation_request, option_types, progress
 from camscope.cli.option_types import option
 from camscope.plurals import plural
 
@@ -48,10 +48,7 @@ def run(
     batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
     file = _resolve_table_file(output, format_names)
     exporter = Exporter(batch_run, Path(output), format_names, threshold, overwrite, file)
-    matching = query.count_matching(batch_run.dataset)
-    if not matching:
-        base.print_error(f"no row of {len(batch_run):,} matches: {where}")
-        raise typer.Exit(base.EXIT_FAILED)
+    matching = evaluation_request.count_matching(batch_run, query)
     with progress.progress_bar("exporting", min(limit or matching, matching), base.stderr_console()) as bar:
         result = exporter.write(query, os.cpu_count() or 1, bar.advance)
     _print_export_result(result, folder, output)

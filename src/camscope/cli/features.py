@@ -1,4 +1,4 @@
-"""`camscope features`: draw the channels of a layer, for one image, as a grid of images."""
+"""`camscope features`: draw the channels of a layer for one image, its feature maps, as a grid of images."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,8 +39,8 @@ def run(
     pseudonym = ScanOptions().pseudonym(path)
     check_image_exists(path, pseudonym)
     file = resolve_figure_path(output, "camscope-features", path, f"-{slug(layer)}", overwrite, pseudonym)
-    base.print_default_model_note(context)
-    maps = _extract_channels(base.load_model_on_device(model, weights, device), path, layer, preprocess)
+    net = base.load_model_on_device(model, weights, device, context)
+    maps = _extract_channels(net, path, layer, preprocess)
     channel_grid = draw_channel_grid(maps.float().cpu().numpy(), max_channels=max_channels)
     write_bytes(file, encode_image(channel_grid, file.suffix), overwrite=overwrite)
     shape = "×".join(map(str, maps.shape))

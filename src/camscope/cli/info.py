@@ -3,7 +3,8 @@
 import json
 import platform
 import re
-from importlib.metadata import PackageNotFoundError, metadata, version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
 import typer
@@ -67,18 +68,12 @@ def _find_version(package: str) -> str | None:
 
 def _find_missing_packages() -> dict[str, list[str]]:
     """Map each extra to its missing packages, read from the metadata of the installed camscope."""
-    try:
-        facts = metadata("camscope")
-    except PackageNotFoundError:
-        return {}
     missing: dict[str, list[str]] = {}
-    for name in facts.get_all("Provides-Extra") or []:
-        if name in DEVELOPMENT_EXTRAS:
-            continue
-        required = [
-            re.split(r"[\s;<>=!~\[]", line, maxsplit=1)[0]
-            for line in facts.get_all("Requires-Dist") or []
-            if re.search(rf"extra == ['\"]{re.escape(name)}['\"]", line)
-        ]
-        missing[name] = [package for package in required if package != "camscope" and _find_version(package) is None]
+    with suppress(PackageNotFoundError):
+        for line in requires("camscope") or []:
+            match = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", line)
+            if match and match[2] not in DEVELOPMENT_EXTRAS:
+                packages = missing.setdefault(match[2], [])
+                if match[1] != "camscope" and _find_version(match[1]) is None:
+                    packages.append(match[1])
     return missing

@@ -95,13 +95,16 @@ def _print_inspection(inspection: "DatasetInspection") -> None:
     console = base.stdout_console()
     privacy_text = "; file names are hidden (profile research)" if inspection.profile == "research" else ""
     n_readable = "all" if inspection.n_readable == len(inspection) else f"{inspection.n_readable:,}"
-    description = f"{len(inspection):,}, {n_readable} readable{privacy_text}"
-    base.print_field("images", description)
+    base.print_field("images", f"{len(inspection):,}, {n_readable} readable{privacy_text}")
     console.print(_build_value_count_table(inspection))
     for prevalence in inspection.prevalences:
         console.print(_build_prevalence_table(prevalence))
     if inspection.issues:
-        console.print(_build_issue_table(inspection))
+        table = base.new_table("", "rows>", "issue")
+        for issue in inspection.issues:
+            severity = base.styled_text((issue.severity, SEVERITY_STYLES[issue.severity]))
+            table.add_row(severity, f"{issue.n_rows:,}", _format_issue(inspection, issue))
+        console.print(table)
     if inspection.missing_roles:
         roles = inspection.missing_roles
         base.print_note(f"not checked, because there is no column: {', '.join(roles)}; name one with --{roles[0]}")
@@ -145,17 +148,6 @@ def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
     if len(prevalence.groups) > MAX_GROUPS:
         table.caption = f"and {plural(len(prevalence.groups) - MAX_GROUPS, 'more group')}"
         table.caption_justify = "left"
-    return table
-
-
-def _build_issue_table(inspection: "DatasetInspection") -> "Table":
-    table = base.new_table("", "rows>", "issue")
-    for issue in inspection.issues:
-        table.add_row(
-            base.styled_text((issue.severity, SEVERITY_STYLES[issue.severity])),
-            f"{issue.n_rows:,}",
-            _format_issue(inspection, issue),
-        )
     return table
 
 

@@ -64,18 +64,22 @@ def run(
 
 
 def _example_input(model: "nn.Module", size: str | None) -> "Tensor":
-    """Return noise (1,C,*S) of the given size, or of the size that the model expects."""
+    """Return noise (1,C,*S) of the given size, or of the size that the model's own preprocessing produces."""
+    import numpy as np
     import torch
     from torch.nn.modules.conv import _ConvNd
 
     from camscope.explainers.core.evaluation_context import device_and_dtype, inspect_model
     from camscope.explainers.core.inputs import infer_spatial_rank
+    from camscope.model_card import get_card
 
     inner = inspect_model(model).model
     rank = infer_spatial_rank(inner)
     convolutions = (m for m in inner.modules() if isinstance(m, _ConvNd) and len(m.kernel_size) == rank)
     n_channels = next((convolution.in_channels for convolution in convolutions), 3)
-    shape = _card_input_shape(model) or (n_channels, *[DEFAULT_SIZE_BY_RANK[rank]] * rank)
+    shape: tuple[int, ...] = (n_channels, *[DEFAULT_SIZE_BY_RANK[rank]] * rank)
+    if (card := get_card(model)) is not None and card.preprocess is not None:
+        shape = tuple(card.preprocess(np.full((256, 256, 3), 128, np.uint8))[0].shape)
     if size is not None:
         shape = (shape[0], *_parse_size(size, len(shape) - 1))
     generator = torch.Generator(device="cpu").manual_seed(0)
@@ -91,18 +95,6 @@ def _parse_size(text: str, rank: int) -> list[int]:
     if prod(sides) > MAX_INPUT_VALUES:
         raise base.option_error("--size", f"{text[:60]}; expected {MAX_INPUT_VALUES:,} numbers at most")
     return sides
-
-
-def _card_input_shape(model: "nn.Module") -> tuple[int, ...] | None:
-    """Return the shape (C,H,W) that the model's own preprocessing produces."""
-    import numpy as np
-
-    from camscope.model_card import get_card
-
-    card = get_card(model)
-    if card is None or card.preprocess is None:
-        return None
-    return tuple(card.preprocess(np.full((256, 256, 3), 128, np.uint8))[0].shape)
 
 
 def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> tuple[set[str], str | None]:

@@ -10,6 +10,7 @@ import typer
 
 from camscope.cli import base, option_types
 from camscope.cli.options import list_settings
+from camscope.registry import METHODS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,8 +41,6 @@ def run(
     as_json: option_types.JsonOption = False,
 ) -> None:
     """List the methods, or show the page of one: what it computes, its paper, settings and cost."""
-    from camscope.explainers import METHODS
-
     if name is not None:
         (method,) = base.parse_methods(name).values()
         _print_json(describe_method(method)) if as_json else _print_method_page(method)
@@ -52,7 +51,9 @@ def run(
 
 
 def describe_method(explainer_cls: "type[Explainer]") -> dict[str, Any]:
-    """Return the facts of a method as values for JSON."""
+    """Return the facts of a method as values for JSON, with each setting's default, as text if it has no JSON form."""
+    parameters = inspect.signature(explainer_cls).parameters
+    defaults = {name: parameters[name].default for name in list_settings(explainer_cls)}
     return {
         "name": explainer_cls.name,
         "title": explainer_cls.title,
@@ -63,22 +64,15 @@ def describe_method(explainer_cls: "type[Explainer]") -> dict[str, Any]:
         "class_specific": explainer_cls.class_specific,
         "control": explainer_cls.control,
         "slow": explainer_cls.slow,
-        "settings": _find_defaults(explainer_cls),
+        "settings": {
+            name: value if isinstance(value, bool | int | float | str | None) else str(value)
+            for name, value in defaults.items()
+        },
     }
 
 
 def _print_json(facts: object) -> None:
     typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
-
-
-def _find_defaults(explainer_cls: type) -> dict[str, Any]:
-    """Map each setting of `--set` to its default; a default without a JSON form becomes text."""
-    parameters = inspect.signature(explainer_cls).parameters
-    defaults = {name: parameters[name].default for name in list_settings(explainer_cls)}
-    return {
-        name: value if isinstance(value, bool | int | float | str | None) else str(value)
-        for name, value in defaults.items()
-    }
 
 
 def _print_method_page(explainer_cls: "type[Explainer]") -> None:
@@ -99,7 +93,7 @@ def _print_method_page(explainer_cls: "type[Explainer]") -> None:
 
 def _print_method_table() -> None:
     """Print the methods by family, each with its description, paper, cost and own settings."""
-    from camscope.explainers import METHODS, BaseCAM, Explainer, LayerExplainer
+    from camscope.explainers import BaseCAM, Explainer, LayerExplainer
     from camscope.explainers.attention.base import TokenAttentionExplainer
     from camscope.explainers.comparison.grid_layout import accepts_several_layers
     from camscope.explainers.core.pixel_base import PixelExplainer

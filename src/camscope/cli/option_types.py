@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from camscope.registry import METHODS
+
 PANELS = {
     "Model": ("model", "weights", "layer", "layers", "methods", "choice", "preprocess", "set", "device"),
     "Target": ("target", "targets", "class-names"),
@@ -29,8 +31,6 @@ def find_panel(option_name: str) -> str:
 
 def complete_method(incomplete: str) -> list[str]:
     """Complete the last method name of a list `a,b`."""
-    from camscope.explainers import METHODS
-
     return _complete_last(incomplete, METHODS)
 
 

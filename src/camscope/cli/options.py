@@ -51,87 +51,74 @@ def parse_targets(target: str | None, targets: str | None) -> list[int | str | N
 
 
 @dataclass(frozen=True)
-class MethodChoice:
-    """Names of methods and layers, and the digest of the model for which `camscope choose` selected them."""
+class ExplainerOptions:
+    """The methods, layers and settings that the user chose, and the digest of the model for which a file chose them."""
 
-    methods: str
-    layers: str | None
+    methods: "dict[str, type[Explainer]]"
+    layers: list[str] | None
+    settings_by_method: dict[str, dict[str, Any]]
     model_digest: str | None = None
 
-    def warn_if_other_model(self, model: "nn.Module") -> None:
-        """Print a note if the choice was made for another model."""
+    @classmethod
+    def parse(
+        cls,
+        context: typer.Context,
+        method_names: str,
+        layer_names: str | None,
+        setting_pairs: Sequence[str] | None,
+        choice: str | None = None,
+    ) -> "ExplainerOptions":
+        """Parse `--methods`, `--layers`, `--set` and `--choice`. Raise typer.BadParameter for a wrong value."""
+        model_digest = None
+        if choice is not None:
+            if any(base.is_option_set(context, name) for name in ("method_names", "layer_names")):
+                problem = "the file names method and layer already; omit --methods and --layers"
+                raise base.option_error("--choice", problem)
+            from camscope.evaluation.selection.select import read_selection
+
+            selection = read_selection(choice)
+            method_names, layer_names, model_digest = selection.method, selection.layer, selection.model_digest
+        methods = base.parse_methods(method_names)
+        layers = _parse_layers(layer_names, methods)
+        return cls(methods, layers, parse_settings(setting_pairs or (), methods), model_digest)
+
+    def build(self, model: "nn.Module", preprocess: str | None, *, show_method_bars: bool = True) -> "list[Explainer]":
+        """Create an explainer per method and layer, or only one if the method takes no layer or several."""
+        from camscope.explainers.comparison.grid_layout import create_at_layers
         from camscope.hooks.base import unwrap
         from camscope.model_card import compute_model_digest
 
         if self.model_digest is not None and self.model_digest != compute_model_digest(unwrap(model)):
             base.print_note("the choice was made for another model or other weights")
+        explainers: list[Explainer] = []
+        for name, explainer_cls in self.methods.items():
+            bar_setting = progress.method_bar_settings(explainer_cls, show=show_method_bars)
+            settings = {"preprocess": preprocess, **bar_setting, **self.settings_by_method[name]}
+            explainers += create_at_layers(explainer_cls, model, self.layers, settings)
+        return explainers
+
+    def check_single_layer(self) -> None:
+        """Raise typer.BadParameter if several layers are named and a method takes only one."""
+        from camscope.explainers.comparison.grid_layout import accepts_layer_choice, accepts_several_layers
+
+        for name, method in self.methods.items() if self.layers and len(self.layers) > 1 else ():
+            if accepts_layer_choice(method) and not accepts_several_layers(method):
+                problem = f"{name} takes one layer, but {len(self.layers or ())} are named"
+                raise base.option_error("--layers", f"{problem}; to compare layers use camscope compare")
 
 
-def resolve_method_choice(context: typer.Context, choice: str | None, methods: str, layers: str | None) -> MethodChoice:
-    """Return the selection in the `--choice` file, or the other two options; raise typer.BadParameter for both."""
-    if choice is None:
-        return MethodChoice(methods, layers)
-    if any(base.is_option_set(context, name) for name in ("method_names", "layer_names")):
-        raise base.option_error("--choice", "the file names method and layer already; omit --methods and --layers")
-    from camscope.evaluation.selection.select import read_selection
-
-    selection = read_selection(choice)
-    return MethodChoice(selection.method, selection.layer, selection.model_digest)
-
-
-def parse_layers(names: str | None, explainer_classes: "dict[str, type[Explainer]]") -> list[str] | None:
+def _parse_layers(names: str | None, explainer_classes: "dict[str, type[Explainer]]") -> list[str] | None:
     """Parse `--layers`; raise typer.BadParameter if it names no layer, or if no method takes a layer."""
     from camscope.explainers.comparison.grid_layout import accepts_layer_choice
 
     if names is None:
         return None
-    if not (layers := base.split_list(names)):
+    if not (layers := list(dict.fromkeys(base.split_list(names)))):
         raise base.option_error("--layers", "no layer is named")
     if not any(map(accepts_layer_choice, explainer_classes.values())):
         subject = f"{' and '.join(explainer_classes)} {'has' if len(explainer_classes) == 1 else 'have'}"
         raise base.option_error("--layers", f"{subject} no layer setting")
     return layers
-
-
-def check_single_layer(explainer_classes: "dict[str, type[Explainer]]", layers: "Sequence[str] | None") -> None:
-    """Raise typer.BadParameter if several layers are named and a method takes only one."""
-    from camscope.explainers.comparison.grid_layout import accepts_layer_choice, accepts_several_layers
-
-    if layers is None or len(layers) == 1:
-        return
-    for name, explainer_cls in explainer_classes.items():
-        if accepts_layer_choice(explainer_cls) and not accepts_several_layers(explainer_cls):
-            problem = f"{name} takes one layer, but {len(layers)} are named"
-            raise base.option_error("--layers", f"{problem}; to compare layers use camscope compare")
-
-
-def build_explainers(
-    explainer_classes: "dict[str, type[Explainer]]",
-    model: "nn.Module",
-    layers: "Sequence[str] | None",
-    preprocess: str | None,
-    settings_by_method: dict[str, dict[str, Any]],
-    *,
-    show_method_bars: bool = True,
-) -> "list[Explainer]":
-    """Create an explainer per method and layer; only one if the method takes no layer or several."""
-    from camscope.explainers.comparison.grid_layout import create_at_layers
-
-    unique_layers = None if layers is None else list(dict.fromkeys(layers))
-    return [
-        explainer
-        for name, explainer_cls in explainer_classes.items()
-        for explainer in create_at_layers(
-            explainer_cls,
-            model,
-            unique_layers,
-            {
-                "preprocess": preprocess,
-                **progress.method_bar_settings(explainer_cls, show=show_method_bars),
-                **settings_by_method[name],
-            },
-        )
-    ]
 
 
 PARAMETERS_WITH_OPTION = ("model", "layer", "preprocess")

@@ -1,6 +1,7 @@
 """Paths of input images and of output files."""
 
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -18,10 +19,7 @@ OUTPUT_FORMATS = (*RASTER_FORMATS, *MAP_FILE_FORMATS)
 
 
 def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> list[Path]:
-    """List the unique images of files, folders and patterns.
-
-    With `folders_are_series`, a folder is one image: a volume.
-    """
+    """List the unique images of files, folders and patterns. With `folders_are_series`, a folder is one image."""
     paths: dict[Path, None] = {}
     for source in sources:
         if folders_are_series and Path(source).is_dir():
@@ -46,10 +44,7 @@ def _describe_no_image(source: str) -> str:
 
 
 def build_file_stem(row: int, image: Path, pseudonym: str | None = None) -> str:
-    """Return a file stem such as `0003-1f0a92bc-cat`: row number, hash of the content, and slug of the name.
-
-    With a pseudonym, the stem is the row number and the pseudonym: `0003-scan-1f0a92bc`.
-    """
+    """Return a file stem such as `0003-1f0a92bc-cat`, with a hash of the content, or `0003-scan-1f0a92bc` of a pseudonym."""
     if pseudonym is not None:
         return f"{row:04d}-{slug(pseudonym)}"
     digest = hashlib.sha256(os.fsencode(image)).hexdigest()
@@ -87,31 +82,31 @@ class Destination:
             raise base.option_error("--format", f"{received}; expected some of {', '.join(OUTPUT_FORMATS)}")
         return cls(path, chosen, overwrite)
 
-    def output_stem(self, row: int, image: Path, pseudonym: str | None = None) -> Path:
-        """Return the common path prefix of an image's files; `pseudonym` replaces the name of the image."""
-        if self.file:
-            return self.file.with_suffix("")
-        return build_output_path(self.folder, build_file_stem(row, image, pseudonym))
-
     def output_files(
-        self, row: int, image: Path, map_names: Sequence[str], pseudonym: str | None = None
-    ) -> tuple[list[Path], list[list[Path]]]:
-        """Return the figures with all maps of one image, and the raw files of each map, checked not to exist.
-
-        `map_names` holds one name per map.
-        """
-        stem, extension = self.output_stem(row, image, pseudonym), self.file.suffix if self.file else None
-
-        def list_files(suffix: str, kinds: Sequence[str]) -> list[Path]:
-            names = [f"{stem.name}{suffix}{extension or f'.{kind}'}" for kind in self.formats if kind in kinds]
-            return list(map(stem.with_name, names))
-
+        self,
+        row: int,
+        image: Path,
+        map_names: Sequence[str],
+        pseudonym: str | None = None,
+        export_suffixes: Sequence[str] = (),
+    ) -> tuple[list[Path], list[list[Path]], list[list[Path]]]:
+        """Return the figures of an image, and the raw files and the exports of each map, checked not to exist."""
+        if self.file:
+            stem, endings = self.file.with_suffix(""), {self.formats[0]: self.file.suffix}
+        else:
+            stem = build_output_path(self.folder, build_file_stem(row, image, pseudonym))
+            endings = {kind: f".{kind}" for kind in self.formats}
+        figure_endings = [ending for kind, ending in endings.items() if kind in RASTER_FORMATS]
+        map_endings = [ending for kind, ending in endings.items() if kind in MAP_FILE_FORMATS]
         suffixes = [""] if len(map_names) == 1 else [f"-{name}" for name in map_names]
-        figures = list_files("", RASTER_FORMATS)
-        map_files = [list_files(suffix, MAP_FILE_FORMATS) for suffix in suffixes]
-        for path in sum(map_files, figures):
+        figures = [stem.with_name(stem.name + ending) for ending in figure_endings]
+        map_files, exports = (
+            [[stem.with_name(stem.name + suffix + ending) for ending in group] for suffix in suffixes]
+            for group in (map_endings, export_suffixes)
+        )
+        for path in itertools.chain(figures, *map_files, *exports):
             check_free(path, self.overwrite, image)
-        return figures, map_files
+        return figures, map_files, exports
 
 
 class OutputExistsError(OutputError):
@@ -123,10 +118,7 @@ class OutputExistsError(OutputError):
 
 
 def check_free(path: Path, overwrite: bool, image: Path | None = None, option: str = "-o") -> None:
-    """Raise OutputExistsError if `path` exists without `overwrite`, and OutputError if it is the input image.
-
-    `option` is the option of the path, for the error.
-    """
+    """Raise OutputExistsError if `path` exists without `overwrite`, and OutputError if it is the input image."""
     if image is not None and path.exists() and image.exists() and path.samefile(image):
         raise OutputError(f"{path} is the input image; pass another -o")
     if os.path.lexists(path) and not overwrite:
@@ -142,10 +134,7 @@ def check_image_exists(image: Path, pseudonym: str | None = None) -> None:
 def resolve_figure_path(
     output: str | None, folder: str, image: Path, suffix: str, overwrite: bool, pseudonym: str | None = None
 ) -> Path:
-    """Return the path of an image's figure, checked not to exist: `output`, or a generated name in the folder.
-
-    `pseudonym` replaces the name of the image.
-    """
+    """Return the path of an image's figure, checked not to exist: `output`, or a generated name in the folder."""
     stem = build_file_stem(1, image, pseudonym)
     file = build_output_path(folder, f"{stem}{suffix}.png") if output is None else Path(output)
     if file.suffix.lower()[1:] not in RASTER_FORMATS:

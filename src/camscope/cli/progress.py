@@ -26,7 +26,7 @@ class ProgressBar:
     """Progress bar of a command; hidden if its console is not a terminal."""
 
     def __init__(self, progress: "Progress", task: "TaskID") -> None:
-        self._progress, self._task, self._n_started = progress, task, 0
+        self._progress, self._task = progress, task
 
     def advance(self, n_steps: int = 1) -> None:
         """Advance by a number of steps."""
@@ -39,11 +39,6 @@ class ProgressBar:
     def set_status(self, done: int, text: str) -> None:
         """Set the number of finished steps and the description."""
         self._progress.update(self._task, completed=done, description=base.display_text(text))
-
-    def start_step(self, text: str) -> None:
-        """Start the next step under this description; all earlier steps count as finished."""
-        self._progress.update(self._task, description=base.display_text(text), completed=self._n_started)
-        self._n_started += 1
 
     @contextlib.contextmanager
     def nested_bar(self, text: str) -> "Iterator[Callable[[int, int], None]]":
@@ -62,10 +57,7 @@ class ProgressBar:
 
 @contextlib.contextmanager
 def outcome_progress(label: str = "") -> "Iterator[Callable[[BatchOutcome], None]]":
-    """Show rate, failures and remaining time on stderr; yield a callback that takes the outcome so far.
-
-    Without a terminal, a line is printed every 30 s. `label` comes before the rate.
-    """
+    """Show rate, failures and remaining time, in a pipe every 30 s. Yield a callback that takes the outcome so far."""
     console, started = base.stderr_console(), time.monotonic()
     last_line_at = started
     with build_progress(console) as progress:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camscope.cli import base
-from camscope.errors import CamscopeError, CategoryError, ImageError
+from camscope.errors import CategoryError, ImageError
 from camscope.images.files.image_file_access import is_scan_name
 
 if TYPE_CHECKING:
-    from camscope.batch.options import PrivacyProfile
+    from camscope.batch.runner import PrivacyProfile
     from camscope.explainers import Explainer
     from camscope.explanation import Explanation
 
@@ -21,22 +21,16 @@ DEFAULT_MASK_NAME = "mask"
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """Settings for reading and writing scans.
+    """Settings for reading and writing scans."""
 
-    - `folders_are_series`: read a folder as one scan.
-    - `slice_axis`: explain volumes slice by slice along this axis.
-    - `all_private`: treat all images as private as scans.
-    - `preprocess_opens_files`: the preprocessing opens files itself, as MONAI's transforms do.
-    """
-
-    folders_are_series: bool = False
+    folders_are_series: bool = False  # each is one scan
     window: str | None = None
     allow_burned_in_text: bool = False
     export_formats: Sequence[str] = ()
     profile: "PrivacyProfile" = "research"
-    slice_axis: int | None = None
-    all_private: bool = False
-    preprocess_opens_files: bool = False
+    slice_axis: int | None = None  # along which volumes are explained slice by slice
+    all_private: bool = False  # other images are as private as scans
+    preprocess_opens_files: bool = False  # as MONAI's transforms do
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.export_formats if name not in EXPORT_SUFFIXES]:
@@ -90,10 +84,6 @@ class ScanOptions:
         """Return the pseudonym of a path, or the path if it may be shown."""
         return self.pseudonym(path) or base.display_text(path)
 
-    def for_images(self, paths: Sequence[Path], *, all_private: bool) -> "ScanOptions":
-        """Return a copy for these images, in which all are private if one is a scan."""
-        return replace(self, all_private=all_private or any(map(self.is_read_as_scan, paths)))
-
     def for_explainers(self, explainers: "Sequence[Explainer]") -> "ScanOptions":
         """Return a copy for these explainers, in which all images are private if a preprocessing takes scans."""
         from camscope.explainers.core.inputs import accepts_scans
@@ -112,11 +102,6 @@ class ScanOptions:
             return explanation
         return replace(explanation, name=pseudonym, parameters=redact_parameters(explanation.parameters))
 
-    def redact_error(self, error: Exception, path: Path) -> None:
-        """Replace the message of an error with its redacted form, in place."""
-        if self.is_private(path) and (message := self.format_redacted_error(error, path)) != str(error):
-            error.args = (message,)
-
     def format_redacted_error(self, error: Exception, path: Path) -> str:
         """Format an error; for a private path, without the path and without text of other libraries."""
         pseudonym = self.pseudonym(path)
@@ -128,16 +113,7 @@ class ScanOptions:
             return f"{type(error).__name__}: {error.strerror}"
         message = redact_error_message(error).replace(str(path), pseudonym)
         message = re.sub(rf"(?<!\w){re.escape(path.name)}(?!\w)", pseudonym, message)
-        if isinstance(error, CamscopeError):
-            return base.display_text(base.word_remedy(error, message))[: base.MAX_ERROR_LENGTH]
-        return f"{type(error).__name__}: {base.display_text(message)[: base.MAX_ERROR_LENGTH]}"
-
-    def list_export_paths(self, stem: Path, suffixes: Sequence[str]) -> list[tuple[Path, ...]]:
-        """List the export files of each map."""
-        return [
-            tuple(stem.with_name(stem.name + suffix + EXPORT_SUFFIXES[kind]) for kind in self.export_formats)
-            for suffix in suffixes
-        ]
+        return base.format_error(error, message)
 
     def export_map(
         self, explanation: "Explanation", paths: Sequence[Path], source: Path, *, overwrite: bool
@@ -157,11 +133,7 @@ class ScanOptions:
 
 
 def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "dict[str, Any]":
-    """Read masks by name from options `lungs=FILE`, `FILE`, or `lesion=FILE:2` for label 2.
-
-    Raises ImageError if a mask differs in size from the image, and CategoryError if a mask has several labels and
-    none is chosen.
-    """
+    """Read masks by name from options `lungs=FILE`, `FILE`, or `lesion=FILE:2` for label 2, in the size of the image."""
     from camscope.images.files.redaction import redact_error_message
     from camscope.images.mask_files import read_label_image
     from camscope.mask_labels import LabelChoice, format_name_list

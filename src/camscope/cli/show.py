@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from camscope.cli import base, evaluation_request, option_types, progress
 from camscope.cli.option_types import option
 from camscope.cli.output_paths import check_free
@@ -35,10 +33,7 @@ def run(
     from camscope.safe_files import write_bytes
 
     batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
-    matching = query.count_matching(batch_run.dataset)
-    if not matching:
-        base.print_error(f"no row of {len(batch_run):,} matches: {where}")
-        raise typer.Exit(base.EXIT_FAILED)
+    matching = evaluation_request.count_matching(batch_run, query)
     evaluation_request.print_not_fetched_note(batch_run)
     with progress.progress_bar("drawing", min(limit, matching), base.stderr_console()) as bar:
         contact_sheet = build_contact_sheet(batch_run, query, image_height, os.cpu_count() or 1, bar.advance)

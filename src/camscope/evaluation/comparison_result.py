@@ -1,7 +1,4 @@
-"""The result of a comparison of methods: numbers, sentences, and a figure.
-
-The figure shows the intervals of every metric, the agreement of the maps, and example images with their maps.
-"""
+"""The result of a comparison of methods: numbers, sentences, and a figure of intervals, agreement and example images."""
 
 import contextlib
 import html
@@ -100,7 +97,7 @@ class ComparisonResult:
         return " · ".join(filter(None, (Path(model).name, layer, plural(self.n_images, "image"))))
 
     def compute_correlation_matrix(self) -> FloatArray:
-        """Return the mean Spearman correlations (M,M) of the methods' maps, in the order of `method_names`; NaN if undefined."""
+        """Return the mean Spearman correlations (M,M) of maps, in the order of `method_names`, or NaN if undefined."""
         matrix = np.full((len(self.agreement.keys),) * 2, np.nan)
         np.fill_diagonal(matrix, 1)
         for (i, j), estimate in self.agreement.estimates.items():

@@ -28,10 +28,7 @@ PathParts = tuple[str, ...]
 
 
 class FilenameIndex(Generic[IndexedValue]):
-    """Values by the name of an image file; several folders may contain files of one name.
-
-    `items` are paths with their values. With `ignore_suffix` names are compared without their suffix.
-    """
+    """Values by the name of an image file, with or without its suffix. Several folders may contain files of one name."""
 
     def __init__(self, items: Iterable[tuple[str, IndexedValue]], *, ignore_suffix: bool = False) -> None:
         self._ignore_suffix = ignore_suffix
@@ -41,10 +38,7 @@ class FilenameIndex(Generic[IndexedValue]):
             self._values_by_name.setdefault(parts[-1], {})[parts] = value
 
     def find(self, path: str) -> IndexedValue | None:
-        """Return the value for a path: among files of its name the one that shares the most parent folders.
-
-        UndefinedError if several files share equally many folders.
-        """
+        """Return the value for a path: among files of its name the one that shares the most parent folders."""
         parts = self._split_path(path)
         candidates = self._values_by_name.get(parts[-1], {})
         common = dict.fromkeys(candidates, 0)  # the number of equal parts at the end
@@ -96,7 +90,7 @@ class GroundTruth(ABC):
 
     @abstractmethod
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
-        """Return the mask (H,W) bool of a row's image; UndefinedError if there is no annotation."""
+        """Return the mask (H,W) bool of a row's image. Raises UndefinedError if there is no annotation."""
 
     @property
     def digest(self) -> str:
@@ -186,12 +180,11 @@ class AnnotationColumn(GroundTruth):
 
 @dataclass(frozen=True)
 class CocoAnnotations(GroundTruth):
-    """Annotations of a COCO file: boxes, polygons, run lengths, or a `mask_file` next to the COCO file.
+    """Annotations of a COCO file: boxes, polygons, run lengths, or a `mask_file` next to the COCO file."""
 
-    `annotated_images` holds for each image its file name, its size (H,W), and the annotations that count.
-    """
-
-    annotated_images: Sequence[tuple[str, ImageSize, Sequence[Mapping[str, Any]]]]
+    annotated_images: Sequence[
+        tuple[str, ImageSize, Sequence[Mapping[str, Any]]]
+    ]  # file name, size, annotations that count
     locations: PathResolver
     categories: tuple[str, ...] = ()
     excluded_categories: tuple[str, ...] = ()
@@ -305,10 +298,7 @@ def load_ground_truth(
 
 
 def read_mask(source: str | bytes, size: ImageSize, label_choice: LabelChoice | None = None, name: str = "") -> Mask:
-    """Read the pixels of a mask file that count, (H,W) or (D,H,W), in the image's size.
-
-    `source` is a path or the bytes of a file; `name` is used in errors and defaults to the path.
-    """
+    """Read the pixels of a mask file that count, (H,W) or (D,H,W). `name` is used in errors and defaults to the path."""
     try:
         labels = read_label_image(source, is_volume=len(size) == 3)  # pages of a TIFF are slices of a volume
     except ImageError as error:
@@ -325,7 +315,7 @@ def is_mask_path(value: object) -> TypeGuard[str]:
 
 
 def open_mask_source(locations: PathResolver, path: str) -> str | bytes:
-    """Return the path of a mask file, or its bytes for a URL; InputError if it must not or cannot be opened."""
+    """Return the path of a mask file, or its bytes for a URL. Raises InputError if it must not or cannot be opened."""
     try:
         return locations.resolve_or_fetch(path)
     except CamscopeError:
@@ -372,12 +362,8 @@ def mask_from_run_lengths(run_lengths: Mapping[str, Any], size: ImageSize) -> Ma
 
 
 def _decompress_run_lengths(text: str) -> list[int]:
-    """Decode the compressed counts of a COCO mask.
-
-    Each character holds 5 bits and a continuation bit; from the fourth number on, differences to the number before the
-    previous one are stored. pycocotools is not used: its decoder writes past its buffer when the counts are malformed.
-    """
-    counts: list[int] = []
+    """Decode the compressed counts of a COCO mask: 5 bits and a continuation bit a character, differences from the fourth on."""
+    counts: list[int] = []  # not by pycocotools, which writes past its buffer when the counts are malformed
     value = shift = 0
     for character in text:
         code = ord(character) - 48

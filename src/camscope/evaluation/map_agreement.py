@@ -1,9 +1,4 @@
-"""Agreement of the maps of two methods, for each image and as a mean over images.
-
-It is the Spearman correlation of the displayed maps for each image and target, in the 256 levels of a figure, on the finer of
-their two grids: differences that are not visible have no rank. It also records whether two maps are displayed alike, up
-to 1e-4 of the maximum.
-"""
+"""Agreement of the maps of two methods: Spearman's correlation of the displayed maps, in 256 levels, on the finer grid."""
 
 import contextlib
 import os
@@ -22,7 +17,7 @@ from camscope.batch.result_rows import FAILED
 from camscope.batch.run_store import RunStore
 from camscope.errors import UndefinedError
 from camscope.evaluation.value_parts import RowsByImage, open_value_parts, write_missing_parts
-from camscope.explainers.comparison.equal_maps import MAX_HEATMAP_DIFFERENCE
+from camscope.explainers.comparison.compare import MAX_HEATMAP_DIFFERENCE
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
 from camscope.metrics.similarity import center_and_normalize_rows, rank_values
@@ -50,21 +45,14 @@ AGREEMENT_COLUMNS = {
 
 @dataclass(frozen=True)
 class MapAgreement:
-    """The agreement of the methods of a run.
+    """The agreement of the methods of a run."""
 
-    Attributes:
-        keys: The methods in the run's order.
-        estimates: The mean correlation of the i-th and the j-th method over images, for i < j.
-        equivalent_groups: Groups of methods whose displayed maps are the same for every image.
-
-    """
-
-    keys: Sequence[MethodKey]
-    estimates: Mapping[tuple[int, int], Estimate]
-    equivalent_groups: Sequence[Sequence[MethodKey]]
+    keys: Sequence[MethodKey]  # in the run's order
+    estimates: Mapping[tuple[int, int], Estimate]  # of the i-th and the j-th method over images, for i < j
+    equivalent_groups: Sequence[Sequence[MethodKey]]  # whose displayed maps are the same for every image
 
     def get_correlation(self, first: MethodKey, second: MethodKey) -> Estimate | None:
-        """Return the mean correlation of two methods; None if no image has one."""
+        """Return the mean correlation of two methods, or None if no image has one."""
         i, j = sorted((self.keys.index(first), self.keys.index(second)))
         return self.estimates.get((i, j))
 
@@ -78,10 +66,7 @@ def compute_agreement(
     overwrite: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> MapAgreement:
-    """Compute the agreement of the methods of a run, with values at `output`; an interrupted computation resumes.
-
-    `group_by_row` gives the group of each row for the intervals. Default: the image.
-    """
+    """Compute, or resume, the agreement of a run's methods at `output`; `group_by_row` holds the group of each image."""
     require_valid_num_threads(num_threads)
     store, pa = RunStore(output), import_arrow()
     schema = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in AGREEMENT_COLUMNS.items()])
@@ -150,7 +135,7 @@ class _ImageMaps:
         self._is_empty = [not values.any() for values in self._display_values]
 
     def is_same_display(self, i: int, j: int) -> bool | None:
-        """Return whether two maps are displayed alike; None if both are empty."""
+        """Return whether two maps are displayed alike, or None if both are empty."""
         if self._is_empty[i] or self._is_empty[j]:
             return None if self._is_empty[i] == self._is_empty[j] else False
         first, second = self._display_values[i], self._display_values[j]
@@ -168,7 +153,7 @@ class _ImageMaps:
         return float(np.clip(first @ second, -1, 1)), None
 
     def _rank_on_grid(self, index: int, grid: tuple[int, ...]) -> Any:
-        """Return the centered, normalized ranks (M,) of a map; None for a constant map."""
+        """Return the centered, normalized ranks (M,) of a map, or None for a constant map."""
         if (index, grid) not in self._ranks_by_grid:
             values, ranks = self._display_values[index].astype(np.float64), None
             if np.isfinite(values).all():

@@ -11,7 +11,7 @@ import numpy as np
 
 from camscope.batch import BatchOptions, BatchOutcome, Manifest, build_manifest, run_batch
 from camscope.batch.local_engine import OutcomeCallback
-from camscope.batch.pseudonymize import contains_scans
+from camscope.batch.manifest import contains_scans
 from camscope.errors import CategoryError, InputError, RunError, UndefinedError
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, AnnotationColumn, GroundTruth, load_ground_truth
 from camscope.evaluation.summary import format_no_ground_truth
@@ -40,7 +40,7 @@ def generate_maps(
     overwrite: bool = False,
     on_progress: OutcomeCallback | None = None,
 ) -> BatchOutcome:
-    """Compute the maps of `source`, or of a random sample of it, as a run at `output`; see `run_batch`.
+    """Compute the maps of `source`, or of a random sample of it, as a run at `output` (see `run_batch`).
 
     Args:
         explainers: The methods.
@@ -102,7 +102,7 @@ def check_ground_truth(
     *,
     allow_outside_root: bool = False,
 ) -> GroundTruth:
-    """Return the ground truth; InputError unless at least one image has an annotation. At most one image is read."""
+    """Return the ground truth. Raises InputError unless at least one image has an annotation. At most one image is read."""
     ground_truth = masks if isinstance(masks, GroundTruth) else None
     if ground_truth is None:
         source, columns = masks if isinstance(masks, str) else Path(str(masks)), manifest.table.column_names
@@ -129,7 +129,7 @@ def check_ground_truth(
 
 
 def _matches_image(ground_truth: GroundTruth, row: dict[str, Any], manifest: Manifest) -> bool:
-    """Return True if a mask fits its image, False if the image cannot be read; InputError if the mask does not fit."""
+    """Return True if a mask fits its image, False if the image cannot be read. Raises InputError if the mask does not fit."""
     try:
         source = manifest.read_source(row)
         scan = isinstance(source, Path) or is_scan(source)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,22 +21,18 @@ from camscope.images.photo import read_photo
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.metrics import Metric
+from camscope.metrics.base import FloatArray
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-FloatArray = npt.NDArray[np.floating]
 REGIONS_ALONG_SHORTEST_SIDE = 14  # removed single pixels disturb a model wherever they lie
 CONTROL_NAMES = ("uniform", "center", "edges", "random")  # compared with every method
 
 
 def crop_to_model_input(explanation: Explanation, mask: Mask | None) -> tuple[FloatArray, Mask, tuple[slice, ...]]:
-    """Return the map in score units on the image's pixels and the mask, both cropped to what the model saw, and the crop.
-
-    No map can reach what the preprocessing cropped away, so it does not count as correct background. Without a mask an empty mask
-    is returned. UndefinedError if the model saw nothing of the annotated region, or if the placement of the map is unknown.
-    """
+    """Return the map in score units on the image's pixels and the mask, both cropped to what the model saw, and the crop."""
     if explanation.placement is None:
         raise UndefinedError("the placement of the map on the image is unknown")
     if not np.isfinite(explanation.attribution).all():
@@ -113,10 +108,7 @@ def build_control_row(row: Mapping[str, Any], control_name: str) -> Row:
 
 @dataclass(frozen=True)
 class MapMetricEvaluator:
-    """Evaluates metrics of maps alone, and with a ground truth those of maps and masks.
-
-    With `strict` False, an image whose annotation cannot be read has no value but a reason.
-    """
+    """Evaluates metrics of maps, and of maps and masks; unless `strict`, an unreadable mask is a reason and no error."""
 
     run: BatchRun
     metrics: Sequence[Metric]

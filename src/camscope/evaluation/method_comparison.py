@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from camscope.batch import BatchRun
 from camscope.evaluation.comparison_result import ComparisonResult
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.evaluation.map_agreement import METHOD_KEY_COLUMNS, MethodKey, compute_agreement
-from camscope.evaluation.run_evaluation import DEFAULT_N_STEPS, evaluate, resolve_ground_truth
+from camscope.evaluation.run_evaluation import evaluate, resolve_ground_truth
 from camscope.evaluation.summary import MethodSummary, check_column, check_some_ground_truth, summarize_values
-from camscope.explainers import Explainer
 from camscope.metrics import METRICS
-from camscope.metrics.imputation import DEFAULT_IMPUTATIONS
 from camscope.registry import METHODS
 
 DEFAULT_METRICS = (
@@ -32,17 +29,13 @@ def compare_methods(
     masks: GroundTruth | str | os.PathLike[str] | None = None,
     metrics: Sequence[str] | None = None,
     *,
-    model: nn.Module | None = None,
-    preprocess: Any = None,
-    explainers: Sequence[Explainer] = (),
-    imputations: Sequence[str] = DEFAULT_IMPUTATIONS,
-    n_steps: int = DEFAULT_N_STEPS,
-    categories: Sequence[str] = (),
     group_column: str | None = None,
+    categories: Sequence[str] = (),
     allow_outside_root: bool = False,
     num_threads: int | None = None,
     overwrite: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
+    **evaluate_options: Any,
 ) -> ComparisonResult:
     """Compare the methods and layers of a run over its images.
 
@@ -52,19 +45,15 @@ def compare_methods(
     Args:
         run: The run, or its folder.
         output: The folder for the values.
-        masks: The ground truth; see `evaluate`.
+        masks: The ground truth (see `evaluate`).
         metrics: Names of metrics. Default: all that need no further input.
-        model: The model of the run; see `evaluate`.
-        preprocess: The preprocessing of the run; see `evaluate`.
-        explainers: Explainers of the run; see `evaluate`.
-        imputations: See `evaluate`.
-        n_steps: See `evaluate`.
-        categories: See `evaluate`.
         group_column: A column of the manifest, such as the patient; intervals resample its groups as a whole.
+        categories: See `evaluate`.
         allow_outside_root: See `evaluate`.
         num_threads: Threads that read images. Default: one for each core.
         overwrite: Whether to replace the values at `output`.
         on_progress: Called with the numbers of finished and of all steps.
+        evaluate_options: Further options of `evaluate`: `model`, `preprocess`, `explainers`, `imputations`, `n_steps` and others.
 
     Returns:
         The comparison.
@@ -84,16 +73,12 @@ def compare_methods(
         output,
         masks,
         metrics,
-        model=model,
-        preprocess=preprocess,
-        explainers=explainers,
-        imputations=imputations,
-        n_steps=n_steps,
         categories=categories,
         allow_outside_root=allow_outside_root,
         num_threads=num_threads,
         overwrite=overwrite,
         on_progress=report_half(0),
+        **evaluate_options,
     )
     table = evaluation.table()
     order = [METRICS.find(name).name for name in (DEFAULT_METRICS if metrics is None else metrics)]
@@ -120,11 +105,7 @@ def compare_methods(
 def _name_methods(
     run: BatchRun, keys: Sequence[MethodKey], summaries: Sequence[MethodSummary]
 ) -> dict[tuple[MethodKey, bool], str]:
-    """Return display names by method key and whether it is a control: `Grad-CAM`, or `Grad-CAM · layer4` with several layers.
-
-    Settings are included where they differ. `keys` are the methods with a map; `summaries` also cover controls and methods
-    without any map.
-    """
+    """Return display names by method key and whether it is a control, with layers and settings where they differ."""
     all_keys = dict.fromkeys([*((key, False) for key in keys), *((line.key, line.is_control) for line in summaries)])
     method_keys = [key for key, is_control in all_keys if not is_control]
     names = {key: _name_method(key, run, method_keys) for key in method_keys}

@@ -30,10 +30,7 @@ GetName = Callable[[MethodSummary], str]
 def draw_summary_figure(
     summaries: Mapping[str, Sequence[MethodSummary]], suffix: str = ".png", title: str = ""
 ) -> bytes:
-    """Draw a panel for each metric with the best method on top, gray controls, and a band for the best control's interval.
-
-    Returns the encoded figure; `title` stands above all panels.
-    """
+    """Draw a panel for each metric with the best method on top, and return the encoded figure."""
     if suffix not in FIGURE_FORMATS:
         raise InputError(f"no figure of kind {suffix or 'none'}; expected {', '.join(FIGURE_FORMATS)}")
     figures = import_matplotlib_figure()
@@ -63,7 +60,7 @@ def draw_summary_figure(
 
 
 def import_matplotlib_figure() -> Any:
-    """Import `matplotlib.figure`; MissingExtraError if it is not installed."""
+    """Import `matplotlib.figure`. Raises MissingExtraError if it is not installed."""
     return require("matplotlib.figure", extra="metrics")
 
 
@@ -80,10 +77,7 @@ def sort_methods(
     method_names: Sequence[str],
     equivalent_groups: Sequence[Sequence[str]],
 ) -> MethodRows:
-    """Return the rows of a forest plot: methods by their mean rank, then controls by theirs.
-
-    The mean is over metrics that have controls. Methods in `equivalent_groups` stand side by side.
-    """
+    """Return methods, then controls, by their mean rank over metrics that have controls. Equivalent ones stand side by side."""
     places: dict[tuple[str, bool], list[int]] = {(name, False): [] for name in method_names}
     for group in summaries.values():
         for place, line in enumerate(group):

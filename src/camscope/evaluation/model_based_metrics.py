@@ -40,15 +40,9 @@ MapBatch = tuple[Tensor, Sequence[Row | None], MapFunction | None]
 
 @dataclass
 class EvaluationCase:
-    """One image with one target, and the rows of its maps.
+    """One image with one target, and the rows of its maps."""
 
-    Attributes:
-        x: (C,*S) the model's input; None if it is not available, with the `reason`.
-        is_last_of_image: Whether the image has no further case.
-
-    """
-
-    x: Tensor | None
+    x: Tensor | None  # (C,*S) the model's input, None if it is not available, with the `reason`
     target: TargetLike = None
     mode: Mode = "eval"
     forward_options: Mapping[str, Any] = field(default_factory=dict)
@@ -128,10 +122,7 @@ CONTROL_EXPLAINERS = ("center", "edges")  # the controls that are explainers
 
 @dataclass(frozen=True)
 class ModelMetricEvaluator:
-    """Evaluates metrics that need the model, for batches of cases that share forward passes; for the fields see `evaluate`.
-
-    `explainers` are by method key, for metrics that need them.
-    """
+    """Evaluates metrics that need the model, for batches of cases that share forward passes. Fields are those of `evaluate`."""
 
     replay: RunReplay
     metrics: Sequence[Metric]

@@ -70,7 +70,7 @@ def evaluate(
         preprocess: The preprocessing of the run, with `model`.
         explainers: Explainers of the run, for metrics that need them. Missing ones are rebuilt from the settings in the run.
         imputations: What replaces removed pixels; a metric that uses imputation has a row for each.
-        n_steps: Points of a removal curve; see `PerturbationTest`.
+        n_steps: Points of a removal curve (see `PerturbationTest`).
         region_size: Side in pixels of removed regions. Default: a fourteenth of the input's shortest side.
         batch_size: Images that share forward passes, with all their perturbed variants.
         categories: The categories of a COCO file, or the labels of masks, that count; "all" for every one.
@@ -100,8 +100,13 @@ def evaluate(
     if model is not None:
         replay = RunReplay.from_run(batch_run, model, preprocess)
         if model_metrics:
-            model_evaluator = _build_model_evaluator(
-                replay, model_metrics, explainers, imputations, n_steps, region_size, batch_size
+            names = _check_imputations(imputations)
+            check_positive_integer(n_steps=n_steps, batch_size=batch_size)
+            check_positive_integer(None, region_size=region_size)
+            needs_explainers = any(metric.input_kind != "perturbation_test" for metric in model_metrics)
+            run_explainers = replay.rebuild_explainers(explainers) if needs_explainers else {}
+            model_evaluator = ModelMetricEvaluator(
+                replay, model_metrics, run_explainers, names, n_steps, region_size, batch_size
             )
     require_valid_num_threads(num_threads)
     store = RunStore(output)
@@ -119,10 +124,7 @@ def evaluate(
 
 
 def select_metrics(metric_names: Sequence[str] | None, has_masks: bool, has_model: bool = False) -> list[Metric]:
-    """Return metrics by name, or by default all quick ones for which the inputs are there.
-
-    InputError for an unknown name or a missing input.
-    """
+    """Return metrics by name, or by default all quick ones for which the inputs are there."""
     if metric_names is None:
         kinds = ("map", "mask") if has_masks else ("map",)
         selected = [metric for metric in METRICS.values() if metric.input_kind in kinds]
@@ -194,7 +196,7 @@ def resolve_ground_truth(
     *,
     allow_outside_root: bool = False,
 ) -> GroundTruth | None:
-    """Return the ground truth that `masks` describes for a run; InputError for masks outside the root."""
+    """Return the ground truth that `masks` describes for a run. Raises InputError for masks outside the root."""
     if masks is None or isinstance(masks, GroundTruth):
         return masks
     origin = run.source_manifest
@@ -208,26 +210,12 @@ def resolve_ground_truth(
     return ground_truth
 
 
-def _build_model_evaluator(
-    replay: RunReplay,
-    metrics: Sequence[Metric],
-    explainers: Sequence[Explainer],
-    imputations: Sequence[str],
-    n_steps: int,
-    region_size: int | None,
-    batch_size: int,
-) -> ModelMetricEvaluator:
+def _check_imputations(imputations: Sequence[str]) -> list[str]:
     if isinstance(imputations, str) or not imputations or set(imputations) - set(IMPUTATION_NAMES):
         raise InputError(
             f"imputations={imputations!r}: expected one or several of {', '.join(IMPUTATION_NAMES)}, as ('mean', 'blur')"
         )
-    check_positive_integer(n_steps=n_steps, batch_size=batch_size)
-    check_positive_integer(None, region_size=region_size)
-    needs_explainers = any(metric.input_kind != "perturbation_test" for metric in metrics)
-    run_explainers = replay.rebuild_explainers(explainers) if needs_explainers else {}
-    return ModelMetricEvaluator(
-        replay, metrics, run_explainers, list(dict.fromkeys(imputations)), n_steps, region_size, batch_size
-    )
+    return list(dict.fromkeys(imputations))
 
 
 def _describe_evaluation(

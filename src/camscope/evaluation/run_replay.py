@@ -59,10 +59,7 @@ class RunReplay:
         return cls(run, model, reader)
 
     def read_image(self, row: Row) -> Tensor:
-        """Return a row's image (C,*S) as it entered the model.
-
-        UndefinedError if the image is no longer there; ImageError if it has changed.
-        """
+        """Return a row's image (C,*S) as it entered the model. Raises UndefinedError if it is no longer there."""
         try:
             source = self.run.read_source(row)
         except ImageError as error:
@@ -84,7 +81,7 @@ class RunReplay:
         return item.x
 
     def get_target(self, row: Row) -> TargetLike:
-        """Return the target of a row; UndefinedError if it is not a class."""
+        """Return the target of a row. Raises UndefinedError if it is not a class."""
         if row["target"] is None:
             raise UndefinedError(f"the target {row['label']} is not a class: it cannot be restored")
         return parse_target(row["target"])
@@ -95,15 +92,12 @@ class RunReplay:
         return mode
 
     def get_forward_options(self, row: Row) -> dict[str, Any]:
-        """Return how the method of a row called the model; see `BaseMethod.forward_options`."""
+        """Return how the method of a row called the model (see `BaseMethod.forward_options`)."""
         settings = self._get_method_settings(format_method_key(row))
         return {name: settings.get(name) for name in ("input_key", "frames_first")}
 
     def rebuild_explainers(self, explainers: Sequence[Explainer] = ()) -> dict[str, Explainer]:
-        """Return the explainers of the run by `format_method_key`, taken from `explainers` or rebuilt from their settings.
-
-        InputError if an explainer cannot be rebuilt.
-        """
+        """Return the run's explainers by `format_method_key`, taken from `explainers` or rebuilt from their settings."""
         given = {}
         for explainer in explainers:
             if unwrap(explainer.model) is not unwrap(self.model):

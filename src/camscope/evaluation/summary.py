@@ -26,25 +26,19 @@ ValuesByTarget = Mapping[tuple[int, Any], float]  # by row and target; NaN if un
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """The mean of one metric for one method, a control or not, and its paired differences.
-
-    `estimate` is None if no value is defined. `difference_to_control` is that to the best control, None for a method that is
-    itself a control. `difference_to_best` is that to the best method, None for methods with the same maps, and corrected for
-    `n_comparisons`. Differences are signed so that higher is better. `parameters` is the digest of the method's settings.
-    `n_rows` counts rows with and without a value.
-    """
+    """The mean of one metric for one method, and its paired differences, signed so that higher is better."""
 
     metric: str
     method: str
     layer: str | None
     is_control: bool
-    estimate: Estimate | None
-    difference_to_control: Estimate | None = None
-    difference_to_best: Estimate | None = None
+    estimate: Estimate | None  # None if no value is defined
+    difference_to_control: Estimate | None = None  # to the best one, None for a control
+    difference_to_best: Estimate | None = None  # None for methods with the same maps
     imputation: str | None = None
-    parameters: str | None = None
-    n_rows: int = 0
-    n_comparisons: int = 1
+    parameters: str | None = None  # the digest of the method's settings
+    n_rows: int = 0  # with and without a value
+    n_comparisons: int = 1  # for which `difference_to_best` is corrected
 
     @property
     def key(self) -> MethodKey:
@@ -73,7 +67,7 @@ class MethodSummary:
 
     @property
     def advantage_over_control(self) -> Estimate | None:
-        """The difference to the best control; None by metrics in which a map that does not depend on the model scores well."""
+        """The difference to the best control, or None by metrics in which a map that does not depend on the model scores well."""
         return self.difference_to_control if has_controls(self.metric) else None
 
     @property
@@ -83,10 +77,7 @@ class MethodSummary:
 
 
 def has_controls(metric: str) -> bool:
-    """Return whether methods are compared with control maps by this metric.
-
-    Control maps score well for how spread out or how stable a map is, so metrics of the map alone and of explainers have none.
-    """
+    """Return whether methods are compared with controls, which score well by metrics of the map alone and of explainers."""
     return METRICS[metric].input_kind not in ("map", "explainer")
 
 
@@ -104,14 +95,10 @@ def summarize_values(
     seed: int = 0,
     n_resamples: int = N_RESAMPLES,
 ) -> dict[str, list[MethodSummary]]:
-    """Summarize a table of values by metric.
+    """Return the summaries of a table of values, the best first, by metric, or by `metric, imputation`.
 
-    Intervals and p-values of differences are corrected over all methods and metrics (Bonferroni): over all pairs of methods,
-    since the same values select the best one, and over all comparisons with the best control.
-
-    Groups are those of `group_column`, by default the images with all their targets. Methods in `equivalent_groups` have the same
-    maps: they count as one method and are not compared with each other. `seed` and `n_resamples` are those of the bootstrap of
-    means. Returns the summaries, the best first, including controls, by metric, or by `metric, imputation`.
+    Differences are corrected for all pairs of methods and all metrics (Bonferroni), since the same values select the best one.
+    Methods in `equivalent_groups` count as one and are not compared with each other.
     """
     check_column(table, group_column)
     if "imputation" not in table.column_names:  # written before metrics that need the model existed

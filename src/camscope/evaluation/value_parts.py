@@ -34,11 +34,7 @@ def write_missing_parts(
     max_images: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write those parts of values for the maps of a run that `store` does not hold yet.
-
-    `iter_values` takes the rows of images, and yields the number of finished images with rows of values. `max_images` is the
-    number of images of a part; None: as many as in a part of the run.
-    """
+    """Write the missing parts of values. `iter_values` yields the number of finished images with their rows of values."""
     run_store, finished, n_done = RunStore(run.folder), store.finished_chunks(), 0
     chunks = sorted(run_store.finished_chunks())
     total = sum(_count_images(run, chunk) for chunk in chunks)

@@ -28,8 +28,7 @@ from camscope.explainers.comparison.compare import Comparison, compare
 from camscope.explainers.controls import CenterGaussian, EdgeDetector, RandomCAM
 from camscope.explainers.core.base import METHODS, Explainer, register
 from camscope.explainers.ensemble.explainer_wrappers import Augmented, Contrast, Denoised
-from camscope.explainers.ensemble.fusion import Fused, fuse
-from camscope.explainers.ensemble.refine_cam import RefineCAM
+from camscope.explainers.ensemble.fusion import Fused, RefineCAM, fuse
 from camscope.explainers.fullgrad import FullGrad, SimpleFullGrad, completeness
 from camscope.explainers.gradient.excitation_backprop import ExcitationBackprop
 from camscope.explainers.gradient.input_gradients import (

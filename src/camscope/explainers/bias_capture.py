@@ -1,8 +1,4 @@
-"""Capture biases at the torch functions that add them.
-
-The class of a module is not enough: some batch norms contain an activation, and some layer norms permute. The gradient is
-therefore taken at the output of the function.
-"""
+"""Capture biases and their gradients at the torch functions that add them: the class of a module does not say enough."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -33,21 +29,17 @@ BIAS_FUNCTIONS = {*BIAS_ARGUMENT_INDEX, *BATCH_STATISTICS_ARGUMENT, *CLIPPING_LI
 
 @dataclass(frozen=True)
 class Bias:
-    """The bias that one call of a function adds to its output; `values()` broadcasts against the output.
+    """The bias that one call of a function adds to its output. `values()` broadcasts against the output."""
 
-    `layer`: the module that holds it, or the function's name. `channels_last`: whether the channels are on the last axis
-    rather than axis 1. `sample_axis`: the axis of the samples.
-    """
-
-    layer: str
+    layer: str  # the module that holds it, or the function's name
     values: Callable[[], Tensor]
-    channels_last: bool
+    channels_last: bool  # otherwise the channels are on axis 1
     sample_axis: int = 0
 
-    def to_maps(self, values: Tensor, x: Tensor, layouts: "OutputLayouts") -> Tensor | None:
-        """Return values at the positions of the output as maps (N,K,*s) over the input x; None if they have no place on it."""
+    def to_maps(self, values: Tensor, x: Tensor, layouts: Mapping[tuple[int, ...], Layout]) -> Tensor | None:
+        """Return values at the positions of the output as maps (N,K,*s) over the input x, or None if they have no place on it."""
         if self.channels_last:
-            layout = layouts.get_layout(values.shape)
+            layout = layouts.get(tuple(values.shape))
         else:
             try:
                 layout = infer_layout(values.shape, x.shape, None, CHANNELS_FIRST)
@@ -57,28 +49,19 @@ class Bias:
         return maps if maps is not None and maps[0, 0].numel() > 1 else None
 
 
-class OutputLayouts:
-    """The layouts of outputs with channels last, inferred from their shapes and verified at the first output of each shape.
-
-    `any_unverified`: whether a layout was neither verified nor contradicted. Contradicted layouts are dropped.
-    """
-
-    def __init__(
-        self, score: Score, x: Tensor, layout_hints: LayoutHints, sample_axis_by_shape: Mapping[tuple[int, ...], int]
-    ) -> None:
-        self.any_unverified = False
-        self._layouts: dict[tuple[int, ...], Layout | None] = {}
-        for shape, samples in sample_axis_by_shape.items():
-            layout = _infer_output_layout(shape, x, layout_hints)
-            if layout is not None:
-                verdict = _verify_output_layout(score, x, shape, samples, layout)
-                self.any_unverified |= verdict is LayoutVerdict.UNDECIDED
-                layout = None if verdict is LayoutVerdict.CONTRADICTED else layout
-            self._layouts[shape] = layout
-
-    def get_layout(self, shape: Sequence[int]) -> Layout | None:
-        """Return the layout of outputs (N,...) of this shape; None if they have no grid."""
-        return self._layouts.get(tuple(shape))
+def infer_output_layouts(
+    score: Score, x: Tensor, layout_hints: LayoutHints, sample_axis_by_shape: Mapping[tuple[int, ...], int]
+) -> tuple[dict[tuple[int, ...], Layout], bool]:
+    """Return the layouts of outputs with channels last by shape, without contradicted ones, and whether any is unverified."""
+    layouts, any_unverified = dict[tuple[int, ...], Layout](), False
+    for shape, sample_axis in sample_axis_by_shape.items():
+        layout = _infer_output_layout(shape, x, layout_hints)
+        if layout is not None:
+            verdict = _verify_output_layout(score, x, shape, sample_axis, layout)
+            any_unverified |= verdict is LayoutVerdict.UNDECIDED
+            if verdict is not LayoutVerdict.CONTRADICTED:
+                layouts[shape] = layout
+    return layouts, any_unverified
 
 
 class FirstOutputCapture(BaseFunctionMode):
@@ -100,7 +83,7 @@ class FirstOutputCapture(BaseFunctionMode):
 
 
 def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: LayoutHints) -> Layout | None:
-    """Infer the layout of an output (N,...,K) with more than one cell; None if there is none."""
+    """Infer the layout of an output (N,...,K) with more than one cell, or None if there is none."""
     try:
         if len(shape) == 3 and shape[1] in layout_hints.image_token_positions:
             return infer_image_token_layout(shape, x.shape, layout_hints)
@@ -114,7 +97,7 @@ def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: Layout
 def _verify_output_layout(
     score: Score, x: Tensor, shape: tuple[int, ...], sample_axis: int, layout: Layout
 ) -> LayoutVerdict:
-    """Verify the layout of the first output of this shape; see `probe_layout`."""
+    """Verify the layout of the first output of this shape. See `probe_layout`."""
 
     def read(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with FirstOutputCapture(shape[1:], sample_axis) as first:
@@ -125,10 +108,9 @@ def _verify_output_layout(
         chosen = torch.zeros(1, dtype=torch.long, device=x.device)
         return score.forward(inputs, None if len(inputs) == len(x) else chosen)
 
-    between = "x".join(map(str, shape[1:]))
-    return probe_layout(score.model, [OutputLocation("", f"biases at {between}")], layout, x, run, read_outputs=read)[
-        0
-    ].verdict
+    location = OutputLocation("", f"biases at {'x'.join(map(str, shape[1:]))}")
+    (result,) = probe_layout(score.model, [location], layout, x, run, read_outputs=read)
+    return result.verdict
 
 
 class BiasCapture(BaseFunctionMode):
@@ -150,9 +132,8 @@ class BiasCapture(BaseFunctionMode):
         self._layer_names = {id(tensor): name.rpartition(".")[0] for name, tensor in tensors}
         self._bias_functions = BIAS_FUNCTIONS if include_clipping else BIAS_FUNCTIONS - CLIPPING_LIMITS.keys()
         self._channels_last_by_shape: dict[torch.Size, bool] = {}
-        self.sample_axis_by_shape: dict[
-            tuple[int, ...], int
-        ] = {}  # of outputs (N,...,K) to which a bias was added: the axis of samples
+        # of outputs (N,...,K) to which a bias was added
+        self.sample_axis_by_shape: dict[tuple[int, ...], int] = {}
         self._on_bias_gradient = on_bias_gradient
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -111,7 +111,7 @@ def compute_center_gaussian(x: Tensor, sigma: float = 0.25) -> Tensor:
 
 
 def compute_edge_map(x: Tensor, smoothing: float = 0.01) -> Tensor:
-    """Return the edge map (N,*S) of an input (N,C,*S); see `EdgeDetector`."""
+    """Return the edge map (N,*S) of an input (N,C,*S). See `EdgeDetector`."""
     gray = full_precision(x).mean(1)
     axes = range(1, gray.ndim)
     edges = torch.stack([_compute_central_difference(gray, axis) for axis in axes]).square().sum(0).sqrt()

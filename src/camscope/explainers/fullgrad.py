@@ -1,7 +1,7 @@
 """Methods that decompose a score into the contributions of the input and of every bias (full gradients)."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from camscope.explainers.bias_capture import Bias, BiasCapture, OutputLayouts
+from camscope.explainers.bias_capture import Bias, BiasCapture, infer_output_layouts
 from camscope.explainers.core.base import Explainer, register
 from camscope.explainers.core.base_method import AttributionMaps, is_below_precision
 from camscope.explainers.core.evaluation_context import (
@@ -22,6 +22,7 @@ from camscope.explainers.core.evaluation_context import (
 from camscope.explainers.core.resampling import resize_maps
 from camscope.explainers.core.runner import select_sample_target
 from camscope.hooks.gradients import GradientScope, run_with_gradients
+from camscope.layers.layout import Layout
 from camscope.layers.selection import record_layout_hints
 from camscope.targets import Score, TargetLike, full_precision
 
@@ -53,7 +54,8 @@ class ScoreDecomposition:
     score: Tensor
     explainer: "BaseFullGrad"
     precision: float
-    layouts: OutputLayouts
+    layouts: Mapping[tuple[int, ...], Layout]
+    layout_unverified: bool
     map_by_grid: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
     unmapped_layers: dict[str, None] = field(default_factory=dict)
 
@@ -111,10 +113,7 @@ class ScoreDecomposition:
 
 
 def decompose_scores(x: Tensor, scores: Sequence[Score], explainer: "BaseFullGrad") -> list[ScoreDecomposition]:
-    """Return the decomposition of each score from one forward pass.
-
-    If the model detaches its input, a second pass keeps gradients on everywhere.
-    """
+    """Return the decomposition of each score from one forward pass, or from a second one if the model detaches its input."""
     return run_with_gradients(lambda gradients_on: _decompose_in_one_pass(x, scores, explainer, gradients_on))
 
 
@@ -133,13 +132,13 @@ def _decompose_in_one_pass(
         scope.enter_context(capture)
         # a clone, so that a model that changes its input raises our error instead of autograd's error about a leaf
         output = scores[0].forward(leaf.clone())
-    layouts = OutputLayouts(scores[0], leaf.detach(), layout_hints, capture.sample_axis_by_shape)
+    layouts = infer_output_layouts(scores[0], leaf.detach(), layout_hints, capture.sample_axis_by_shape)
     torch.set_grad_enabled(True)  # for the scores, even if the model switches gradients off and never back on
     all_values = [score.read_score(output, len(x)) for score in scores]  # checks all targets before any backward pass
     check_finite("the score", torch.cat(all_values), explainer.on_nonfinite)
     for i, (score, values) in enumerate(zip(scores, all_values, strict=True)):
         score_values = full_precision(values.detach())
-        decomposition = ScoreDecomposition(leaf.detach(), score_values, explainer, score.machine_epsilon, layouts)
+        decomposition = ScoreDecomposition(leaf.detach(), score_values, explainer, score.machine_epsilon, *layouts)
         decompositions.append(decomposition)
         if not values.requires_grad:
             return None
@@ -154,10 +153,7 @@ def _decompose_in_one_pass(
 
 
 def sum_scaled_magnitudes(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale |values| (N,K,*s) of each sample to 0..1 and sum over K: (N,*s); also return whether (N,) any is not zero.
-
-    The scaling is over all channels together; constant values become 0.
-    """
+    """Scale |values| (N,K,*s) of each sample to 0..1, and sum over K: (N,*s). Also return whether (N,) any is not zero."""
     magnitudes = values.abs()
     flat, rows = magnitudes.flatten(1), (-1, *[1] * (values.ndim - 2))
     low, high = flat.amin(1).view(rows), flat.amax(1).view(rows)  # aminmax is slower than both
@@ -193,7 +189,7 @@ class BaseFullGrad(Explainer):
                 zero_gradient=~decomposition.has_gradient,
                 constant_score=decomposition.is_below_precision,
                 sample_notes=self.describe_decomposition(decomposition),
-                layout_unverified=decomposition.layouts.any_unverified,
+                layout_unverified=decomposition.layout_unverified,
             )
             for decomposition in decompose_scores(x, scores, self)
         ]

@@ -16,19 +16,15 @@ QUERY_COUNT_CONFIG_KEYS = ("num_queries", "num_query_tokens", "num_object_querie
 ImageTokenPositions = dict[int, tuple[int, ...] | None]  # by the length of a sequence; None where samples differ
 
 
-def get_image_token_id(module: nn.Module) -> int | None:
-    """Return the token that stands for an image patch in the input ids, or None where the config names none."""
-    return _read_image_token_id(getattr(module, "config", None))
-
-
 def _read_image_token_id(config: object) -> int | None:
+    """Return the token that stands for an image patch in the input ids, or None where the config names none."""
     tokens = (getattr(config, name, None) for name in IMAGE_TOKEN_CONFIG_KEYS)
     return next((token for token in tokens if isinstance(token, int) and not isinstance(token, bool)), None)
 
 
 def has_image_tokens(model: nn.Module) -> bool:
     """Whether the model places image patches among the tokens of a text."""
-    return any(get_image_token_id(module) is not None for module in unwrap(model).modules())
+    return any(_read_image_token_id(getattr(module, "config", None)) is not None for module in unwrap(model).modules())
 
 
 def _find_nearest_config(model: nn.Module, layer: str) -> object:
@@ -107,7 +103,7 @@ def is_query_layer(model: nn.Module, layer: str, n_tokens: int) -> bool:
 def record_image_tokens(model: nn.Module, scope: ExitStack, positions: ImageTokenPositions) -> None:
     """Record in `positions`, inside the scope and this thread, where the model's input ids hold the image."""
     for module in unwrap(model).modules():
-        token = get_image_token_id(module)
+        token = _read_image_token_id(getattr(module, "config", None))
         if token is not None:
 
             def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], token: int = token) -> None:

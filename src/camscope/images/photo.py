@@ -107,7 +107,7 @@ def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> tu
     """
     with _open_image_bytes(data) as image:
         _check_pixel_count(image.size, "the file", MAX_PIXELS)
-        stored_size, is_transposed = image.size, _is_transposed(image)
+        stored_size, is_transposed = image.size, _read_orientation(image) in TRANSPOSED_ORIENTATIONS
         size = stored_size if is_transposed else stored_size[::-1]
         height, width = required_size(size)
         image.draft(None, (height, width) if is_transposed else (width, height))
@@ -220,23 +220,19 @@ def read_pixel_count(data: bytes) -> int:
     return 0
 
 
-def _is_transposed(image: "Image") -> bool:
-    """Return whether `_apply_exif_orientation` exchanges rows and columns."""
-    try:
-        return image.getexif().get(EXIF_ORIENTATION_TAG) in TRANSPOSED_ORIENTATIONS
-    except Exception:
-        return False
+def _read_orientation(image: "Image") -> Any:
+    with suppress(Exception):  # damaged EXIF does not affect the pixels
+        return image.getexif().get(EXIF_ORIENTATION_TAG, 1)
+    return 1
 
 
 def _apply_exif_orientation(image: "Image") -> "Image":
     from PIL import ImageOps
 
-    try:
-        if image.getexif().get(EXIF_ORIENTATION_TAG, 1) == 1:
-            return image  # Pillow would copy it
-        return ImageOps.exif_transpose(image)
-    except Exception:  # damaged EXIF does not affect the pixels: they are returned unrotated
-        return image
+    if _read_orientation(image) != 1:  # Pillow would copy an upright image
+        with suppress(Exception):
+            return ImageOps.exif_transpose(image)
+    return image
 
 
 def _flatten_to_rgb(image: "Image") -> "Image":

@@ -1,6 +1,8 @@
 """Preprocess photos into a model's input, and record where each input pixel came from."""
 
+import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -21,6 +23,7 @@ from camscope.images.preprocess_configs import (
 from camscope.images.scans.monai import MonaiPreprocess, is_monai_object
 from camscope.images.scans.scan_preprocess import ScanPreprocess
 from camscope.plurals import plural
+from camscope.untrusted_files import read_errors_converted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,6 +33,8 @@ IMAGENET_STATISTICS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.22
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 # larger images are resized channel by channel; rows converted to gray at a time
 LARGE_IMAGE_PIXELS, ROWS_PER_GRAY_STRIP = 2**25, 256
+MAX_SIDE = 2**16
+HUGGINGFACE_KEYS = {"image_mean", "do_normalize", "do_resize", "image_processor_type", "feature_extractor_type"}
 FIELD_CHOICES = {
     "fit": ("stretch", "cover", "inside"),
     "rounding": ("even", "zero", "down"),
@@ -76,11 +81,13 @@ class Preprocess:
             if (value := getattr(self, name)) not in choices:
                 raise PreprocessError(f"{name}={value!r}; expected one of {', '.join(map(repr, choices))}")
         for name in ("mean", "std"):
-            values = tuple(map(float, getattr(self, name)))
+            values = _parse_numbers(getattr(self, name), name)
             if len(values) != self.channels:
                 received = plural(len(values), "number")
                 raise PreprocessError(f"{name} has {received} for {plural(self.channels, 'channel')}")
             object.__setattr__(self, name, values)
+        _parse_numbers([self.scale], "scale")
+        _parse_numbers(self.fill, "fill")
         if not all(self.std) or not self.scale:
             raise PreprocessError(f"std={self.std} and scale={self.scale}; expected numbers other than 0")
         for name in ("resize", "crop"):
@@ -165,7 +172,8 @@ class Preprocess:
     @classmethod
     def from_timm(cls, config: object) -> Self:
         """Build from a timm model or its data configuration, as `timm.data.create_transform` would."""
-        return cls(**convert_timm_config(config))
+        with read_errors_converted("the timm configuration", PreprocessError):
+            return cls(**convert_timm_config(config))
 
     @classmethod
     def from_huggingface(cls, processor: object) -> Self:
@@ -174,7 +182,8 @@ class Preprocess:
         The result equals `pixel_values` of the PIL backend. The torchvision backend has its own resampling, which differs
         by rounding.
         """
-        return cls(**convert_huggingface_processor(processor))
+        with read_errors_converted("the configuration of the image processor", PreprocessError):
+            return cls(**convert_huggingface_processor(processor))
 
     def _resize_by_channel(self, pixels: Pixels, size: tuple[int, int]) -> "Image":
         """Resize channel by channel: the same image in a third of the memory."""
@@ -254,7 +263,9 @@ def as_preprocess(value: object) -> Callable[[Any], Any]:
     if isinstance(value, str):
         return Preprocess.from_preset(value)
     if isinstance(value, Mapping):
-        return _build_from_mapping(value)
+        if value.keys() & HUGGINGFACE_KEYS:
+            return Preprocess.from_huggingface(value)
+        return Preprocess.from_timm(value) if "input_size" in value else Preprocess.from_dict(value)
     if hasattr(value, "pretrained_cfg"):
         return Preprocess.from_timm(value)
     if hasattr(value, "image_mean") and hasattr(value, "to_dict"):
@@ -270,18 +281,21 @@ def as_preprocess(value: object) -> Callable[[Any], Any]:
     )
 
 
-def _build_from_mapping(config: Mapping[str, Any]) -> Preprocess:
-    if config.keys() & {"image_mean", "do_normalize", "do_resize", "image_processor_type", "feature_extractor_type"}:
-        return Preprocess.from_huggingface(config)
-    return Preprocess.from_timm(config) if "input_size" in config else Preprocess.from_dict(config)
+def _parse_numbers(values: Any, name: str) -> tuple[float, ...]:
+    with suppress(TypeError, ValueError, OverflowError):
+        numbers = tuple(map(float, values))
+        if all(map(math.isfinite, numbers)):
+            return numbers
+    raise PreprocessError(f"{name}={values!r:.80}; expected finite numbers")
 
 
 def _parse_sides(value: object, name: str) -> int | tuple[int, int] | None:
     match value:
         case None:
             return None
-        case int() if value > 0 and not isinstance(value, bool):
+        case int() if 0 < value <= MAX_SIDE and not isinstance(value, bool):
             return value
-        case (int() as height, int() as width) if height > 0 and width > 0:
+        case (int() as height, int() as width) if 0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE:
             return height, width
-    raise PreprocessError(f"{name}={value!r}; expected a positive whole number, (height, width), or None")
+    expected = f"a positive whole number up to {MAX_SIDE}, (height, width), or None"
+    raise PreprocessError(f"{name}={value!r:.80}; expected {expected}")

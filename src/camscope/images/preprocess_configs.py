@@ -1,7 +1,4 @@
-"""Convert preprocessing configurations of torchvision, timm and Hugging Face to arguments of `Preprocess`.
-
-A setting without an exact counterpart raises a PreprocessError that names the key.
-"""
+"""Convert configurations of torchvision, timm and Hugging Face to arguments of `Preprocess`, or name the key that has none."""
 
 import math
 from collections.abc import Mapping
@@ -17,27 +14,21 @@ ADVICE = 'pass preprocess=lambda image: processor(image, return_tensors="pt")["p
 PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 # Hugging Face: families whose processor follows its configuration, and those whose integer `size` is the shorter side
-SUPPORTED_FAMILIES = {"beit", "bit", "blip", "chineseclip", "clip", "convnext", "deit", "mobilenetv1", "mobilenetv2"}
-SUPPORTED_FAMILIES |= {"owlvit", "pvt", "segformer", "siglip", "vit", "vithybrid"}
+SUPPORTED_FAMILIES = {
+    *("beit", "bit", "blip", "chineseclip", "clip", "convnext", "deit", "mobilenetv1", "mobilenetv2"),
+    *("owlvit", "pvt", "segformer", "siglip", "vit", "vithybrid"),
+}
 SHORTER_SIDE_FAMILIES = {"bit", "chineseclip", "clip", "convnext", "mobilenetv1", "mobilenetv2", "vithybrid"}
-SUPPORTED_KEYS = {"do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale", "rescale_factor"}
-SUPPORTED_KEYS |= {
-    "do_normalize",
-    "image_mean",
-    "image_std",
-    "crop_pct",
-    "image_processor_type",
-    "feature_extractor_type",
+SUPPORTED_KEYS = {
+    *("do_resize", "size", "resample", "do_center_crop", "crop_size", "crop_pct", "do_rescale"),
+    *("rescale_factor", "do_normalize", "image_mean", "image_std", "image_processor_type"),
+    *("feature_extractor_type",),
 }
 # without effect for an RGB photo and a single tensor
-IGNORED_KEYS = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "processor_class", "_processor_class", "backend"}
-IGNORED_KEYS |= {
-    "data_format",
-    "input_data_format",
-    "return_tensors",
-    "device",
-    "disable_grouping",
-    "_valid_processor_keys",
+IGNORED_KEYS = {
+    *("do_convert_rgb", "do_reduce_labels", "reduce_labels", "processor_class", "_processor_class"),
+    *("backend", "data_format", "input_data_format", "return_tensors", "device", "disable_grouping"),
+    *("_valid_processor_keys",),
 }
 
 
@@ -71,14 +62,14 @@ def convert_timm_config(config: Any) -> PreprocessFields:
         "interpolation": _require_key(config, "interpolation", "timm configuration"),
         "channels": channels,
     }
-    mode = config.get("crop_mode") or "center"
-    if mode == "squash":
-        return fields | {"resize": scaled}
-    if mode == "border":
-        return fields | {"resize": scaled, "fit": "inside", "fill": tuple(round(255 * value) for value in mean)}
-    if mode != "center":
-        raise _build_unsupported_error("crop_mode", config, "known: center, squash, border", "timm configuration")
-    return fields | ({"resize": scaled[0]} if scaled[0] == scaled[1] else {"resize": scaled, "fit": "cover"})
+    match config.get("crop_mode") or "center":
+        case "squash":
+            return fields | {"resize": scaled}
+        case "border":
+            return fields | {"resize": scaled, "fit": "inside", "fill": tuple(round(255 * value) for value in mean)}
+        case "center":
+            return fields | ({"resize": scaled[0]} if scaled[0] == scaled[1] else {"resize": scaled, "fit": "cover"})
+    raise _build_unsupported_error("crop_mode", config, "known: center, squash, border", "timm configuration")
 
 
 def convert_huggingface_processor(processor: Any) -> PreprocessFields:

@@ -8,7 +8,8 @@ are subtracted, and each token is compared only with itself, so its scale does n
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -84,6 +85,20 @@ def _cached_results(model: nn.Module, location: OutputLocation) -> dict[ResultKe
     return results
 
 
+@contextmanager
+def unobserved_forward(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Run the model in eval mode, without other hooks and gradients, and leave the random state unchanged."""
+    with (
+        hooks_muted(model),
+        all_rng_restored([device]),
+        torch.inference_mode(False),
+        torch.no_grad(),
+        autocast_uncached(),
+        evaluation_mode(unwrap(model)),
+    ):
+        yield
+
+
 def probe_layout(
     model: nn.Module,
     locations: Sequence[OutputLocation],
@@ -93,12 +108,14 @@ def probe_layout(
     *,
     read_outputs: OutputReader | None = None,
     input_shares: Sequence[float] | None = None,
+    moved_layers: Collection[str] = (),
 ) -> list[ProbeResult]:
     """Probe whether each output has this layout for inputs like x (N,C,*S), by three forward passes `forward`.
 
-    They run in eval mode, without other hooks and gradients, and leave the random state unchanged. Cached results are reused.
+    They run as `unobserved_forward` says. Cached results are reused.
     `read_outputs(run, x)` extracts outputs that are not those of layers. `input_shares` is the part of its plane that a
-    model with padding takes from the input, by axis.
+    model with padding takes from the input, by axis. The outputs of `moved_layers` are known to lie elsewhere at least in part,
+    so they are undecided where the probe does not contradict them.
     """
 
     def cached() -> list[ProbeResult | None]:
@@ -106,19 +123,14 @@ def probe_layout(
 
     if None in cached():
         # one thread at a time: the next one finds this one's results
-        with (
-            hooks_muted(model),
-            all_rng_restored([x.device]),
-            torch.inference_mode(False),
-            torch.no_grad(),
-            autocast_uncached(),
-            evaluation_mode(unwrap(model)),
-        ):
+        with unobserved_forward(model, x.device):
             unknown = [location for location, result in zip(locations, cached(), strict=True) if result is None]
             read = read_outputs or partial(_read_layer_outputs, model, unknown)
             results = probe_outputs(read, layout, x, forward, input_shares=input_shares) if unknown else []
             results = results or [ProbeResult(LayoutVerdict.UNDECIDED)] * len(unknown)
             for location, result in zip(unknown, results, strict=True):
+                if location.layer in moved_layers and result.verdict is LayoutVerdict.VERIFIED:
+                    result = ProbeResult(LayoutVerdict.UNDECIDED)
                 cache_result(model, location, x.shape[1:], layout, result)
     return [result for result in cached() if result is not None]
 

@@ -20,11 +20,10 @@ from camscope.hooks.image_tokens import (
     record_image_tokens,
     record_text_lengths,
 )
-from camscope.hooks.spatial_map_tracker import SpatialMapTracker, is_interception_exact
+from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.hooks.tap import Tap
 from camscope.layers.layout import (
     CHANNELS_FIRST,
-    CHANNELS_FIRST_MODULES,
     CHANNELS_LAST,
     TOKENS,
     ConcatRecorder,
@@ -56,13 +55,15 @@ class SpatialLayer:
     """A layer whose output has a grid, in the order in which layers finish.
 
     `by_construction`: the output comes from convolutions, poolings and elementwise operations on the input, so its grid needs
-    no verification. `doubt_reason` is described in `find_doubt_reason`.
+    no verification. `is_moved`: planes were flipped, shuffled or moved otherwise on the way. `doubt_reason` is described in
+    `find_doubt_reason`.
     """
 
     name: str
     layout: Layout
     by_construction: bool = field(default=False, compare=False)
     doubt_reason: str = field(default="", compare=False)
+    is_moved: bool = field(default=False, compare=False)
 
 
 def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
@@ -183,29 +184,29 @@ def find_spatial_layers(
     model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]
 ) -> list[SpatialLayer]:
     """Return every layer with more than one cell, from one forward pass, in the order in which the layers finish."""
-    finished: dict[str, tuple[torch.Size, bool, bool]] = {}
+    finished: dict[str, tuple[torch.Size, bool, bool, bool]] = {}
 
     def note(name: str, module: nn.Module, output: object) -> None:
         finished.pop(name, None)
         with suppress(LayerError):
             tensor = find_main_tensor(name, output)[1]
-            is_map = isinstance(module, CHANNELS_FIRST_MODULES) if ops is None else ops.is_spatial_map(tensor)
-            finished[name] = tensor.shape, is_map, not is_map and has_attention_rows(tensor)
+            is_map = tracker.is_spatial_map(tensor)
+            finished[name] = tensor.shape, is_map, tracker.is_moved(tensor), not is_map and has_attention_rows(tensor)
 
     with torch.no_grad(), Hooks() as hooks:
         hints = record_layout_hints(model, hooks)
-        inner = unwrap(model)
-        ops = hooks.enter_context(SpatialMapTracker(inner, input_shape[2:])) if is_interception_exact(inner) else None
+        tracker = hooks.enter_context(SpatialMapTracker(unwrap(model), input_shape[2:]))
         _hook_layers(model, hooks, note)
         forward()
     layers = []
-    for name, (shape, is_map, weights) in finished.items():
+    for name, (shape, is_map, is_moved, weights) in finished.items():
         with suppress(LayerError):
             layout = _infer_layout_at(model, name, shape, input_shape, hints)
             reason = _find_reason_no_grid(model, name, shape, weights, layout, input_shape, hints)
             if math.prod(layout.grid) > 1 and not reason:
                 doubt = find_doubt_reason(model, layout, shape, hints)
-                layers.append(SpatialLayer(name, layout, is_map and layout.kind == CHANNELS_FIRST, doubt))
+                in_plane = layout.kind == CHANNELS_FIRST
+                layers.append(SpatialLayer(name, layout, is_map and in_plane, doubt, is_moved and in_plane))
     return layers
 
 
@@ -252,8 +253,9 @@ def _probe_layer(
     """Probe a layer's layout. The same forward passes probe other layers with the same layout."""
     if layer.by_construction:
         return ProbeResult(LayoutVerdict.BY_CONSTRUCTION)
-    names = dict.fromkeys([layer.name, *(other.name for other in other_layers if other.layout == layer.layout)])
-    result = probe_layout(model, list(map(OutputLocation, names)), layer.layout, x, forward)[0]
+    probed = {other.name: other for other in (layer, *other_layers) if other.layout == layer.layout}
+    moved = [name for name, other in probed.items() if other.is_moved]
+    result = probe_layout(model, list(map(OutputLocation, probed)), layer.layout, x, forward, moved_layers=moved)[0]
     if result.verdict is LayoutVerdict.UNDECIDED and layer.doubt_reason:
         return ProbeResult(LayoutVerdict.CONTRADICTED, layer.doubt_reason)
     return result

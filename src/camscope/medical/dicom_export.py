@@ -17,13 +17,13 @@ from camscope.errors import CamscopeError, ImageError, InputError, OutputError
 from camscope.explanation import Explanation
 from camscope.images.files.image_file_access import PHOTO_SUFFIXES
 from camscope.images.files.redaction import redact_errors, suppress_library_output
-from camscope.images.scans.dicom_file import load_dicom_dataset, require_pydicom
+from camscope.images.scans.dicom import load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_geometry import LPS_TO_RAS
 from camscope.images.scans.dicom_tags import iter_macro_items, read_first_numbers, read_functional_groups
 from camscope.images.scans.itk import ITK_SUFFIXES
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
-from camscope.medical.scan_map import format_title, to_dicom_ascii
+from camscope.medical.scan_map import ScanSpaceMap, format_title, resample_to_scan, to_dicom_ascii
 from camscope.optional import require
 from camscope.version import __version__
 
@@ -101,6 +101,15 @@ def read_dicom_source(source: Any) -> DicomSource:
             f"{scan.name} does not come from DICOM files, so that patient and study are unknown; use to_nifti"
         )
     return DicomSource(scan, [_read_header(file, scan.name) for file in files])
+
+
+def prepare_export(
+    explanation: Explanation, source: Any, profile: str, object_name: str
+) -> tuple[DicomSource, ScanSpaceMap]:
+    """Check the consent to copy patient data, and return the source's headers and the map on its scan."""
+    check_clinical_profile(profile, object_name)
+    dicom_source = read_dicom_source(source)
+    return dicom_source, resample_to_scan(explanation, dicom_source.scan)
 
 
 def _read_header(file: Any, name: str) -> "Dataset":

@@ -1,8 +1,4 @@
-"""Export a map as a DICOM object.
-
-- Parametric Map: float32 values with their meaning and position, for a PACS.
-- Secondary Captures: the overlay as an image with its caption, for any viewer.
-"""
+"""Export a map to a PACS as a Parametric Map (float32 values), or its overlay as Secondary Captures for any viewer."""
 
 import os
 from collections.abc import Iterator
@@ -16,11 +12,11 @@ from camscope import render
 from camscope.errors import CamscopeError, OutputError
 from camscope.explanation import AUTO, Explanation, PixelArray, ScaleOption
 from camscope.images.files.redaction import redact_errors
-from camscope.images.scans.dicom_file import load_dicom_dataset
+from camscope.images.scans.dicom import load_dicom_dataset
 from camscope.images.scans.dicom_tags import SECONDARY_CAPTURE_UID, read_first_numbers, read_functional_groups
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.medical import dicom_export
-from camscope.medical.scan_map import ScanSpaceMap, describe_derivation, format_title, resample_to_scan, to_dicom_ascii
+from camscope.medical.scan_map import ScanSpaceMap, describe_derivation, format_title, to_dicom_ascii
 from camscope.safe_files import build_output_path, create_folder_atomically, write_bytes
 from camscope.version import __version__
 
@@ -62,17 +58,16 @@ def to_parametric_map(
         GeometryError: If the map belongs to another scan.
 
     """
-    dicom_export.check_clinical_profile(profile, PARAMETRIC_MAP_NAME)
-    dicom_source = dicom_export.read_dicom_source(source)
-    scan_map = resample_to_scan(explanation, dicom_source.scan)
+    dicom_source, scan_map = dicom_export.prepare_export(explanation, source, profile, PARAMETRIC_MAP_NAME)
     header, name = dicom_source.headers[0], dicom_source.scan.name
+    problem = ""
     if not header.get("FrameOfReferenceUID") or dicom_source.scan.affine is None:
         problem = f"has no position in the patient, which {PARAMETRIC_MAP_NAME} needs"
-        raise OutputError(f"{name} {problem}: use to_secondary_capture or to_nifti")
-    if dicom_source.is_multiframe and "SharedFunctionalGroupsSequence" not in header:
+    elif dicom_source.is_multiframe and "SharedFunctionalGroupsSequence" not in header:
         problem = f"has frames without functional groups, which {PARAMETRIC_MAP_NAME} cannot refer to"
+    if problem:
         raise OutputError(f"{name} {problem}: use to_secondary_capture or to_nifti")
-    with dicom_export.highdicom_errors_converted(PARAMETRIC_MAP_NAME, dicom_source.scan.name):
+    with dicom_export.highdicom_errors_converted(PARAMETRIC_MAP_NAME, name):
         data = dicom_export.encode_dicom(_build_parametric_map(explanation, scan_map, dicom_source))
     return write_bytes(path, data, overwrite=overwrite)
 
@@ -170,9 +165,7 @@ def to_secondary_capture(
         GeometryError: If the map belongs to another scan.
 
     """
-    dicom_export.check_clinical_profile(profile, SECONDARY_CAPTURE_NAME)
-    dicom_source = dicom_export.read_dicom_source(source)
-    scan_map = resample_to_scan(explanation, dicom_source.scan)
+    dicom_source, scan_map = dicom_export.prepare_export(explanation, source, profile, SECONDARY_CAPTURE_NAME)
     if scan_map.values.ndim == 2:
         with dicom_export.highdicom_errors_converted(SECONDARY_CAPTURE_NAME, dicom_source.scan.name):
             data = next(_encode_slices(explanation, scan_map, dicom_source, scale))

@@ -8,14 +8,18 @@ from camscope.errors import InputError
 from camscope.explanation import Explanation
 from camscope.medical.dicom_export import require_highdicom
 from camscope.medical.dicom_objects import to_parametric_map, to_secondary_capture
-from camscope.medical.nifti_export import require_nibabel, to_nifti
+from camscope.medical.nifti_export import to_nifti
+from camscope.optional import require
 
 EXPORT_KINDS = ("nifti", "pmap", "sc")
 
 
 def require_packages(kind: str) -> None:
     """Raise MissingExtraError if a package that writes this kind of file is not installed."""
-    (require_nibabel if kind == "nifti" else require_highdicom)()
+    if kind == "nifti":
+        require("nibabel", extra="medical")
+    else:
+        require_highdicom()
 
 
 def export(

@@ -58,7 +58,7 @@ def to_nifti(
     if not suffix:
         raise OutputError(f"{path}: expected a file name that ends in .nii or .nii.gz")
     stem = path.name[: -len(suffix)]
-    require_nibabel()
+    require("nibabel", extra="medical")  # before anything is read
     scan = None if source is None else read_scan(source)
     scan_map = resample_to_scan(explanation, scan)
     header = _build_header(scan_map, scan, source)
@@ -79,11 +79,6 @@ def to_nifti(
     data = json.dumps(build_sidecar(explanation, scan_map), indent=1, allow_nan=False).encode()
     write_bytes(sidecar_path, data, overwrite=overwrite)
     return path
-
-
-def require_nibabel() -> None:
-    """Raise MissingExtraError without nibabel, before anything is read."""
-    require("nibabel", extra="medical")
 
 
 def _is_camscope_map(path: Path) -> bool:

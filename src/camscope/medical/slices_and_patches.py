@@ -1,8 +1,4 @@
-"""Explain volumes in parts.
-
-- Slices: a 2-D model explains every slice of a volume, and the maps are stacked to one map.
-- Patches: a model that sees a part of a volume at a time explains one patch, or all of them.
-"""
+"""Explain volumes slice by slice with a 2-D model, and images and volumes patch by patch."""
 
 import copy
 import itertools

@@ -32,10 +32,10 @@ class Metric:
             "explainer": an explainer, an input and a target.
         formula: The formula in one line.
         paper: The source of the metric.
-        lower_bound: The smallest possible value; None if there is none.
-        upper_bound: The largest possible value; None if there is none.
-        higher_is_better: Whether larger values are better; None if neither direction is better.
-        chance_level: The value of a map that does not depend on the model, as text; "" if there is no such value.
+        lower_bound: The smallest possible value, or None if there is none.
+        upper_bound: The largest possible value, or None if there is none.
+        higher_is_better: Whether larger values are better, or None if neither direction is better.
+        chance_level: The value of a map that does not depend on the model, as text, or "" if there is no such value.
         uses_imputation: Whether the value depends on how removed pixels are imputed.
         rounding_tolerance: Smaller differences between two values are rounding. It is 0 for metrics in units of the score,
             which have no scale of their own.
@@ -60,7 +60,7 @@ class Metric:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The smallest and the largest possible value; None if one of them does not exist."""
+        """The smallest and the largest possible value, or None if one of them does not exist."""
         return None if self.lower_bound is None or self.upper_bound is None else (self.lower_bound, self.upper_bound)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -69,10 +69,7 @@ class Metric:
 
 
 def register_metric(name: str, **facts: Any) -> Callable[[MetricFunction], MetricFunction]:
-    """Return a decorator that registers a function in METRICS and returns it unchanged.
-
-    `facts` are those of `Metric`. The title defaults to the name, `peak-distance` to `Peak distance`.
-    """
+    """Return a decorator that registers a function in METRICS with the `facts` of `Metric`; the title defaults to the name."""
 
     def register(function: MetricFunction) -> MetricFunction:
         title = facts.pop("title", name.replace("-", " ").capitalize())
@@ -90,6 +87,13 @@ def to_finite_array(attribution: npt.ArrayLike) -> FloatArray:
     if not np.isfinite(values).all():
         raise UndefinedError("the map contains NaN or infinity")
     return values
+
+
+def check_no_infinity(values: FloatArray) -> None:
+    """Raise InputError for an infinite value of a metric. NaN is allowed."""
+    if np.isinf(values).any():
+        index = int(np.flatnonzero(np.isinf(values))[0])
+        raise InputError(f"value {index} is infinite: expected finite numbers, or NaN for undefined values")
 
 
 def positive_part(attribution: npt.ArrayLike) -> FloatArray:

@@ -1,8 +1,6 @@
-"""Complexity metrics: whether a map (*S) concentrates its attribution on few cells, wherever they are.
+"""Complexity metrics: whether the absolute values of a map (*S) concentrate on few cells. Compare only maps of one size.
 
-All metrics use absolute values, so both signs of a signed map count. They depend on the number of cells, so only maps of one
-size can be compared. A map that contains NaN, a map of zeros and a map of one cell are undefined (UndefinedError). A
-constant map is as spread out as a map can be.
+Undefined (UndefinedError) are maps with NaN, maps of zeros and maps of one cell.
 """
 
 import numpy as np

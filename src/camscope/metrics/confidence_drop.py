@@ -1,9 +1,6 @@
-"""Masking metrics: how the model's output changes when the input is multiplied by its map.
+"""Masking metrics: how the output changes when the input x is multiplied by its map a (the positive part divided by its maximum).
 
-The map a is the positive part divided by its maximum, 0..1. The masked input x a is the model's input times a, pixel by
-pixel. The masked input lies outside the training distribution, and a map that is large everywhere scores well because it
-changes nothing: a constant map loses nothing. All metrics share one forward pass per image. Maps that contain NaN or nothing
-positive are undefined.
+Maps with NaN or nothing positive are undefined. A constant map loses nothing.
 """
 
 from collections.abc import Callable
@@ -85,7 +82,7 @@ def average_gain(test: PerturbationTest, output_kind: OutputKind = "probability"
 def adcc(
     test: PerturbationTest, compute_maps: Callable[[Tensor], Tensor], output_kind: OutputKind = "probability"
 ) -> MetricValues:
-    """Return the harmonic mean of coherency, 1 - complexity and 1 - average drop (N,), 0..1; 0 where one of them is 0.
+    """Return the harmonic mean of coherency, 1 - complexity and 1 - average drop (N,), 0..1, or 0 where one of them is 0.
 
     Coherency is (1 + r) / 2, where r is the correlation of a with the map of x a; it is undefined where one of them is constant.
     Complexity is the mean of a. `compute_maps` returns the maps (N,*S) of the same method for other inputs (N,C,*S), for the

@@ -1,12 +1,6 @@
 """Deletion, insertion, AOPC, necessity, sufficiency and ROAD: the model's output as regions of a map are removed or shown.
 
-Each value depends on the imputation and the number of steps of the `PerturbationTest`. `output_kind` "probability" is the class
-probability (see `Score.probability`). "score" is the raw score, whose scale depends on the model. All metrics share their
-forward passes, and the points of a curve are equally spaced. A map that contains NaN is undefined. A constant map is ranked in
-random order.
-
-ROAD imputes removed pixels from their neighbors, so that the shape of the removed area gives nothing away. It always uses
-`NoisyLinearImputation`. The authors count how many images keep their class; here each image has a probability.
+`output_kind` is "probability", that of the class, or "score". ROAD always uses `NoisyLinearImputation`.
 """
 
 from collections.abc import Sequence
@@ -164,7 +158,7 @@ def road_lerf(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """Return the mean output without the weakest regions (N,), 0..1 for a probability; see `road_morf`."""
+    """Return the mean output without the weakest regions (N,), 0..1 for a probability (see `road_morf`)."""
     return _compute_road(test, ["weakest"], shares, noise_std, output_kind)
 
 

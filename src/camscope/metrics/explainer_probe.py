@@ -1,7 +1,7 @@
 """An explainer with targets that are fixed on the clean input, so that changed inputs and models get the same targets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,21 +20,13 @@ PROBE_BATCH_SIZE = 16  # inputs of one forward pass
 
 @dataclass(frozen=True)
 class ExplainerProbe:
-    """An explainer, its input x (N,C,*S) and its resolved targets, with the model's clean output.
-
-    Choices that the explainer makes itself, such as its layer, are also made on the clean input.
-
-    Attributes:
-        clean_probabilities: (N,) the softmax probability of the class; for a target that is not a class, the score.
-        n_classes: The number of classes of the model; None if its output is not one of classes.
-
-    """
+    """An explainer with its input x (N,C,*S); its targets and its layer are resolved on x."""
 
     explainer: Explainer
     x: Tensor
     score: Score
-    clean_probabilities: FloatArray
-    n_classes: int | None
+    clean_probabilities: FloatArray  # (N,) of the class; for a target that is not a class, the score
+    n_classes: int | None  # None if the model's output is not one of classes
 
     @classmethod
     def from_explainer(cls, explainer: Explainer, x: Tensor, target: TargetLike = None) -> "ExplainerProbe":
@@ -76,14 +68,6 @@ class ExplainerProbe:
                 rows = torch.tensor(sample_index[start : start + PROBE_BATCH_SIZE], device=part.device)
                 probabilities.append(self.score.probability(self.score.forward(part, rows), len(part), rows))
         return _to_float_array(torch.cat(probabilities))
-
-    def select_sample(self, sample: int) -> "ExplainerProbe":
-        """Return a probe of one sample."""
-        return ExplainerProbe.from_explainer(self.explainer, self.x[sample : sample + 1], self.select_targets([sample]))
-
-    def with_explainer(self, explainer: Explainer) -> "ExplainerProbe":
-        """Return a probe with another explainer and the same targets."""
-        return replace(self, explainer=explainer)
 
 
 def check_single_sample(x: Tensor) -> Tensor:

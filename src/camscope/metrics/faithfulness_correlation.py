@@ -1,10 +1,4 @@
-"""Faithfulness metrics that compare the attribution of pixel sets with the output lost when the sets are removed.
-
-The attribution of a set is the sum of the map over the set. It is a contribution to the output for input x gradient,
-integrated gradients and occlusion, and a contribution up to a factor for a CAM that is resized to the input. The sets
-consist of regions of the `PerturbationTest`, use its imputation and seed, and are the same for every image. A map that contains
-NaN is undefined.
-"""
+"""Faithfulness metrics that compare the attribution of pixel sets, the map's sum, with the output lost when they are removed."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -161,10 +155,7 @@ CORRELATION_TOLERANCE = 16 * torch.finfo(torch.float64).eps
 
 
 def correlate_batch(left: Tensor, right: Tensor, rounding_tolerance: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return Pearson's r (N,) of rows (N,M) in float64, and which rows are constant on one side (N,) bool.
-
-    `rounding_tolerance` (N,) is the range within which values of `right` count as equal.
-    """
+    """Return Pearson's r (N,) of rows (N,M), and which are constant (N,) bool; `rounding_tolerance` (N,) is that of `right`."""
     first, is_first_constant = _center_and_normalize(left, 0.0)
     second, is_second_constant = _center_and_normalize(right, rounding_tolerance)
     return (first * second).sum(1).clamp(-1, 1), is_first_constant | is_second_constant

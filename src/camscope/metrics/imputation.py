@@ -1,12 +1,4 @@
-"""Imputation of removed pixels: constants, blur, noise, and weighted means of the neighbors (Rong et al. 2022).
-
-No imputation is neutral, so the value of a metric always names its imputation.
-
-"inpainting" solves Σ_j w_ij (v_i - v_j) = 0 for all removed pixels i at once. The sum runs over the neighbors j on the image,
-including diagonal ones. The weight w halves with each further axis along which two pixels differ: in 2-D these are the
-authors' 1/6 and 1/12 up to an irrelevant factor. Other pixels stay unchanged. The sparse linear system is solved by conjugate
-gradients with a multigrid preconditioner, for any number of axes, on the input's device, for many images in parallel.
-"""
+"""Imputation of removed pixels: constants, blur, noise, and weighted means of the neighbors (Rong et al. 2022)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,9 +17,9 @@ LinearOperator = Callable[[Tensor], Tensor]
 
 
 def impute_linearly(x: Tensor, removed_mask: Tensor, tolerance: float = 1e-4) -> Tensor:
-    """Impute the removed pixels (R,*S) bool of x (R,C,*S). A row without remaining pixels becomes its channels' means.
+    """Solve Σ_j w_ij (v_i - v_j) = 0 for the removed pixels (R,*S) bool of x (R,C,*S), over their neighbors j.
 
-    `tolerance` is the accepted residual in shares of the right-hand side.
+    The weight w halves with each further axis along which two pixels differ. `tolerance` is the accepted relative residual.
     """
     values = full_precision(x)
     mean = values.mean(tuple(range(2, x.ndim)), keepdim=True)
@@ -37,10 +29,7 @@ def impute_linearly(x: Tensor, removed_mask: Tensor, tolerance: float = 1e-4) ->
 
 
 def _solve_by_conjugate_gradients(values: Tensor, unknown_mask: Tensor, tolerance: float) -> Tensor:
-    """Solve for the unknown pixels (R,1,*S) of values (R,C,*S) by conjugate gradients, each row and channel independently.
-
-    The result is zero where nothing is unknown.
-    """
+    """Solve for the unknown pixels (R,1,*S) of values (R,C,*S), each row and channel independently; zero for other pixels."""
     apply_laplacian, precondition = _build_laplacian(unknown_mask), _build_multigrid_cycle(unknown_mask)
     residual = _sum_neighbors(values * (1 - unknown_mask)) * unknown_mask
     target_norm = _dot_product_by_row(residual, residual) * tolerance**2
@@ -164,16 +153,8 @@ ImputationLike = str | Tensor | NoisyLinearImputation
 def build_imputer(imputation: ImputationLike, x: Tensor, seed: int = 0) -> Imputer:
     """Return a function that imputes removed pixels of x (N,C,*S).
 
-    Args:
-        imputation: "mean" is the mean of each channel of the image. "blur" is the image under a Gaussian of a tenth of each side.
-            "noise" is uniform over each channel's range. "zero" is zero in the model's input. "inpainting" uses the remaining
-            pixels; see `NoisyLinearImputation`. A tensor (C,*S) or (N,C,*S) in the model's units is used as it is.
-        x: The clean input.
-        seed: Seed of the noise.
-
-    Returns:
-        A function of removed pixels (R,*S) bool and samples (R,) that returns imputed inputs (R,C,*S).
-
+    "mean": of each channel of the image. "blur": a Gaussian of a tenth of each side. "noise": uniform over each channel's range.
+    "zero": in the model's input. "inpainting": see `NoisyLinearImputation`. A tensor (C,*S) or (N,C,*S) is in the model's units.
     """
     if isinstance(imputation, str) and imputation == "inpainting":
         imputation = NoisyLinearImputation(0.0)

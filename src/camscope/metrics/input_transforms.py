@@ -1,8 +1,4 @@
-"""Changes of an input (N,C,*S) that should not change its map.
-
-- Geometry and noise: shift, rotation, Gaussian noise.
-- Acquisition and storage: intensity window, resampling, JPEG compression.
-"""
+"""Changes of an input (N,C,*S) that should not change its map: of geometry, noise, acquisition and storage."""
 
 import io
 import math
@@ -36,9 +32,9 @@ class InputTransform(ABC):
     def apply(self, x: Tensor) -> Tensor:
         """Return the changed input in the same shape (N,C,*S). New pixels at the border repeat the border."""
 
-    @abstractmethod
     def compute_placement(self, size: Sequence[int]) -> Placement:
-        """Return the placement of the changed input on the original input."""
+        """Return the placement of the changed input on the original input: the identity, unless the change moves pixels."""
+        return Placement.identity(size)
 
     def project_back(self, attribution: FloatArray, size: Sequence[int]) -> tuple[FloatArray, Mask]:
         """Project a map (*s) of the changed input to the original pixels (*S), and return which pixels it covers."""
@@ -111,16 +107,8 @@ class Rotation(InputTransform):
         return f"rotation {self.degrees:g}°"
 
 
-class StationaryTransform(InputTransform):
-    """A change that moves nothing."""
-
-    def compute_placement(self, size: Sequence[int]) -> Placement:
-        """Return the identity."""
-        return Placement.identity(size)
-
-
 @dataclass(frozen=True)
-class GaussianNoise(StationaryTransform):
+class GaussianNoise(InputTransform):
     """Gaussian noise whose standard deviation is `relative_std` times the range of each sample's values."""
 
     relative_std: float
@@ -145,7 +133,7 @@ ByteArray = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class IntensityWindow(StationaryTransform):
+class IntensityWindow(InputTransform):
     """An intensity window `width_factor` times as wide, with its center shifted by `level_shift` times the range of values.
 
     The range is that of each sample; values are clipped to it. A wider window lowers the contrast, a higher one darkens.
@@ -168,7 +156,7 @@ class IntensityWindow(StationaryTransform):
 
 
 @dataclass(frozen=True)
-class Resampling(StationaryTransform):
+class Resampling(InputTransform):
     """Resampling to `scale_factor` times as many pixels along every axis and back, linear both times."""
 
     scale_factor: float
@@ -189,7 +177,7 @@ class Resampling(StationaryTransform):
 
 
 @dataclass(frozen=True)
-class JPEGCompression(StationaryTransform):
+class JPEGCompression(InputTransform):
     """JPEG compression with a `quality` from 1 to 100.
 
     Each sample's range is quantized to 8 bits. Three channels are one color image, other channels are gray images. Each slice of

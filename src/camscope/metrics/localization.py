@@ -1,8 +1,6 @@
-"""Localization metrics: whether a map (*S) at the image's resolution agrees with a ground-truth mask.
+"""Localization metrics: whether the positive part of a map (*S) agrees with a mask. Tied cells count in expectation.
 
-All metrics use the positive part of the map. Tied cells count in expectation over their possible orders, so a constant map
-gets the chance level. Undefined (UndefinedError) are masks that are empty or cover the whole image and maps that contain NaN;
-where a share of the map's sum is needed, also maps without positive values.
+Undefined (UndefinedError) are maps with NaN, and masks that are empty or cover the whole image.
 """
 
 from collections.abc import Sequence
@@ -181,7 +179,7 @@ def dice_at_mask_area(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     higher_is_better=False,
 )
 def peak_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequence[float] | None = None) -> float:
-    """Return the distance from the peak to the mask in pixels or in the units of `spacing`; 0 inside the mask."""
+    """Return the distance from the peak to the mask in pixels or in the units of `spacing`, or 0 inside the mask."""
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     return float(_compute_distances_to_mask(ground_truth, spacing)[values == values.max()].mean())
 

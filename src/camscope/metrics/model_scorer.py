@@ -30,7 +30,7 @@ VariantBuilder = Callable[[slice], tuple[Tensor, Tensor]]
 
 @dataclass
 class ScoringSettings:
-    """Settings for calling the model; see `BaseMethod`."""
+    """Settings for calling the model (see `BaseMethod`)."""
 
     mode: Mode
     precision: Precision | None
@@ -67,10 +67,7 @@ class ModelScorer:
         return torch.finfo(self._target_score.dtype).eps
 
     def __call__(self, variants: Tensor, sample_index: Tensor | None = None) -> Tensor:
-        """Return score and probability (2,R) of variants (R,C,*S).
-
-        `sample_index` (R,) names the sample of each variant; None: one variant of each sample, in order.
-        """
+        """Return score and probability (2,R) of variants (R,C,*S) of samples `sample_index` (R,); None: one of each, in order."""
         if sample_index is None:
             sample_index = torch.arange(len(variants), device=variants.device)
         return self._compute_scores(variants, sample_index)

@@ -1,7 +1,4 @@
-"""The perturbation test: maps, a model, and the model's scores with pixels removed, which several metrics share.
-
-Pixels are removed as regions in the order of a map, as random sets of regions, or as random squares.
-"""
+"""The perturbation test: maps, a model, and its scores with regions, sets of regions or squares removed, which metrics share."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,10 +23,7 @@ MaskBuilder = Callable[[slice], Tensor]  # slice of the sets -> removed pixels (
 
 
 def rank_regions(maps: Tensor, region_labels: Tensor, n_regions: int, tie_seeds: Sequence[int]) -> Tensor:
-    """Return the rank (N,*S) int32 of each pixel's region. The region with the largest mean of the map has rank 0.
-
-    Ties are broken by a random order from each image's seed in `tie_seeds`.
-    """
+    """Return the rank (N,*S) int32 of each pixel's region, 0 for the largest mean; ties are broken by each image's seed."""
     values = maps.flatten(1).nan_to_num()
     if n_regions < values.shape[1]:
         sums = values.new_zeros(len(values), n_regions).index_add_(1, region_labels.flatten(), values)
@@ -90,11 +84,7 @@ DEFAULT_N_SETS = 100  # random sets of removed pixels, or squares
 
 
 class ScoreDrops(NamedTuple):
-    """The loss of score and probability (2,N,M) when each of M sets is removed, and the attribution of the sets (N,M).
-
-    For the unit "contributions" the attribution is the sum of the map over the set. For "gradients" it is the sum of the map
-    times the change of the input, Σ_c (x - variant).
-    """
+    """The loss of score and probability (2,N,M) when each of M sets is removed, and the attribution of the sets (N,M)."""
 
     score_drops: Tensor
     attribution_sums: Tensor
@@ -110,8 +100,8 @@ class PerturbationTest:
 
     Args:
         attributions: (N,*S) the maps, in the input's resolution.
-        scorer: The model's scores for x (N,C,*S); see `scoring_scope`.
-        imputation: What replaces removed pixels; see `build_imputer`.
+        scorer: The model's scores for x (N,C,*S) (see `scoring_scope`).
+        imputation: What replaces removed pixels (see `build_imputer`).
         n_steps: Points of a removal curve after the first.
         region_size: Side in pixels of the square regions, which are ranked by the mean of the map and removed as a whole.
         seed: Seed of everything random.

@@ -1,13 +1,9 @@
-"""The result of a randomization test: similarity curves, their null distribution, verdicts and the figure.
-
-The verdict says whether maps of the untrained model resemble the trained model's maps no more than maps of different images
-resemble each other.
-"""
+"""The result of a randomization test: similarity curves, the similarity of maps of different images, verdicts and figure."""
 
 import html
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +27,7 @@ class RandomizationVerdict(NamedTuple):
     """The verdict of one similarity after the last step.
 
     Attributes:
-        passes: Whether the test passes; None if there is nothing to compare.
+        passes: Whether the test passes, or None if there is nothing to compare.
         final_similarity: The mean similarity after the last step.
         null_low: Low end of the interval for maps of different images.
         null_high: High end of that interval.
@@ -66,11 +62,7 @@ def judge_final_similarity(
 
 
 def compute_null_interval(pair_similarities: FloatArray) -> tuple[float, float, float]:
-    """Return the null distribution of the mean similarity from similarities of different images (N,N), NaN for undefined.
-
-    Each image is paired with another random image; 95 % of the means over images lie between the first and the last number. The
-    middle one is the mean over all pairs.
-    """
+    """Return the 2.5 % quantile, mean and 97.5 % quantile of mean similarities (N,N) when images are paired at random."""
     rows = [row[~np.isnan(row)] for row in pair_similarities]
     rows = [row for row in rows if row.size]
     if not rows:
@@ -82,7 +74,7 @@ def compute_null_interval(pair_similarities: FloatArray) -> tuple[float, float, 
 
 
 def compute_nan_mean(values: FloatArray) -> float:
-    """Return the mean of the defined values; NaN if there are none."""
+    """Return the mean of the defined values, or NaN if there are none."""
     defined = values[~np.isnan(values)]
     return float(defined.mean()) if defined.size else float("nan")
 
@@ -99,9 +91,9 @@ class RandomizationResult:
         order: "cascading" or "independent".
         part_names: The parts in the order in which they were randomized.
         seeds: The seeds of the runs.
-        similarities: (seeds,steps,N) for each similarity; NaN where a map is undefined (zeros, constant, NaN).
-        null_similarities: (N,N) of the trained model's maps of different images; NaN on the diagonal.
-        is_signed: Whether maps were compared as signed maps, with zero at 1/2 for SSIM; see `ssim`.
+        similarities: (seeds,steps,N) for each similarity, or NaN where a map is undefined (zeros, constant, NaN).
+        null_similarities: (N,N) of the trained model's maps of different images, or NaN on the diagonal.
+        is_signed: Whether maps were compared as signed maps, with zero at 1/2 for SSIM (see `ssim`).
         first_image_maps: (1+steps,*S) the first image's maps: of the trained model, then of the first seed.
         covers_whole_model: Whether the steps together randomize the whole model.
 
@@ -128,7 +120,7 @@ class RandomizationResult:
         return int(max(np.isnan(values).sum() for values in self.similarities.values()))
 
     def compute_mean_curve(self, similarity: str) -> FloatArray:
-        """Return the mean over images and seeds (1+steps,), starting at 1; NaN where no map is defined."""
+        """Return the mean over images and seeds (1+steps,), starting at 1, or NaN where no map is defined."""
         return np.append(1.0, [compute_nan_mean(step) for step in np.moveaxis(self.similarities[similarity], 1, 0)])
 
     def compute_seed_range(self, similarity: str) -> tuple[FloatArray, FloatArray]:
@@ -138,7 +130,7 @@ class RandomizationResult:
 
     @cached_property
     def null_intervals(self) -> dict[str, tuple[float, float, float]]:
-        """Low end, mean and high end of the null distribution of each similarity; see `compute_null_interval`."""
+        """Low end, mean and high end of the null distribution of each similarity (see `compute_null_interval`)."""
         return {name: compute_null_interval(pairs) for name, pairs in self.null_similarities.items()}
 
     @cached_property
@@ -151,7 +143,7 @@ class RandomizationResult:
 
     @property
     def no_verdict_reason(self) -> str:
-        """Why there is no verdict; "" if there is one."""
+        """Why there is no verdict, or "" if there is one."""
         if self.order != "cascading":
             return "only the cascading order ends with an untrained model: use order='cascading' for a verdict"
         if not self.covers_whole_model:
@@ -162,18 +154,12 @@ class RandomizationResult:
 
     @property
     def passes(self) -> bool | None:
-        """Whether every similarity falls to its null interval or below; None if no similarity fails and one is undecided."""
+        """Whether every similarity falls to its null interval or below, or None if no similarity fails and one is undecided."""
         outcomes = {verdict.passes for verdict in self.verdicts.values()}
         return False if False in outcomes else None if None in outcomes else True
 
-    def select_seed(self, seed: int) -> "RandomizationResult":
-        """Return the result of one seed; its figure still shows the maps of the first one."""
-        index = self.seeds.index(seed)
-        similarities = {name: values[[index]] for name, values in self.similarities.items()}
-        return replace(self, seeds=(seed,), similarities=similarities)
-
     @property
-    def title(self) -> str:
+    def summary(self) -> str:
         """The test and its outcome in one line."""
         passes = None if self.no_verdict_reason else self.passes
         outcome = ", no verdict" if passes is None else ": passes" if passes else ": fails"
@@ -190,9 +176,9 @@ class RandomizationResult:
             low, high = self.compute_seed_range(name)
             mean, null = self.compute_mean_curve(name), self.null_intervals[name]
             curves.append(SimilarityCurve(name, mean, low, high, null, verdict and verdict.passes, outcome))
-        return draw_randomization_figure(self.title, self.part_names, self.first_image_maps, curves)
+        return draw_randomization_figure(self.summary, self.part_names, self.first_image_maps, curves)
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
+    def save_figure(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
         """Write the figure as `.png`, `.jpg` or `.webp`."""
         suffix = Path(path).suffix.lower()
         if suffix not in render.IMAGE_FORMATS:
@@ -200,7 +186,7 @@ class RandomizationResult:
         return write_bytes(path, render.encode_image(self.figure(), suffix), overwrite=overwrite)
 
     def __repr__(self) -> str:
-        lines = [f"<{self.title}>"]
+        lines = [f"<{self.summary}>"]
         for name, (low, _, high) in self.null_intervals.items():
             steps = zip(self.part_names, self.compute_mean_curve(name)[1:], strict=True)
             curve = "  ".join(f"{step} {value:.2f}" for step, value in steps)
@@ -208,5 +194,5 @@ class RandomizationResult:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        title = html.escape(self.title)
-        return render.build_figure_html(self.figure(), title, f"<pre>{html.escape(repr(self))}</pre>")
+        summary = html.escape(self.summary)
+        return render.build_figure_html(self.figure(), summary, f"<pre>{html.escape(repr(self))}</pre>")

@@ -1,11 +1,7 @@
-"""Sanity checks: whether a map depends on the trained weights and on the class (Adebayo et al. 2018, arXiv:1810.03292).
-
-The parts of a copy of the model are randomized from the output to the input. After each step the map is computed again and
-compared with the map of the trained model, next to the similarity of maps of different images. A map that stays similar when all
-weights are random shows the image, not the model. A map that changes proves nothing: noise changes too (Binder et al. 2023).
-"""
+"""Sanity checks: whether a map depends on the trained weights and on the class (Adebayo et al. 2018, arXiv:1810.03292)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -36,7 +32,6 @@ from camscope.metrics.similarity import (
     compute_ssim,
     correlate_rows,
     divide_by_peak,
-    has_negative_values,
     rank_values,
     shift_to_unit_interval,
 )
@@ -91,7 +86,7 @@ def run_randomization_test(
     first_image_maps = [clean[0]]
     for run, seed in enumerate(seeds):
         for step, randomized in enumerate(_iter_randomized_explainers(probe.explainer, parts, order, seed)):
-            maps = _project_to_input(_compute_maps_or_nan(probe.with_explainer(randomized), x), x)
+            maps = _project_to_input(_compute_maps_or_nan(replace(probe, explainer=randomized), x), x)
             first_image_maps += [maps[0]] if run == 0 else []
             for name in similarities:
                 values[name][run, step] = comparison.compare_with_trained(name, maps)
@@ -155,15 +150,15 @@ class MapComparison:
     """Maps (N,*S) of the trained model, prepared for comparison with other maps and with each other."""
 
     def __init__(self, maps: FloatArray, similarities: Sequence[str]) -> None:
-        self.is_signed = has_negative_values([scaled for scaled in map(_scale_or_none, maps) if scaled is not None])
+        self.is_signed = any(bool((values < 0).any()) for values in maps if np.isfinite(values).all())
         self._features = {name: self._extract_features(name, maps) for name in similarities}
 
     def compare_with_trained(self, similarity: str, maps: FloatArray) -> FloatArray:
-        """Return the similarity (N,) of each map (N,*S) with the trained model's map of the same image; NaN if undefined."""
+        """Return the similarity (N,) of each map (N,*S) with the trained model's map of the same image, or NaN if undefined."""
         return _compare_features(similarity, self._features[similarity], self._extract_features(similarity, maps))
 
     def compare_different_images(self, similarity: str) -> FloatArray:
-        """Return the similarities (N,N) of maps of different images; NaN on the diagonal."""
+        """Return the similarities (N,N) of maps of different images, or NaN on the diagonal."""
         features = self._features[similarity]
         similarities = np.full((len(features), len(features)), np.nan)
         for i in range(len(features) - 1):
@@ -173,7 +168,7 @@ class MapComparison:
         return similarities
 
     def _extract_features(self, similarity: str, maps: FloatArray) -> FloatArray:
-        """Return the features (N,…) to compare; NaN for a map without a scale."""
+        """Return the features (N,…) to compare, or NaN for a map without a scale."""
         scaled_maps = [_scale_or_none(attribution) for attribution in maps]
         extract = FEATURE_EXTRACTORS[similarity]
         features = [None if scaled is None else extract(scaled, self.is_signed) for scaled in scaled_maps]
@@ -190,7 +185,7 @@ FEATURE_EXTRACTORS: Mapping[str, Callable[[FloatArray, bool], FloatArray]] = {
 
 
 def _compare_features(similarity: str, first: FloatArray, second: FloatArray) -> FloatArray:
-    """Return the similarity (N,) of corresponding features (N,…); NaN where they are."""
+    """Return the similarity (N,) of corresponding features (N,…), or NaN where they are."""
     if similarity != "ssim":
         return correlate_rows(first, second)
     pairs = zip(first, second, strict=True)
@@ -216,8 +211,11 @@ def _compute_maps_or_nan(probe: ExplainerProbe, x: Tensor) -> FloatArray:
     except NonFiniteError:
         if len(x) == 1:
             return np.full((1, *x.shape[2:]), np.nan)
-    samples = [probe.select_sample(i) for i in range(len(x))]
-    return np.concatenate([_project_to_input(_compute_maps_or_nan(s, s.x), s.x) for s in samples])
+    maps = []
+    for i in range(len(x)):
+        sample = ExplainerProbe.from_explainer(probe.explainer, probe.x[i : i + 1], probe.select_targets([i]))
+        maps.append(_project_to_input(_compute_maps_or_nan(sample, sample.x), sample.x))
+    return np.concatenate(maps)
 
 
 def _project_to_input(maps: FloatArray, x: Tensor) -> FloatArray:
@@ -227,7 +225,7 @@ def _project_to_input(maps: FloatArray, x: Tensor) -> FloatArray:
 
 
 def _scale_or_none(values: FloatArray) -> FloatArray | None:
-    """Return a map divided by its largest absolute value; None for a map of zeros or with NaN."""
+    """Return a map divided by its largest absolute value, or None for a map of zeros or with NaN."""
     return divide_by_peak(values) if np.isfinite(values).all() and values.any() else None
 
 

@@ -40,7 +40,7 @@ def randomize_weights(explainer: Explainer, seed: int = 0) -> Explainer:
 
 
 def copy_explainer(explainer: Explainer) -> Explainer:
-    """Return the same explainer on a copy of its uncompiled model; ModelError if the model cannot be copied."""
+    """Return the same explainer on a copy of its uncompiled model. Raises ModelError if the model cannot be copied."""
     try:
         copied = copy.deepcopy(explainer, {id(explainer.model): copy.deepcopy(unwrap(explainer.model))})
     except (RuntimeError, TypeError) as error:
@@ -82,11 +82,7 @@ def _reset_module(module: nn.Module) -> None:
 
 
 def split_model(model: nn.Module, x: Tensor | None = None, *, max_parts: int = MAX_MODEL_PARTS) -> list[ModelPart]:
-    """Split a model into at most `max_parts` parts, from its output to its input.
-
-    The modules with the most submodules are split first, all equally large ones at once, while the number of parts allows.
-    Parts are sorted by the reversed order in which `x` (N,C,*S) runs through them, or without `x` by the model's own listing.
-    """
+    """Split a model into at most `max_parts` parts, from its output back in the order in which `x` (N,C,*S) runs through them."""
     check_positive_integer(max_parts=max_parts)
     inner = unwrap(model)
     modules = [("", inner)]
@@ -111,7 +107,7 @@ def split_model(model: nn.Module, x: Tensor | None = None, *, max_parts: int = M
 
 
 def select_parts(model: nn.Module, layers: Sequence[str | nn.Module]) -> list[ModelPart]:
-    """Return the given layers as parts, in their order; LayerError for a layer without parameters."""
+    """Return the given layers as parts, in their order. Raises LayerError for a layer without parameters."""
     inner = unwrap(model)
     parts: list[ModelPart] = []
     holders = _list_modules_with_weights(inner)

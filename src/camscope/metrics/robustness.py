@@ -1,8 +1,6 @@
-"""Robustness metrics: how much a map changes under noise, shifts, rotations, other batches and repetition.
+"""Robustness metrics: how much a map changes under noise, shifts, rotations, other batches and repetition, for one target.
 
-All metrics take an explainer, one input x (1,C,*S) as it enters the model, and a target. The target is fixed on the clean
-input: changed inputs are explained for the same class. Maps that contain NaN and maps of zeros are undefined
-(UndefinedError).
+Maps that contain NaN and maps of zeros are undefined (UndefinedError).
 """
 
 from collections.abc import Sequence
@@ -80,7 +78,7 @@ def average_sensitivity(
     n_samples: int = 10,
     seed: int = 0,
 ) -> float:
-    """Return the mean relative change of the map of x (1,C,*S) under random noise; see `max_sensitivity`."""
+    """Return the mean relative change of the map of x (1,C,*S) under random noise (see `max_sensitivity`)."""
     return float(_compute_sensitivities(explainer, x, target, radius, n_samples, seed).mean())
 
 
@@ -90,11 +88,11 @@ class TransformAgreement:
 
     Attributes:
         transform: The change.
-        similarity: The similarity of the two maps; None if it is not defined, with the `reason`.
+        similarity: The similarity of the two maps, or None if it is not defined, with the `reason`.
         compared_share: The share of the pixels that were compared.
         probability_change: The absolute change of the class's probability.
         is_prediction_stable: Whether the probability changed by less than the allowed change.
-        reason: Why there is no similarity; "" if there is one.
+        reason: Why there is no similarity, or "" if there is one.
 
     """
 
@@ -260,7 +258,7 @@ def acquisition_stability(
     chance_level="0 is expected",
 )
 def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n_repeats: int = 3) -> float:
-    """Return the largest relative difference between repeated maps of x (1,C,*S); 0 if they are bit-exact."""
+    """Return the largest relative difference between repeated maps of x (1,C,*S), or 0 if they are bit-exact."""
     check_positive_integer(n_repeats=n_repeats)
     probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
     first, *repeats = (to_finite_array(probe.compute_maps(x, [0])[0]) for _ in range(1 + n_repeats))

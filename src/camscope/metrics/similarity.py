@@ -1,10 +1,9 @@
-"""Similarity of two maps (*S) of one size. Signs count: negative evidence differs from positive evidence.
+"""Similarity of two signed maps (*S) of one size, whatever their scale.
 
-All metrics are invariant to multiplying a map by a positive number. Undefined (UndefinedError) are maps that contain NaN, a
-map of zeros, which has no scale, and constant maps where a rank or a correlation is needed.
+Undefined (UndefinedError) are maps with NaN, maps of zeros, and constant maps where a rank or a correlation is needed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -83,7 +82,7 @@ def ssim(
 
     """
     scaled = [divide_by_peak(values) for values in _check_same_shape(first, second)]
-    signed = has_negative_values(scaled) if is_signed is None else is_signed
+    signed = any(bool((values < 0).any()) for values in scaled) if is_signed is None else is_signed
     left, right = (shift_to_unit_interval(values, signed) for values in scaled)
     return compute_ssim(left, right, data_range=data_range, window_size=window_size)
 
@@ -152,16 +151,11 @@ def compute_hog_features(values: FloatArray, cell_size: int = HOG_CELL_SIZE) -> 
 
 
 def divide_by_peak(values: FloatArray) -> FloatArray:
-    """Return a map divided by its largest absolute value, -1..1; UndefinedError for a map of zeros."""
+    """Return a map divided by its largest absolute value, -1..1. Raises UndefinedError for a map of zeros."""
     peak = np.abs(values).max()
     if not peak > 0:
         raise UndefinedError("the map is zero everywhere: it has no scale")
     return np.asarray(values / peak)
-
-
-def has_negative_values(maps: Sequence[FloatArray]) -> bool:
-    """Return whether any of the maps has a negative value."""
-    return any(bool((values < 0).any()) for values in maps)
 
 
 def shift_to_unit_interval(scaled_map: FloatArray, is_signed: bool) -> FloatArray:
@@ -183,7 +177,7 @@ def compute_ssim(
 
 
 def correlate_rows(first_rows: FloatArray, second_rows: FloatArray) -> FloatArray:
-    """Return Pearson's correlation (R,) of corresponding rows (R,M); NaN for a constant row."""
+    """Return Pearson's correlation (R,) of corresponding rows (R,M), or NaN for a constant row."""
     products = center_and_normalize_rows(first_rows) * center_and_normalize_rows(second_rows)
     return np.asarray(products.sum(-1).clip(-1, 1))
 
@@ -196,7 +190,7 @@ def _correlate_vectors(first: FloatArray, second: FloatArray) -> float:
 
 
 def center_and_normalize_rows(rows: FloatArray) -> FloatArray:
-    """Return rows (R,M) minus their mean with length 1; NaN for a constant row."""
+    """Return rows (R,M) minus their mean with length 1, or NaN for a constant row."""
     largest = np.abs(rows).max(-1, keepdims=True)
     scaled = rows / np.where(largest > 0, largest, 1)
     centered = scaled - scaled.mean(-1, keepdims=True)

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.evaluation_context import check_positive_integer
-from camscope.metrics.base import FloatArray
+from camscope.metrics.base import FloatArray, check_no_infinity
 from camscope.metrics.cluster_variance import (
     MIN_EFFECTIVE_GROUPS,
     compute_degrees_of_freedom,
-    compute_jackknife_deviations,
+    compute_jackknife_variance,
     compute_linearized_variance,
     count_effective_groups,
 )
@@ -35,12 +35,12 @@ class Estimate:
 
     Attributes:
         mean: The mean.
-        low: Lower end of the interval; NaN with fewer than `MIN_GROUPS_FOR_INTERVAL` groups, or if nothing varies.
-        high: Upper end of the interval; NaN in the same cases.
+        low: Lower end of the interval, or NaN with fewer than `MIN_GROUPS_FOR_INTERVAL` groups, or if nothing varies.
+        high: Upper end of the interval, or NaN in the same cases.
         n_values: The number of values.
         n_groups: The number of groups; with several kinds of groups the smallest of their numbers.
         n_undefined: The number of rows without a value.
-        p_value: Two-sided p-value of a difference; None for a mean, and for a difference with too few groups.
+        p_value: Two-sided p-value of a difference, or None for a mean, and for a difference with too few groups.
         n_limiting_groups: The groups that limit the interval where these are fewer than `n_groups`, such as those of the rarer
             class for an AUROC.
         interval_method: How the interval was computed.
@@ -131,12 +131,10 @@ def estimate_mean(
     if bounds is not None:
         low, high = sample.compute_bounded_interval(bounds, confidence_level)
     elif sample.has_enough_groups and sample.has_group_differences:
-        resampled_means = [
-            sample.group_sums[indices].sum(1) / sample.group_sizes[indices].sum(1)
-            for indices in iter_bootstrap_indices(sample.n_groups, n_resamples, seed)
-        ]
-        means, n_effective = np.concatenate(resampled_means), count_effective_groups(sample.group_sizes)
-        low, high = compute_bootstrap_interval(means, sample.n_groups, confidence_level, n_effective)
+        draws = iter_bootstrap_indices(sample.n_groups, n_resamples, seed)
+        means = [sample.group_sums[drawn].sum(1) / sample.group_sizes[drawn].sum(1) for drawn in draws]
+        n_effective = count_effective_groups(sample.group_sizes)
+        low, high = compute_bootstrap_interval(np.concatenate(means), sample.n_groups, confidence_level, n_effective)
     method = BOOTSTRAP_INTERVAL if bounds is None else KORN_GRAUBARD_INTERVAL
     return sample.build_estimate(low, high, interval_method=method)
 
@@ -151,13 +149,13 @@ def estimate_difference(
     """Estimate the mean of `values` - `reference_values` over the images for which both (N,) are defined.
 
     Interval and p-value come from one procedure, so they never contradict each other: Student's t with the jackknife variance
-    over groups, and degrees of freedom for groups of different sizes; see `cluster_variance`. The p-value is never less than
+    over groups, and degrees of freedom for groups of different sizes (see `cluster_variance`). The p-value is never less than
     `compute_min_p_value`.
 
     Args:
         values: (N,) values.
         reference_values: (N,) values of the same images to subtract.
-        groups: (N,) patients or scenes; see `estimate_mean`.
+        groups: (N,) patients or scenes (see `estimate_mean`).
         rounding_tolerance: Smaller differences count as 0, as do those of less than 1e-6 of the two values.
 
     Returns:
@@ -181,7 +179,8 @@ def estimate_difference(
     low, high, p = nan, nan, None
     if sample.has_enough_groups:
         mean = sample.mean if sample.has_group_differences or abs(sample.mean) > sample.rounding_tolerance else 0.0
-        error = sqrt(sample.variance_of_mean) if sample.has_group_differences else 0.0
+        variance = compute_jackknife_variance(sample.group_sums, sample.group_sizes)
+        error = sqrt(variance) if sample.has_group_differences else 0.0
         low, high, p = compute_t_interval(mean, error, sample.n_groups, sample.dof)
     return sample.build_estimate(low, high, p_value=p, interval_method=STUDENT_T_INTERVAL, dof=sample.dof)
 
@@ -189,11 +188,7 @@ def estimate_difference(
 def compute_t_interval(
     mean: float, standard_error: float, n_groups: int, dof: float | None = None
 ) -> tuple[float, float, float | None]:
-    """Return the ends of the interval and the p-value of a difference with this standard error and number of groups.
-
-    `dof` defaults to the number of groups minus one. The ends are NaN for a standard error of 0. With too few groups the ends are
-    NaN and the p-value is None.
-    """
+    """Return the interval and p-value of a difference, or NaN without a standard error, and no p-value with too few groups."""
     if n_groups < MIN_GROUPS_FOR_INTERVAL:
         return nan, nan, None
     if standard_error == 0:
@@ -205,25 +200,20 @@ def compute_t_interval(
 
 
 def adjust_bonferroni(estimates: Sequence[Estimate], n_comparisons: int | None = None) -> list[Estimate]:
-    """Return differences with intervals and p-values corrected for `n_comparisons` by Bonferroni.
-
-    `n_comparisons` defaults to the number of estimates. An interval excludes 0 exactly if its p-value is below 0.05. There is no
-    interval if the groups are too few for that level; see `compute_min_p_value`.
-    """
-    count = max(1, len(estimates) if n_comparisons is None else n_comparisons)
-    return [_adjust_estimate(estimate, count) for estimate in estimates]
-
-
-def _adjust_estimate(estimate: Estimate, n_comparisons: int) -> Estimate:
-    if estimate.p_value is None or n_comparisons == 1:
-        return estimate
-    p, groups = min(1.0, n_comparisons * estimate.p_value), estimate.n_limiting_groups or estimate.n_groups
-    if n_comparisons * compute_min_p_value(groups) >= 0.05:
-        return replace(estimate, low=nan, high=nan, p_value=p)
-    dof = groups - 1 if estimate.dof is None else estimate.dof
-    half = (estimate.high - estimate.low) / 2
-    half = half * compute_t_quantile(dof, 0.025 / n_comparisons) / compute_t_quantile(dof, 0.025)
-    return replace(estimate, low=estimate.mean - half, high=estimate.mean + half, p_value=p)
+    """Return differences corrected by Bonferroni, by default for their number; no interval with too few groups."""
+    count, adjusted = max(1, len(estimates) if n_comparisons is None else n_comparisons), []
+    for estimate in estimates:
+        if estimate.p_value is None or count == 1:
+            adjusted.append(estimate)
+            continue
+        groups, half = estimate.n_limiting_groups or estimate.n_groups, nan
+        if count * compute_min_p_value(groups) < 0.05:
+            dof = groups - 1 if estimate.dof is None else estimate.dof
+            half = (estimate.high - estimate.low) / 2
+            half = half * compute_t_quantile(dof, 0.025 / count) / compute_t_quantile(dof, 0.025)
+        p = min(1.0, count * estimate.p_value)
+        adjusted.append(replace(estimate, low=estimate.mean - half, high=estimate.mean + half, p_value=p))
+    return adjusted
 
 
 def compute_t_quantile(dof: float, tail_probability: float) -> float:
@@ -237,10 +227,7 @@ def compute_min_p_value(n_groups: int) -> float:
 
 
 def compute_min_detectable_prevalence(n_groups: int) -> float:
-    """Return the smallest prevalence that shows in at least one group with 95 % probability: about 3 / groups.
-
-    This is the rule of three: Hanley and Lippman-Hand 1983, doi:10.1001/jama.1983.03330370053031.
-    """
+    """Return the smallest prevalence that shows with 95 % probability: rule of three, doi:10.1001/jama.1983.03330370053031."""
     return float(1 - 0.05 ** (1 / n_groups)) if n_groups > 0 else 1.0
 
 
@@ -262,32 +249,25 @@ def adjust_holm(p_values: Sequence[float]) -> list[float]:
 def index_groups(
     groups: Sequence[Hashable] | None, n_rows: int, selected_rows: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return the index (rows,) of each row's group in order of appearance; without groups each row is its own group.
-
-    Raises InputError if one of the `selected_rows` (default: all) has no group, since such rows are not one group.
-    """
+    """Return the index of each row's group in order of appearance; by default each row is its own. InputError without a group."""
     row_indices = np.arange(n_rows) if selected_rows is None else selected_rows
     if groups is None:
         return np.arange(len(row_indices))
     if len(groups) != n_rows:
         raise InputError(f"{plural(n_rows, 'row')} and {plural(len(groups), 'group')}; expected (N,) of both")
-    all_groups = list(groups)
-    names = [all_groups[int(i)] for i in row_indices]
-    for i, name in zip(row_indices, names, strict=True):
+    all_groups, numbers = list(groups), dict[Hashable, int]()
+    for i in row_indices.tolist():
+        name = all_groups[i]
         if name is None or name != name:  # NaN is not equal to itself
-            raise InputError(f"row {int(i)} has no group: give each row a group, or leave groups out")
-    numbers = {name: n for n, name in enumerate(dict.fromkeys(names))}
-    return np.array([numbers[name] for name in names], np.int64)
+            raise InputError(f"row {i} has no group: give each row a group, or leave groups out")
+        numbers.setdefault(name, len(numbers))
+    return np.array([numbers[all_groups[i]] for i in row_indices.tolist()], np.int64)
 
 
 def iter_bootstrap_indices(
     n_groups: int, n_resamples: int, seed: int, values_per_resample: int | None = None
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield indices (r, n_groups) of groups drawn with replacement, `n_resamples` rows in all.
-
-    `values_per_resample` is how many numbers a resample expands to, if these are more than its groups: fewer rows are yielded
-    at a time.
-    """
+    """Yield indices (r, n_groups) of groups drawn with replacement; `values_per_resample` limits the rows yielded at a time."""
     random = np.random.default_rng(seed)
     step = max(1, MAX_NUMBERS_IN_MEMORY // max(n_groups, values_per_resample or 0))
     for first in range(0, n_resamples, step):
@@ -297,15 +277,10 @@ def iter_bootstrap_indices(
 def compute_bootstrap_interval(
     resampled_values: FloatArray, n_groups: int, confidence_level: float = 0.95, n_effective_groups: float | None = None
 ) -> tuple[float, float]:
-    """Return the expanded percentile interval of bootstrap means; NaN with too few groups or if nothing varies.
-
-    `n_effective_groups` is the effective number of groups of different sizes.
-    """
-    if n_groups < MIN_GROUPS_FOR_INTERVAL or (
-        n_effective_groups is not None and n_effective_groups < MIN_EFFECTIVE_GROUPS
-    ):
-        return nan, nan
+    """Return the expanded percentile interval of bootstrap means, or NaN with too few groups or if nothing varies."""
     size = n_groups if n_effective_groups is None else n_effective_groups
+    if n_groups < MIN_GROUPS_FOR_INTERVAL or size < MIN_EFFECTIVE_GROUPS:
+        return nan, nan
     tail = NormalDist().cdf(-compute_interval_multiplier(size, confidence_level))
     low, high = (float(end) for end in np.quantile(resampled_values, [tail, 1 - tail]))
     return (low, high) if low < high else (nan, nan)
@@ -317,10 +292,7 @@ def compute_interval_multiplier(n_groups: float, confidence_level: float = 0.95)
 
 
 def compute_p_from_intervals(interval_at_level: Callable[[float], tuple[float, float]]) -> float:
-    """Return the two-sided p-value of a difference whose interval at any level is known.
-
-    It is 1 - the highest level at which the interval excludes 0.
-    """
+    """Return the two-sided p-value of a difference: 1 - the highest level at which the interval excludes 0."""
     lowest, highest = -16.0, 0.0  # log10(p)
     for _ in range(40):
         middle = (lowest + highest) / 2
@@ -340,7 +312,6 @@ class _GroupedValues:
 
     @classmethod
     def from_values(cls, values: npt.ArrayLike, groups: Sequence[Hashable] | None) -> "_GroupedValues":
-        """Build from values (N,) in groups (N,)."""
         array = np.asarray(values, np.float64)
         if array.ndim != 1:
             raise InputError(f"values {array.shape}; expected (N,)")
@@ -380,17 +351,10 @@ class _GroupedValues:
         return spread > self.rounding_tolerance / self.n_groups
 
     @property
-    def variance_of_mean(self) -> float:
-        """The jackknife variance of the mean."""
-        return float((compute_jackknife_deviations(self.group_sums, self.group_sizes) ** 2).sum())
-
-    @property
     def dof(self) -> float:
-        """Degrees of freedom of the variance."""
         return compute_degrees_of_freedom(self.group_sizes) if self.has_enough_groups else max(1, self.n_groups - 1)
 
     def build_estimate(self, low: float, high: float, **fields: Any) -> Estimate:
-        """Return the mean with this interval."""
         return Estimate(
             self.mean,
             low,
@@ -404,12 +368,7 @@ class _GroupedValues:
         )
 
     def compute_bounded_interval(self, bounds: tuple[float, float], confidence_level: float) -> tuple[float, float]:
-        """Return the Clopper-Pearson interval of an effective sample size (Korn and Graubard 1998, Surv. Methodol. 24, 193).
-
-        For values that are equal to one of `bounds` and groups of one image it is the Clopper-Pearson interval itself. The
-        effective size is the one at which independent shares would vary as the mean does, corrected for the
-        number of groups. If nothing varies it is the effective number of groups: images of one group then count as one.
-        """
+        """Return the Clopper-Pearson interval of an effective sample size (Korn and Graubard 1998, Surv. Methodol. 24, 193)."""
         (low, high), smallest, largest = bounds, self.values.min(), self.values.max()
         width = high - low
         if smallest < low - RELATIVE_PRECISION * width or largest > high + RELATIVE_PRECISION * width:
@@ -418,36 +377,23 @@ class _GroupedValues:
             return nan, nan
         share = min(1.0, max(0.0, (self.mean - low) / width))
         sample_size = self._compute_effective_sample_size(share, bounds, confidence_level)
-        ends = _compute_clopper_pearson_interval(share, sample_size, confidence_level)
-        return low + width * ends[0], low + width * ends[1]
+        betaincinv, tail = require("scipy.special", extra="metrics").betaincinv, (1 - confidence_level) / 2
+        hits, misses = share * sample_size, (1 - share) * sample_size  # may be fractional
+        lower = float(betaincinv(hits, misses + 1, tail)) if hits > 0 else 0.0
+        upper = float(betaincinv(hits + 1, misses, 1 - tail)) if misses > 0 else 1.0
+        return low + width * lower, low + width * upper
 
     def _compute_effective_sample_size(
         self, mean_share: float, bounds: tuple[float, float], confidence_level: float
     ) -> float:
+        """Return the size at which independent shares would vary as the mean does, corrected for the number of groups."""
         width = bounds[1] - bounds[0]
         if float(np.ptp(self.values)) <= RELATIVE_PRECISION * width:
             return count_effective_groups(self.group_sizes)
         if self.n_groups == len(self.values) and np.isin(self.values, bounds).all():
             return float(self.n_groups)
         by_image = float(self.values.var()) / (len(self.values) - 1)
+        by_group = compute_jackknife_variance(self.group_sums, self.group_sizes)
         normal = NormalDist().inv_cdf((1 + confidence_level) / 2)
         correction = normal / compute_t_quantile(self.dof, (1 - confidence_level) / 2)
-        return mean_share * (1 - mean_share) / (max(self.variance_of_mean, by_image) / width**2) * correction**2
-
-
-def check_no_infinity(values: FloatArray) -> None:
-    """Raise InputError for an infinite value; NaN is allowed."""
-    if np.isinf(values).any():
-        index = int(np.flatnonzero(np.isinf(values))[0])
-        raise InputError(f"value {index} is infinite: expected finite numbers, or NaN for undefined values")
-
-
-def _compute_clopper_pearson_interval(
-    proportion: float, sample_size: float, confidence_level: float
-) -> tuple[float, float]:
-    """Return the Clopper-Pearson (1934) interval of a share of `sample_size` independent trials, which may be fractional."""
-    betaincinv = require("scipy.special", extra="metrics").betaincinv
-    tail, hits, misses = (1 - confidence_level) / 2, proportion * sample_size, (1 - proportion) * sample_size
-    low = float(betaincinv(hits, misses + 1, tail)) if hits > 0 else 0.0
-    high = float(betaincinv(hits + 1, misses, 1 - tail)) if misses > 0 else 1.0
-    return low, high
+        return mean_share * (1 - mean_share) / (max(by_group, by_image) / width**2) * correction**2

@@ -1,5 +1,8 @@
 """Loading a model in eval mode from one string: bundled, torchvision, timm, Hugging Face, or your own factory and checkpoint."""
 
+from contextlib import nullcontext
+
+import torch
 from torch import nn
 
 from camscope.errors import ModelError
@@ -55,7 +58,9 @@ def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
     False
 
     """
-    model, card = _load_model_and_card(spec, weights)
+    # a model on the meta device has no values, and loading weights into it does nothing
+    with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
+        model, card = _load_model_and_card(spec, weights)
     attach_card(model.eval(), card)
     return model
 

@@ -1,9 +1,7 @@
-"""Models of Hugging Face repositories and folders. None of their code is executed.
+"""Models of Hugging Face repositories and folders. None of their code is executed."""
 
-- `load_huggingface_model` loads classifiers, segmentation models, detectors and vision towers.
-- `load_clip_model` loads the image tower of CLIP or SigLIP, with the text tower for `TextSimilarity`.
-"""
-
+import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -30,7 +28,8 @@ from camscope.models.checkpoint import (
 )
 from camscope.models.torchvision_timm import make_weights_unavailable_error
 from camscope.optional import require
-from camscope.safe_files import check_regular_files
+from camscope.safe_files import check_regular_files, read_bytes
+from camscope.untrusted_files import MAX_ERROR_CHARACTERS, read_errors_converted
 
 # what takes an image alone and is no plain classifier: a folder of such a class is loaded as what it is
 IMAGE_MODEL_CLASS_SUFFIXES = (
@@ -40,6 +39,8 @@ IMAGE_MODEL_CLASS_SUFFIXES = (
     "VisionModel",
     "VisionModelWithProjection",
 )
+MAX_SETTINGS_BYTES = 2**26  # of config.json and preprocessor_config.json
+MAX_COUNTS = {"layers": 1000, "depth": 1000, "num_": 2**24}  # by part of a setting's name
 VISION_TOWER_BY_CLASS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
 
 
@@ -52,21 +53,18 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
     transformers, folder = require("transformers", extra="hub"), Path(name).expanduser()
     try:
         check_regular_files(folder)  # transformers waits for a pipe or a device
-    except OSError as error:
-        raise ModelError(f"hf:{name}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        raise ModelError(f"hf:{name!r}: {getattr(error, 'strerror', None) or error}") from error
     if folder.exists() and not folder.is_dir():
         raise ModelError(f"hf:{name}: it is not a folder; expected org/name, or a folder with config.json")
-    source = _find_source(name)
+    source = str(folder) if folder.is_dir() else name
     files = f"config.json, preprocessor_config.json and model.safetensors of {name!r}"
+    _check_settings_file(source, "config.json")
     with _errors_converted(f"hf:{name}", files, "vision model"), fixed_seed_scope():
-        model, usual = _load_transformers_model(transformers, source, weights)
-    preprocess, class_names = load_preprocessing(transformers, source), _get_class_names(model) if usual else None
+        model, has_published_classes = _load_transformers_model(transformers, source, weights)
+        class_names = _get_class_names(model) if has_published_classes else None
+    preprocess = load_preprocessing(transformers, source)
     return model.float(), ModelCard(format_model_source(f"hf:{name}", weights), preprocess, class_names)
-
-
-def _find_source(name: str) -> str:
-    folder = Path(name).expanduser()
-    return str(folder) if folder.is_dir() else name
 
 
 @contextmanager
@@ -74,13 +72,37 @@ def _errors_converted(spec: str, files: str, kind: str) -> Iterator[None]:
     """Convert the errors of transformers. `files` are what the model needs, and `kind` is what it should be."""
     try:
         yield
-    except CamscopeError:
+    except (CamscopeError, MemoryError):
         raise
     except (OSError, SafetensorError) as error:
         advice = f"fetch {files} and name the folder that holds them: {spec.partition(':')[0]}:FOLDER"
         raise make_weights_unavailable_error(spec, error, advice) from error
-    except (ValueError, RuntimeError, KeyError) as error:
-        raise ModelError(f"{spec} is not a {kind} that transformers can build: {error}") from error
+    except Exception as error:  # a damaged file may raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR_CHARACTERS]
+        raise ModelError(
+            f"{spec} is not a {kind} that transformers can build from its config.json: {reason}"
+        ) from error
+
+
+def _check_settings_file(source: str, name: str) -> None:
+    """Raise a ModelError where a folder has a file of settings that is not a JSON object, or asks for endless work."""
+    path = Path(source, name)
+    if not path.is_file():  # a repository, or transformers reports what is missing
+        return
+    with read_errors_converted(f"{path} cannot be used", ModelError, wrap_camscope_errors=True):
+        settings = json.loads(read_bytes(path, MAX_SETTINGS_BYTES), object_hook=_check_counts)
+        if not isinstance(settings, dict):
+            raise ModelError(f"it holds {settings!r:.40}; expected a JSON object with the model's settings")
+
+
+def _check_counts(settings: dict[str, Any]) -> dict[str, Any]:
+    """Raise a ModelError for numbers of layers or classes that transformers would build for hours."""
+    for key, value in settings.items():
+        limit = next((limit for part, limit in MAX_COUNTS.items() if part in key), math.inf)
+        for count in value if isinstance(value, list) else [value]:
+            if isinstance(count, int | float) and count > limit:
+                raise ModelError(f"{key} is {count:.6g}; the limit is {limit}")
+    return settings
 
 
 def _load_transformers_model(transformers: Any, source: str, weights: WeightsSource) -> tuple[nn.Module, bool]:
@@ -116,17 +138,21 @@ def _select_model_class(transformers: Any, config: Any) -> Any:
 
 def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tuple[nn.Module, bool]:
     """Load the file's tensors strictly, under any name that a version of transformers gave them."""
-    config, usual = model.config, True
+    config, has_published_classes = model.config, True
     while True:
         fresh, report = type(model).from_pretrained(
             None, config=config, state_dict=dict(state), output_loading_info=True, ignore_mismatched_sizes=True
         )
         mismatched = [(tuple(stored), tuple(expected)) for _, stored, expected in report["mismatched_keys"]]
         classes = {stored[0] for stored, _ in mismatched if stored}
-        if not usual or len(classes) != 1 or any(stored[1:] != expected[1:] for stored, expected in mismatched):
+        if (
+            not has_published_classes
+            or len(classes) != 1
+            or any(stored[1:] != expected[1:] for stored, expected in mismatched)
+        ):
             _check_loading_report(report, str(weights))
-            return fresh, usual
-        config.num_labels, usual = classes.pop(), False
+            return fresh, has_published_classes
+        config.num_labels, has_published_classes = classes.pop(), False
 
 
 def _check_loading_report(report: Mapping[str, Any], source: str) -> None:
@@ -139,14 +165,19 @@ def _check_loading_report(report: Mapping[str, Any], source: str) -> None:
 
 def load_preprocessing(transformers: Any, source: str) -> Callable[..., Any] | None:
     """Load the preprocessing of the repository or folder, or None where it has none."""
-    try:
-        processor = transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError):  # no preprocessor_config.json: an image then needs preprocess=
-        return None
-    try:
-        return Preprocess.from_huggingface(processor)
-    except PreprocessError:  # Preprocess cannot express it: use the processor itself
-        return as_preprocess(partial(_compute_pixel_values, processor))
+    file_name = "preprocessor_config.json"
+    _check_settings_file(source, file_name)
+    with read_errors_converted(f"{source}: no preprocessing can be built from {file_name}", ModelError):
+        try:
+            processor = transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+        except (OSError, ValueError):  # no such file, or an unknown processor: an image then needs preprocess=
+            return None
+        try:
+            return Preprocess.from_huggingface(processor)
+        except PreprocessError:  # Preprocess cannot express it: use the processor itself
+            transform = partial(_compute_pixel_values, processor)
+            transform.__name__ = f"of {source}/{file_name}"  # type: ignore[attr-defined]  # errors quote it
+            return as_preprocess(transform)
 
 
 def _compute_pixel_values(processor: Any, image: object) -> object:
@@ -174,7 +205,9 @@ class ImageTower(nn.Module):
 
 def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """Load the image tower of "org/name" or of a folder. `TextSimilarity` uses the text tower of the same model."""
-    transformers, source = require("transformers", extra="hub"), _find_source(name)
+    transformers, folder = require("transformers", extra="hub"), Path(name).expanduser()
+    source = str(folder) if folder.is_dir() else name
+    _check_settings_file(source, "config.json")
     with _errors_converted(f"clip:{name}", f"the files of {name!r}", "model of images and texts"):
         with fixed_seed_scope():
             full_model = _load_two_towers(transformers, source, weights)

@@ -44,10 +44,10 @@ def load_torchvision_model(name: str, weights: WeightsSource) -> tuple[nn.Module
     published = get_model_weights(builder).DEFAULT
     with fixed_seed_scope():
         if weights is None:
-            model, usual = _load_published_torchvision(builder, published, name), True
+            model, has_published_classes = _load_published_torchvision(builder, published, name), True
         else:
-            model, usual = _build_torchvision(builder, weights)
-    class_names = tuple(published.meta.get("categories", ())) if usual else ()
+            model, has_published_classes = _build_torchvision(builder, weights)
+    class_names = tuple(published.meta.get("categories", ())) if has_published_classes else ()
     preprocess = as_preprocess(published.transforms())
     return model, ModelCard(format_model_source(f"torchvision:{name}", weights), preprocess, class_names or None)
 
@@ -118,10 +118,13 @@ def load_timm_model(name: str, weights: WeightsSource) -> tuple[nn.Module, Model
         raise ModelError(f"no model {name!r} in timm; nearest names: {', '.join(nearest)}")
     with fixed_seed_scope():
         if weights is None:
-            model, usual = _load_published_timm(timm, name), True
+            model, has_published_classes = _load_published_timm(timm, name), True
         else:
-            model, usual = _build_timm(timm, name, weights)
-    preprocess, class_names = _get_timm_preprocess(model), _get_timm_class_names(model) if usual else None
+            model, has_published_classes = _build_timm(timm, name, weights)
+    preprocess, class_names = (
+        _get_timm_preprocess(model),
+        _get_timm_class_names(model) if has_published_classes else None,
+    )
     return model, ModelCard(format_model_source(f"timm:{name}", weights), preprocess, class_names)
 
 

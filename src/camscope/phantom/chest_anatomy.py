@@ -1,7 +1,4 @@
-"""A chest as X-rays see it: how much body, lungs, heart, bones and vessels weaken the ray behind every pixel.
-
-The drawing plane: coordinates that turn and move with the body, soft edges, smooth clouds, traced curves.
-"""
+"""A chest as X-rays see it: how much body, lungs, heart, bones and vessels weaken the ray behind every pixel."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache

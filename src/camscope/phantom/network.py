@@ -1,8 +1,6 @@
 """PhantomNet: a small residual net with `layer1` … `layer4`, and the weights of it that ship with the package."""
 
-from contextlib import AbstractContextManager
-from importlib.resources import as_file, files
-from pathlib import Path
+from importlib.resources import files
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -85,16 +83,10 @@ def to_model_input(images: NDArray[np.uint8]) -> Tensor:
     return (gray - PREPROCESSING.mean) / PREPROCESSING.std
 
 
-def bundled_weights_file() -> AbstractContextManager[Path]:
-    """The bundled weights as a file, for the length of a `with`."""
-    return as_file(files("camscope.phantom") / "phantom.safetensors")
-
-
 def load_phantom_model() -> PhantomNet:
     """The bundled net in eval mode. Nothing is fetched."""
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
-    net = PhantomNet()
-    with bundled_weights_file() as path:
-        net.load_state_dict(load_file(path))
+    net, weights = PhantomNet(), load(files("camscope.phantom").joinpath("phantom.safetensors").read_bytes())
+    net.load_state_dict(weights, assign=net.fc.weight.is_meta)  # a copy to the meta device does nothing
     return net.eval()

@@ -1,7 +1,4 @@
-"""Radiograph-like images from a seed, each with the exact mask of its evidence.
-
-One radiograph with several findings, each with its mask.
-"""
+"""Radiograph-like images from a seed, each with the exact masks of its findings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

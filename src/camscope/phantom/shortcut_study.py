@@ -1,10 +1,6 @@
-"""Synthetic datasets with a planted shortcut, and small networks that learn it.
+"""Synthetic radiographs with a marker that is correlated with the lesion, and small networks that learn both in seconds.
 
-The images are radiographs of two classes with a marker in one corner that is correlated with the lesion. The masks of
-lesion, marker and lungs are exact. Datasets of one seed differ only in their markers.
-
-The networks learn a dataset and its shortcut within seconds, so that the power of an audit can be measured.
-
+The masks of lesion, marker and lungs are exact. Datasets of one seed differ only in their markers.
 From the command line: `--model camscope.phantom.shortcut_study:create_shortcut_model --weights net.safetensors`.
 """
 

@@ -1,6 +1,5 @@
 """Draw images from arrays: pure functions from and to uint8 (H,W,3) RGB. Maps are (H,W) in 0..1, or -1..1 where signed."""
 
-from camscope.render.anatomical_axes import compute_cell_affine
 from camscope.render.animation import (
     ANIMATION_FORMATS,
     ANIMATION_SECONDS,
@@ -11,11 +10,22 @@ from camscope.render.animation import (
     draw_frames,
     encode_animation,
 )
-from camscope.render.colormap import COLORMAPS, DIVERGING, PERCEPTUAL, Scale, apply_scale, colorize, to_display_range
-from camscope.render.feature_maps import draw_channel_grid, draw_signal_trace
+from camscope.render.colors import (
+    COLORMAPS,
+    DIVERGING,
+    PERCEPTUAL,
+    Scale,
+    apply_scale,
+    colorize,
+    fade_to_gray,
+    hatch_uncovered,
+    overlay,
+    to_display_range,
+)
 from camscope.render.image_grid import (
     CaptionedImage,
     add_caption,
+    draw_channel_grid,
     draw_color_bar,
     draw_contact_sheet,
     draw_image_grid,
@@ -35,19 +45,19 @@ from camscope.render.legend import (
     draw_regions,
     prepare_outlines,
 )
-from camscope.render.overlay import fade_to_gray, hatch_uncovered, overlay
 from camscope.render.rgb_image import (
     IMAGE_FORMATS,
     RGBImage,
     build_data_uri,
     build_figure_html,
     check_image_height,
+    encode_data_uri,
     encode_image,
     resize_to_fit,
 )
-from camscope.render.shapes import Box, draw_boxes, draw_contours, find_boxes, find_contours
+from camscope.render.shapes import Box, draw_boxes, draw_contours, draw_signal_trace, find_boxes, find_contours
 from camscope.render.text import draw_text
-from camscope.render.volume import Volume
+from camscope.render.volume import Volume, compute_cell_affine
 from camscope.render.volume_views import draw_planes, draw_projection, draw_slices
 
 __all__ = [
@@ -95,6 +105,7 @@ __all__ = [
     "draw_slices",
     "draw_text",
     "encode_animation",
+    "encode_data_uri",
     "encode_image",
     "fade_to_gray",
     "find_boxes",

@@ -1,7 +1,4 @@
-"""Animate a volume slice by slice as a GIF or WebP, and draw selected frames in a grid.
-
-Frames are slices of a volume or moments of a video, each with its part of the map.
-"""
+"""Animate a volume slice by slice as a GIF or WebP, and draw selected frames, such as those of a video, in a grid."""
 
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -13,12 +10,10 @@ from numpy.typing import NDArray
 
 from camscope.errors import ImageError, InputError
 from camscope.plurals import plural
-from camscope.render.anatomical_axes import AnatomicalView
-from camscope.render.colormap import colorize, get_colormap_minimum
+from camscope.render.colors import colorize, get_colormap_minimum, overlay
 from camscope.render.image_grid import draw_image_grid
-from camscope.render.overlay import overlay
 from camscope.render.rgb_image import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, RGBImage, check_rgb_image
-from camscope.render.volume import Volume, draw_slice
+from camscope.render.volume import AnatomicalView, Volume, draw_slice
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,
     add_plane_frame,
@@ -215,20 +210,12 @@ def draw_frames(
     *,
     alpha: float = 0.85,
     colormap: str = "inferno",
-    covered: NDArray[np.bool_] | None = None,
-    frame_indices: Sequence[int] | None = None,
     columns: int | None = None,
     height: int = 192,
 ) -> RGBImage:
-    """Draw the overlays of some frames, images (D,H,W,3) and map (D,H,W) in 0..1, side by side with their numbers from 0.
-
-    `frame_indices` defaults to `choose_frames`. All frames share one color scale.
-    """
+    """Draw overlays of the frames of `choose_frames`, images (D,H,W,3) and map (D,H,W) in 0..1, on one color scale."""
     if images.shape[:3] != values.shape or images.ndim != 4:
         raise InputError(f"frames are {images.shape} and the map {values.shape}; expected (D,H,W,3) and (D,H,W)")
-    selected_frames = choose_frames(values) if frame_indices is None else list(frame_indices)
-    overlays = []
-    for i in selected_frames:
-        image, covered_pixels = np.ascontiguousarray(images[i]), None if covered is None else covered[i]
-        overlays.append(overlay(image, values[i], alpha=alpha, colormap=colormap, covered=covered_pixels))
-    return draw_image_grid(overlays, [f"{i}" for i in selected_frames], columns=columns, height=height)
+    frames = choose_frames(values)
+    overlays = [overlay(np.ascontiguousarray(images[i]), values[i], alpha=alpha, colormap=colormap) for i in frames]
+    return draw_image_grid(overlays, list(map(str, frames)), columns=columns, height=height)

@@ -1,15 +1,16 @@
-"""Arrange images: color bars, captions with warnings, image grids, and contact sheets with a title and one legend."""
+"""Arrange images: color bars, captions, image grids, contact sheets with a title and one legend, and grids of channels."""
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate, zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import InputError, NonFiniteError
 from camscope.plurals import plural
-from camscope.render.colormap import DIVERGING, colorize, get_colormap_minimum
+from camscope.render.colors import DIVERGING, colorize, get_colormap_minimum
 from camscope.render.rgb_image import (
     BACKGROUND_COLOR,
     TEXT_COLOR,
@@ -263,3 +264,64 @@ def _choose_sheet_columns(n_images: int, width: int, height: int) -> int:
     if n_images <= max_columns:
         return n_images
     return min(range(max_columns, 2, -1), key=lambda columns: -n_images % columns)
+
+
+MIN_CHANNEL_PIXELS, MAX_CHANNEL_PIXELS = 96, 256
+CHANNEL_GAP_PIXELS = 2
+
+
+def draw_channel_grid(
+    features: NDArray[np.floating[Any]],
+    *,
+    columns: int | None = None,
+    max_channels: int = 64,
+    scale: str = "each",
+    colormap: str | None = None,
+) -> RGBImage:
+    """Draw the first `max_channels` channels (K,h,w) as a grid of maps. Each row is labeled with its first channel's number.
+
+    `columns` is chosen so that the grid is about square. `scale`: the top color is the strongest value of "each" channel or
+    one "shared" by all. 0 always has the same color. `colormap` defaults to viridis, or diverging where values are negative.
+    Raises InputError or NonFiniteError for invalid features.
+    """
+    maps = _check_features(features, max_channels, scale)
+    colormap = colormap or (DIVERGING if (maps < 0).any() else "viridis")
+    sizes = np.abs(maps) if get_colormap_minimum(colormap) < 0 else np.maximum(maps, 0)
+    strongest = sizes.max(axis=(1, 2) if scale == "each" else None, keepdims=True)
+    values = np.divide(maps, strongest, out=np.zeros_like(maps), where=strongest > 0)  # a zero map stays 0
+    K, h, w = maps.shape
+    columns = min(K, columns or math.ceil(math.sqrt(K * h / w)))
+    cells = [_resize_channel(colorize(value, colormap)) for value in values]
+    numbers = [draw_text(str(k), 12) for k in range(0, K, columns)]
+    margin = max(tile.shape[1] for tile in numbers)
+    rows = [cells[start : start + columns] for start in range(0, K, columns)]
+    gap, row_height = CHANNEL_GAP_PIXELS, cells[0].shape[0] + CHANNEL_GAP_PIXELS
+    out = pad_image(arrange_tiles(rows, gap), top=gap, left=margin + gap)
+    for row, tile in enumerate(numbers):
+        paste_tile(out, tile[:row_height], row * row_height + gap, margin - tile.shape[1])
+    return out
+
+
+def _check_features(features: NDArray[np.floating[Any]], max_channels: int, scale: str) -> NDArray[np.float64]:
+    """Return the channels to draw (K,h,w)."""
+    array = np.asarray(features, dtype=np.float64)
+    if array.ndim != 3 or array.size == 0:
+        raise InputError(f"the features are {array.shape}; expected one sample's channels (K,h,w)")
+    if max_channels < 1 or scale not in {"each", "shared"}:
+        received = f"max_channels={max_channels}, scale={scale!r}"
+        raise InputError(f"{received}; expected at least 1 channel, and scale 'each' or 'shared'")
+    array = array[:max_channels]
+    if not (finite := np.isfinite(array)).all():
+        channel = int(np.argwhere(~finite)[0, 0])
+        values = plural((~finite).sum(), "value of the features is", "values of the features are")
+        raise NonFiniteError(f"{values} not finite, the first in channel {channel}")
+    return array
+
+
+def _resize_channel(image: RGBImage) -> RGBImage:
+    """Enlarge pixels to squares of a readable size, or shrink a map that is too large."""
+    longest = max(image.shape[:2])
+    if longest > MAX_CHANNEL_PIXELS:
+        return resize_to_fit(image, MAX_CHANNEL_PIXELS, MAX_CHANNEL_PIXELS)
+    factor = max(1, MIN_CHANNEL_PIXELS // longest)
+    return image.repeat(factor, axis=0).repeat(factor, axis=1)

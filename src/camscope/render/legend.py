@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from camscope.errors import GeometryError, InputError
 from camscope.mask_labels import find_multiple_labels, format_name_list
 from camscope.plurals import plural
+from camscope.render.colors import ROWS_PER_BAND, hatch_uncovered
 from camscope.render.image_grid import arrange_tiles, pad_image, paste_tile, stack_tiles
-from camscope.render.overlay import ROWS_PER_BAND, hatch_uncovered
 from camscope.render.rgb_image import (
     DARK_BACKGROUND_COLOR,
     LIGHT_TEXT_COLOR,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.optional import require
-from camscope.render.colormap import DIVERGING, colorize, to_display_range
+from camscope.render.colors import DIVERGING, colorize, to_display_range
 from camscope.render.rgb_image import RGBImage
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -19,35 +19,21 @@ LEGEND = "pale: range of the seeds · orange: maps of different images, 95 % int
 
 
 class SimilarityCurve(NamedTuple):
-    """One similarity over the steps of a test.
-
-    Attributes:
-        name: The name of the similarity.
-        mean_values: (1 + steps,) the mean over images and seeds; NaN is a gap.
-        seed_low: (1 + steps,) the lowest mean of a seed.
-        seed_high: (1 + steps,) the highest mean of a seed.
-        null_interval: Low end, mean and high end for maps of different images.
-        passes: Whether the test passes; None for no verdict.
-        outcome: The outcome to print beside the curve; "" for none.
-
-    """
+    """One similarity over the steps of a test, each array (1 + steps,)."""
 
     name: str
-    mean_values: FloatArray
-    seed_low: FloatArray
+    mean_values: FloatArray  # over images and seeds; NaN is a gap
+    seed_low: FloatArray  # the lowest mean of a seed
     seed_high: FloatArray
-    null_interval: tuple[float, float, float]
-    passes: bool | None
-    outcome: str
+    null_interval: tuple[float, float, float]  # low end, mean and high end for maps of different images
+    passes: bool | None  # None: no verdict
+    outcome: str  # printed next to the curve; "" for none
 
 
 def draw_randomization_figure(
     title: str, part_names: Sequence[str], maps: FloatArray, curves: Sequence[SimilarityCurve]
 ) -> RGBImage:
-    """Draw the figure (H,W,3): a column for each step, a row of maps of the first image, and a row for each curve.
-
-    `maps` (1 + steps,*S) begin with the trained model's map. Raises MissingExtraError without matplotlib.
-    """
+    """Draw the figure (H,W,3): `maps` (1 + steps,*S) of an image, the trained model's first, above a row for each curve."""
     matplotlib, figures, agg = (
         require(f"matplotlib{module}", extra="metrics") for module in ("", ".figure", ".backends.backend_agg")
     )

@@ -1,7 +1,4 @@
-"""Shapes on an image: contours and boxes of a map.
-
-Coordinates are (row, column) on pixel edges, as everywhere in camscope: pixel i covers [i, i+1].
-"""
+"""Contours and boxes of a map, with (row, column) on pixel edges: pixel i covers [i, i+1]; and signals over their map."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +8,25 @@ from numpy.typing import NDArray
 
 from camscope.errors import InputError
 from camscope.plurals import plural
-from camscope.render.colormap import colorize
-from camscope.render.rgb_image import Color, RGBImage, Values, check_rgb_image, choose_line_width, to_finite_float64
+from camscope.render.colors import colorize
+from camscope.render.rgb_image import (
+    BACKGROUND_COLOR,
+    Color,
+    RGBImage,
+    Values,
+    check_fraction,
+    check_rgb_image,
+    choose_line_width,
+    to_finite_float64,
+)
 from camscope.render.text import draw_text
 
 CYAN: Color = (0, 229, 255)
 LIGHT_RIM_COLOR: Color = (255, 255, 255)
 DARK_RIM_COLOR: Color = (0, 0, 0)
-SUBPIXEL_BITS = 4
+SUBPIXEL_BITS = 4  # fractional bits of a line's points
+SIGNAL_COLOR = (20, 20, 20)
+LANE_MARGIN = 0.08  # of a lane, above and below its line
 
 
 @dataclass(frozen=True)
@@ -108,3 +116,34 @@ def _paste_label(out: RGBImage, tile: RGBImage, box: Box) -> None:
     top = box.top - rows if box.top >= rows else box.top
     top, left = min(top, out.shape[0] - rows), min(box.left, out.shape[1] - columns)
     out[top : top + rows, left : left + columns] = tile[:rows, :columns]
+
+
+def draw_signal_trace(
+    signals: NDArray[np.uint8],
+    values: NDArray[np.floating],
+    *,
+    alpha: float = 0.85,
+    colormap: str = "inferno",
+    width: int = 960,
+    lane_height: int = 160,
+) -> RGBImage:
+    """Draw signals (C,L) uint8 as lines, one lane each, over the colors of a map (L,) in 0..1 (diverging: -1..1).
+
+    The background is colored as strongly as the map's value. Returns (C·lane,width,3); raises InputError if lengths differ.
+    """
+    import cv2
+
+    if signals.ndim != 2 or values.shape != signals.shape[1:] or not signals.size:
+        raise InputError(f"signals are {signals.shape} and the map {values.shape}; expected (C,L) and (L,)")
+    check_fraction("alpha", alpha)
+    positions = (np.arange(width) + 0.5) / width * len(values) - 0.5
+    column_values = np.interp(positions, np.arange(len(values)), values)
+    strength = alpha * np.minimum(np.abs(column_values), 1)[:, None]
+    band = np.asarray(BACKGROUND_COLOR) * (1 - strength) + colorize(column_values[None], colormap)[0] * strength
+    out = np.repeat(np.rint(band).astype(np.uint8)[None], lane_height * len(signals), axis=0)
+    columns = (np.arange(len(values)) + 0.5) / len(values) * width
+    for i, signal in enumerate(signals):
+        rows = lane_height * (i + 1 - LANE_MARGIN - (1 - 2 * LANE_MARGIN) * signal / 255)
+        points = np.rint(np.column_stack([columns, rows]) * 2**SUBPIXEL_BITS).astype(np.int32)
+        cv2.polylines(out, [points[:, None]], False, SIGNAL_COLOR, 2, cv2.LINE_AA, SUBPIXEL_BITS)
+    return out

@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 
-from camscope.render.anatomical_axes import AnatomicalView, format_location, match_world_axes
 from camscope.render.image_grid import (
     WARNING_COLOR,
     arrange_tiles,
@@ -18,7 +17,7 @@ from camscope.render.image_grid import (
 from camscope.render.legend import draw_outline_keys, truncate_legend_line
 from camscope.render.rgb_image import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, Color, RGBImage
 from camscope.render.text import draw_text
-from camscope.render.volume import Volume, VoxelIndex
+from camscope.render.volume import AnatomicalView, Volume, VoxelIndex, format_location, match_world_axes
 
 ACCENT_COLOR: Color = (0, 229, 255)  # of the peak and the crosshair
 DARK_ACCENT_COLOR: Color = (0, 96, 120)  # the same on the pale image under a signed map

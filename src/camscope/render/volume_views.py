@@ -1,18 +1,12 @@
-"""Views of a volume with its map.
-
-- Three planes through one voxel, on one scale and in true proportions, with crosshairs.
-- Slices side by side, numbered, on one scale.
-- Maximum projections: the strongest value along each line of sight.
-"""
+"""Views of a volume with its map: three planes through a voxel, numbered slices side by side, and maximum projections."""
 
 from typing import Literal
 
 import numpy as np
 
 from camscope.errors import InputError
-from camscope.render.anatomical_axes import AnatomicalView
 from camscope.render.animation import MAX_FRAMES, choose_even_indices
-from camscope.render.colormap import DIVERGING
+from camscope.render.colors import DIVERGING
 from camscope.render.image_grid import pad_image
 from camscope.render.rgb_image import (
     DARK_BACKGROUND_COLOR,
@@ -22,7 +16,7 @@ from camscope.render.rgb_image import (
     check_image_height,
     resize_to_fit,
 )
-from camscope.render.volume import Volume, VoxelIndex, draw_slice, draw_slice_overlay
+from camscope.render.volume import AnatomicalView, Volume, VoxelIndex, draw_slice, draw_slice_overlay
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,
     DARK_ACCENT_COLOR,

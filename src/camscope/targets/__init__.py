@@ -9,8 +9,7 @@ A class index, a class name, None (the top class) and any callable output -> (N,
 
 from camscope.targets.base import ImageContext, Target
 from camscope.targets.box import Box
-from camscope.targets.class_mean import Classes, LogProbability
-from camscope.targets.classes import Class, Difference, TargetLike
+from camscope.targets.classes import Class, Classes, Difference, LogProbability, TargetLike
 from camscope.targets.embedding import Similarity, TextSimilarity, image_embedding
 from camscope.targets.output_part import OutputPart
 from camscope.targets.outputs import class_scores, full_precision

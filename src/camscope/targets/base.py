@@ -2,16 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from camscope.errors import TargetError
-from camscope.targets.classes import parse_class_label, resolve_class_index, resolve_class_pair
 
 PointTransform = Callable[[ArrayLike], NDArray[Any]]
 ClassNameLookup = Callable[[int], str]
@@ -84,39 +82,3 @@ def parse_finite_numbers(values: Any) -> list[float] | None:
         return None
     is_finite_vector = numbers.ndim == 1 and numbers.dtype.kind in "iuf" and bool(np.isfinite(numbers).all())
     return numbers.tolist() if is_finite_vector else None
-
-
-@dataclass(frozen=True, eq=False)
-class ClassTarget(Target):
-    """Base class of targets of one class: an index, a name, or None for the class with the highest candidate score."""
-
-    label: int | str | None = None
-    resolved_classes: Tensor | None = field(default=None, kw_only=True, repr=False)
-
-    def __post_init__(self) -> None:
-        label = None if self.label is None else parse_class_label(self.label, "label", type(self).__name__)
-        object.__setattr__(self, "label", label)
-
-    @abstractmethod
-    def candidate_scores(self, output: Any) -> Tensor:
-        """Compute the scores (N,K) by which the class is chosen."""
-
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> Self:
-        """Return the target with the class of each sample (N,) fixed."""
-        scores = self.candidate_scores(output).detach()
-        best = scores.argmax(1).tolist()
-        indices = [resolve_class_pair(self.label, top, scores.shape[1], class_names)[0] for top in best]
-        return replace(self, resolved_classes=torch.tensor(indices, device=scores.device))
-
-    def class_indices(self, scores: Tensor) -> Tensor:
-        """Return the class of each sample (N,): the class fixed before, or else the one that this output gives."""
-        if self.resolved_classes is not None:
-            return self.resolved_classes
-        if self.label is None:
-            return scores.detach().argmax(1)
-        index = resolve_class_index(self.label, scores.shape[1], None)
-        return torch.full((len(scores),), index, device=scores.device)
-
-    def describe_class(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Return the name of one sample's class."""
-        return str(self.label) if self.resolved_classes is None else class_name(int(self.resolved_classes[sample]))

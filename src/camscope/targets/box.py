@@ -21,10 +21,7 @@ DETECTION_MODELS = re.compile("For(ObjectDetection|(Instance|Panoptic)?Segmentat
 
 @dataclass(frozen=True)
 class DetectionHead:
-    """The class scores of a Hugging Face detector, as its config describes them.
-
-    `n_labels`: the number of classes, or None where the classes are texts that the caller passes in.
-    """
+    """The class scores of a Hugging Face detector. Without `n_labels` the classes are texts that the caller passes in."""
 
     n_labels: int | None
     focal_loss: bool = True
@@ -188,10 +185,7 @@ def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
 
 
 def infer_activation(heads: Sequence[DetectionHead], n_logits: int) -> Activation | None:
-    """Infer how class logits become probabilities from their count, or None where no head has that many.
-
-    One logit more than labels is the no-object class of a softmax.
-    """
+    """Infer how class logits become probabilities, or None: one logit more than labels is the no-object class of a softmax."""
     for head in heads:
         if head.n_labels is None:
             return "sigmoid"
@@ -203,10 +197,7 @@ def infer_activation(heads: Sequence[DetectionHead], n_logits: int) -> Activatio
 def parse_detections(
     output: Any, input_size: tuple[int, ...] | None, activation: Activation | None = None
 ) -> list[Detections]:
-    """Parse a detector's output into the detections of each sample.
-
-    `input_size` is that of the model's input, needed for boxes given as fractions of it. `activation` is described in `Box`.
-    """
+    """Parse a detector's output into the detections of each sample. Boxes may be fractions of the `input_size`."""
     predictions = output if isinstance(output, list | tuple) else []
     fields = {"boxes", "labels", "scores"}
     if predictions and all(isinstance(row, Mapping) and fields <= set(row) for row in predictions):

@@ -1,15 +1,23 @@
-"""Classes as targets: indices, names, and differences of two classes."""
+"""Targets of class scores: one class, a difference, the mean of several, a log-probability; and the index of a label."""
 
 import difflib
 import numbers
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from camscope.errors import Remedy, TargetError
 from camscope.plurals import plural
+from camscope.pytree import describe_unsupported_tensor
+from camscope.targets.base import ClassNameLookup, Target
+from camscope.targets.outputs import are_probabilities, class_scores, full_precision
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,127 @@ ClassLike = int | str | Difference | Class | None
 TargetLike = ClassLike | Tensor | Callable[[Any], Tensor] | Sequence[ClassLike | Tensor | Callable[[Any], Tensor]]
 
 
+@dataclass(frozen=True, eq=False)
+class ClassTarget(Target):
+    """Base class of targets of one class: an index, a name, or None for the class with the highest candidate score."""
+
+    label: int | str | None = None
+    resolved_classes: Tensor | None = field(default=None, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        label = None if self.label is None else parse_class_label(self.label, "label", type(self).__name__)
+        object.__setattr__(self, "label", label)
+
+    @abstractmethod
+    def candidate_scores(self, output: Any) -> Tensor:
+        """Compute the scores (N,K) by which the class is chosen."""
+
+    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> Self:
+        """Return the target with the class of each sample (N,) fixed."""
+        scores = self.candidate_scores(output).detach()
+        best = scores.argmax(1).tolist()
+        indices = [resolve_class_pair(self.label, top, scores.shape[1], class_names)[0] for top in best]
+        return replace(self, resolved_classes=torch.tensor(indices, device=scores.device))
+
+    def class_indices(self, scores: Tensor) -> Tensor:
+        """Return the class of each sample (N,): the class fixed before, or else the one that this output gives."""
+        if self.resolved_classes is not None:
+            return self.resolved_classes
+        if self.label is None:
+            return scores.detach().argmax(1)
+        index = resolve_class_index(self.label, scores.shape[1], None)
+        return torch.full((len(scores),), index, device=scores.device)
+
+    def describe_class(self, sample: int, class_name: ClassNameLookup) -> str:
+        """Return the name of one sample's class."""
+        return str(self.label) if self.resolved_classes is None else class_name(int(self.resolved_classes[sample]))
+
+
+@dataclass(frozen=True, eq=False)
+class Classes(Target):
+    """The mean score of several classes.
+
+    Args:
+        labels: Indices or names of the classes, each once.
+
+    >>> Classes([0, 2])(Tensor([[1.0, 5.0, 3.0]])).tolist()
+    [2.0]
+
+    """
+
+    labels: Sequence[int | str] | NDArray[Any] | Tensor
+    class_indices: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        labels = self.labels.tolist() if isinstance(self.labels, np.ndarray | Tensor) else self.labels
+        if isinstance(labels, str) or not isinstance(labels, Sequence) or not labels:
+            raise TargetError(f"Classes({labels!r}): expected a list of classes, e.g. ['tabby', 'tiger cat']")
+        parsed = [parse_class_label(label, "labels", "Classes") for label in labels]
+        object.__setattr__(self, "labels", self._check_distinct(parsed))
+
+    def __call__(self, output: Any) -> Tensor:
+        """Compute the mean score of the classes for each sample (N,)."""
+        scores = full_precision(class_scores(output))
+        indices = self.class_indices or self._resolve_class_indices(scores.shape[1], None)
+        return scores[:, list(indices)].mean(1)
+
+    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Classes":
+        """Return the target with the classes as indices."""
+        return replace(self, class_indices=self._resolve_class_indices(class_scores(output).shape[1], class_names))
+
+    def _resolve_class_indices(self, n_classes: int, class_names: Sequence[str] | None) -> tuple[int, ...]:
+        return self._check_distinct([resolve_class_index(label, n_classes, class_names) for label in self.labels])
+
+    def _check_distinct(self, classes: list[Any]) -> tuple[Any, ...]:
+        if len(set(classes)) < len(classes):
+            raise TargetError(f"Classes({self.labels!r}) has a class twice: expected each class once")
+        return tuple(classes)
+
+    def describe(self, sample: int, class_name: ClassNameLookup) -> str:
+        """Describe the classes, such as `tabby and tiger cat`."""
+        names = map(str, self.labels) if self.class_indices is None else map(class_name, self.class_indices)
+        return " and ".join(names)
+
+
+@dataclass(frozen=True, eq=False)
+class LogProbability(ClassTarget):
+    """The logarithm of a class's probability, computed from logits without rounding the probability to 0 or 1.
+
+    Args:
+        label: Index or name of the class, or None for the top class of each sample.
+        multilabel: Take the sigmoid of the class's own logit, for labels that do not exclude each other. The default is the
+            softmax of all classes. A model with one output always gets the sigmoid.
+
+    >>> LogProbability(0)(Tensor([[200.0, 0.0]])).tolist(), LogProbability(1)(Tensor([[200.0, 0.0]])).tolist()
+    ([0.0], [-200.0])
+
+    """
+
+    multilabel: bool = False
+
+    def __call__(self, output: Any) -> Tensor:
+        """Compute the log-probability of each sample (N,)."""
+        logits = full_precision(class_scores(output))
+        indices = self.class_indices(logits)[:, None]
+        if self.multilabel or logits.shape[1] == 1:
+            return F.logsigmoid(logits.gather(1, indices))[:, 0]
+        return logits.log_softmax(1).gather(1, indices)[:, 0]
+
+    def candidate_scores(self, output: Any) -> Tensor:
+        """Return the logits (N,K). Raises TargetError where the output holds probabilities."""
+        logits = class_scores(output)
+        if are_probabilities(logits.detach()):
+            raise TargetError(
+                "the model's output is probabilities already (rows sum to 1): pass the class itself as the target, or "
+                "explain the logits before the softmax"
+            )
+        return logits
+
+    def describe(self, sample: int, class_name: ClassNameLookup) -> str:
+        """Describe the target, such as `log-probability of tabby`."""
+        return f"log-probability of {self.describe_class(sample, class_name)}{' by itself' if self.multilabel else ''}"
+
+
 def parse_class_label(value: object, parameter: str, target_name: str) -> int | str:
     """Return a class label of a target as a plain index or name. Raises TargetError for anything else."""
     label = normalize_target(value)
@@ -66,6 +195,10 @@ def parse_class_label(value: object, parameter: str, target_name: str) -> int | 
 
 def normalize_target(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:
     """Convert a target to plain ints and names. Raises TargetError for a bool, a float or anything else."""
+    if isinstance(target, Tensor) and (
+        kind := describe_unsupported_tensor(target) or ("on meta" if target.is_meta else None)
+    ):
+        raise TargetError(f"the target is {kind}: expected a class index, or an ordinary tensor of one per sample")
     if isinstance(target, Tensor) or hasattr(target, "tolist"):
         target = target.tolist()  # numpy and torch alike: scalars become Python numbers, arrays lists
     if isinstance(target, list | tuple):
@@ -90,10 +223,7 @@ def normalize_target(target: object) -> int | str | Difference | list[int | str 
 def resolve_class_pair(
     target: int | str | Difference | None, top_class: int, n_classes: int, class_names: Sequence[str] | None
 ) -> tuple[int, int]:
-    """Return the index of the class, and that of the class it is compared with or -1.
-
-    Without a target the class is `top_class`.
-    """
+    """Return the index of the class, or `top_class` without a target, and that of the class it is compared with or -1."""
     if not isinstance(target, Difference):
         return (top_class if target is None else resolve_class_index(target, n_classes, class_names)), -1
     first, second = (resolve_class_index(label, n_classes, class_names) for label in (target.a, target.b))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import InputError, Remedy, TargetError, warn_caller
+from camscope.errors import InputError, Remedy, TargetError
 from camscope.plurals import plural
 from camscope.pytree import describe_unsupported_tensor, iter_leaves, map_leaves
 
@@ -139,15 +139,6 @@ def check_one_per_sample(scores: Tensor, n_samples: int) -> Tensor:
     return scores
 
 
-def warn_if_probabilities(logits: Tensor) -> None:
-    """Issue a CamscopeWarning where class scores (N,K) are probabilities already."""
-    if are_probabilities(logits):
-        warn_caller(
-            "the model's output looks like probabilities (rows sum to 1): explain the logits before the softmax; "
-            "where a probability is near 1 its gradient is rounding noise"
-        )
-
-
 def are_probabilities(logits: Tensor) -> bool:
     """Whether all class scores (N,K) are at least 0 and each row sums to 1."""
     if logits.shape[1] == 1 or not bool((logits >= 0).all()):
@@ -184,10 +175,7 @@ class ScoreRange:
         self._n_rows[kind] += len(values)
 
     def is_constant(self, machine_epsilon: float) -> Tensor | None:
-        """Whether each sample's scores (N,) stayed within rounding, or None where no input was changed.
-
-        `machine_epsilon` is that of the dtype in which the scores were computed.
-        """
+        """Whether each sample's scores (N,) stayed within the rounding of their dtype, or None where no input was changed."""
         constant = [
             high - low <= ROUNDING_STEPS * machine_epsilon * low.abs().maximum(high.abs())
             for kind, (low, high) in self._limits.items()
@@ -198,10 +186,7 @@ class ScoreRange:
 
 @contextmanager
 def dtype_errors_converted(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Convert torch's error for mixed dtypes to an InputError, where no parameter has the input's dtype.
-
-    The check runs only after the error, because a model may convert its input itself.
-    """
+    """Convert torch's error for mixed dtypes to an InputError; the model may convert its input, so nothing is checked before."""
     try:
         yield
     except RuntimeError as error:

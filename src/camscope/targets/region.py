@@ -15,7 +15,8 @@ from camscope.geometry import project_mask_to_input
 from camscope.mask_labels import find_multiple_labels, format_name_list
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves
-from camscope.targets.base import ClassNameLookup, ClassTarget, ImageContext, parse_finite_numbers
+from camscope.targets.base import ClassNameLookup, ImageContext, parse_finite_numbers
+from camscope.targets.classes import ClassTarget
 from camscope.targets.outputs import check_no_detections, full_precision, get_output_tensor
 
 ADAPTIVE_POOLS: dict[int, Callable[..., Tensor]] = dict(

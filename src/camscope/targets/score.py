@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import InputError, TargetError
+from camscope.errors import InputError, TargetError, warn_caller
 from camscope.forward_signature import InputKey, call_model, find_input_key
 from camscope.plurals import plural
 from camscope.pytree import concatenate_structures, iter_leaves, map_leaves
@@ -16,13 +16,13 @@ from camscope.targets.base import ClassNameLookup, Target
 from camscope.targets.classes import TargetLike, normalize_target, resolve_class_pair
 from camscope.targets.outputs import (
     ScoreRange,
+    are_probabilities,
     check_one_per_sample,
     check_target_scores,
     class_scores,
     dtype_errors_converted,
     full_precision,
     select_rows,
-    warn_if_probabilities,
 )
 
 INPUT_KEY_NOT_READ = InputKey("")  # the signature of the model has not been read yet
@@ -214,10 +214,9 @@ class Score:
         return map_leaves(self._args, select_entries), map_leaves(self._kwargs, select_entries)
 
     def _read_raw(self, output: object, n_rows: int, sample_index: Tensor | None) -> Tensor:
-        if isinstance(self.target, PerSampleTarget) and len(self.target.targets) != n_rows:
-            raise TargetError(
-                f"{plural(len(self.target.targets), 'target')} for a batch of {n_rows}: give one, or one per sample"
-            )
+        targets = self.target.targets if isinstance(self.target, PerSampleTarget) else self.target
+        if self.values is None and isinstance(targets, list) and len(targets) != n_rows:
+            raise TargetError(f"{plural(len(targets), 'target')} for a batch of {n_rows}: give one, or one per sample")
         if isinstance(self.target, Target) and self.values is None:
             self.target = self.target.resolve(output, self._input_size, self.class_names)
         if callable(self.target) and sample_index is not None:
@@ -229,7 +228,11 @@ class Score:
             self.class_pairs = self._resolve_class_pairs(logits.detach())
             self.classes = None if bool((self.class_pairs[:, 1] >= 0).any()) else self.class_pairs[:, 0]
             self.logits = logits.detach()
-            warn_if_probabilities(self.logits)
+            if are_probabilities(self.logits):
+                warn_caller(
+                    "the model's output looks like probabilities (rows sum to 1): explain the logits before the softmax; "
+                    "where a probability is near 1 its gradient is rounding noise"
+                )
         pairs = self.class_pairs if sample_index is None else self.class_pairs[sample_index]
         if len(pairs) != len(logits):
             raise TargetError(f"the output has {plural(len(logits), 'sample')}; the first call had {len(pairs)}")
@@ -313,10 +316,6 @@ class Score:
         """Resolve the class of each sample, and the class it is compared with or -1, (N,2) int64."""
         target: Any = self.target
         targets = list(target) if isinstance(target, list) else [target] * len(logits)
-        if len(targets) != len(logits):
-            raise TargetError(
-                f"{plural(len(targets), 'target')} for a batch of {len(logits)}: give one, or one per sample"
-            )
         top = logits.argmax(1).tolist()
         items = zip(targets, top, strict=True)
         pairs = [resolve_class_pair(item, best, logits.shape[1], self.class_names) for item, best in items]

@@ -8,9 +8,9 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 from sklearn.metrics import adjusted_rand_score
 
 from camscope.audit.clustering.cluster_enrichment import compute_level_enrichment
-from camscope.audit.clustering.map_clustering import cluster_maps
-from camscope.audit.clustering.spectral import (
+from camscope.audit.clustering.map_clustering import (
     assign_labels_qr,
+    cluster_maps,
     compute_laplacian_spectrum,
     pool_maps,
     smooth_and_normalize,

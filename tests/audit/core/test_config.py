@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
@@ -117,6 +118,34 @@ def study(tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_the_comment_on_the_window_says_what_reading_does(study):
+    pytest.importorskip("pydicom")
+    from camscope.audit.core.context import AuditContext
+    from camscope.images.scans.scan import Window
+    from camscope.phantom.shortcut_study import MEAN, STD
+    from tests.scan_files import dicom, written
+
+    (comment,) = re.findall(r'^# window = "(.*)"  # (.*)$', generate_config("manifest.csv", "net.py:net"), re.MULTILINE)
+    stored = np.linspace(-1000, 1000, 64 * 64).astype(np.int16).reshape(64, 64)
+    (study / "ct.dcm").write_bytes(written(dicom(stored, WindowCenter=300, WindowWidth=600)))
+    (study / "scans.csv").write_text("path,label\nct.dcm,lesion\n")
+
+    def read(window):
+        data = {"manifest": "scans.csv", "label": "label", "patient": None, "window": window}
+        model = {"source": "camscope.phantom.shortcut_study:create_shortcut_model"}
+        context = AuditContext(config(data=data, model=model), study)
+        (image,) = context.load_images()
+        return image.item.x.numpy()[0] * STD + MEAN
+
+    assert comment == (
+        "40,400",
+        "center and width for CT; default: the full range of values; tags of the file are not applied",
+    )
+    full_range = (stored + 1000.0) / 2000
+    for window, expected in ((None, full_range), (comment[0], Window(40, 400)(stored))):
+        assert np.abs(read(window) - expected).max() < 0.01  # 8 bits
 
 
 def test_init_of_several_findings_names_their_columns(study):

@@ -24,7 +24,7 @@ from camscope.audit.demo import write_demo_study
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_file, digest_images, digest_masks, digest_model_source
 from camscope.audit.runner import check_images_unchanged
-from camscope.audit.verification.verify import verify_audit
+from camscope.audit.verification import verify_audit
 from camscope.errors import InputError, OutputError
 
 SKIP = ("faithfulness", "sanity", "robustness")

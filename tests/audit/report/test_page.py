@@ -22,33 +22,27 @@ pytest.importorskip("matplotlib")
 from PIL import Image
 
 from camscope import GradCAM, load_model
-from camscope.audit.core.schema import (
-    ClusterAnalysis,
-    EstimateSummary,
-    MapCluster,
-    PredictResult,
-    ReviewCase,
-    ShortcutResult,
-    StageResult,
-    SubgroupPerformance,
-    to_json_dict,
-)
-from camscope.audit.report import (
-    PredictedImage,
-    build_gallery,
-    read_norms_csv,
-    render_page,
-)
+from camscope.audit.core.schema import EstimateSummary, PredictResult, StageResult, SubgroupPerformance
+from camscope.audit.core.summary import ClusterAnalysis, MapCluster, ReviewCase, ShortcutResult
 from camscope.audit.report.charts import (
     CHART_WIDTH,
     ForestRow,
+    default_style_scope,
     draw_cluster_stability,
     draw_forest,
     format_estimate_text,
+    to_inline_svg,
 )
-from camscope.audit.report.figure_to_svg import default_style_scope, to_inline_svg
 from camscope.audit.report.figures import draw_figures
-from camscope.audit.report.gallery import select_extreme_images
+from camscope.audit.report.gallery import (
+    MAX_IMAGE_BYTES,
+    MAX_MAP_OPACITY,
+    UNCOVERED_OPACITY,
+    PredictedImage,
+    build_gallery,
+    render_map_rgba,
+    select_extreme_images,
+)
 from camscope.audit.report.number_format import (
     format_estimate,
     format_interval,
@@ -57,14 +51,7 @@ from camscope.audit.report.number_format import (
     format_p_value,
     number_to_text,
 )
-from camscope.audit.report.page import PAGE_SECTIONS
-from camscope.audit.report.thumbnails import (
-    MAX_IMAGE_BYTES,
-    MAX_MAP_OPACITY,
-    UNCOVERED_OPACITY,
-    encode_data_uri,
-    render_map_rgba,
-)
+from camscope.audit.report.page import PAGE_SECTIONS, read_norms_csv, render_page
 from camscope.audit.report.verdict_labels import CONCLUSION_MEANINGS
 from camscope.audit.verdicts.limitations_and_warnings import GENERAL_LIMITATIONS, list_warnings
 from camscope.batch import BatchRun, run_batch
@@ -73,6 +60,7 @@ from camscope.explainers import METHODS
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
 from camscope.phantom import draw_radiograph
+from camscope.render import encode_data_uri
 from tests.audit_summary import FINDINGS, IDS, MARGINS, PROVENANCE, SKIPPED, full, nothing, num, verdict
 from tests.report_consistency import extract_numbers, find_unsupported_claims
 
@@ -155,12 +143,12 @@ def bare():
 
 
 def files(pictures):
-    return to_json_dict(full()), PROVENANCE, pictures.as_dict
+    return full().model_dump(mode="json"), PROVENANCE, pictures.as_dict
 
 
 def test_every_number_comes_from_the_files(whole, bare, pictures):
     assert find_unsupported_claims(whole, *files(pictures)) == []
-    assert find_unsupported_claims(bare, to_json_dict(nothing())) == []
+    assert find_unsupported_claims(bare, nothing().model_dump(mode="json")) == []
     shown = extract_numbers(whole)
     assert len(shown) > 800
     assert {0.9412371, 0.962602, 1214, 187, 11176512, 0.5613, 12.4} <= set(shown)
@@ -181,7 +169,7 @@ def test_every_number_comes_from_the_files(whole, bare, pictures):
 )
 def test_a_number_of_the_pages_own_is_found(bare, planted, found):
     html = bare.replace("<h3>Declared", f"{planted}<h3>Declared")
-    assert find_unsupported_claims(html, to_json_dict(nothing()), {"known": 0.9412371}) == [found]
+    assert find_unsupported_claims(html, nothing().model_dump(mode="json"), {"known": 0.9412371}) == [found]
 
 
 def test_what_a_metric_is_stands_beside_its_numbers(whole):
@@ -207,7 +195,7 @@ def test_a_template_cannot_write_a_number_by_itself(monkeypatch):
     with pytest.raises(InputError, match="without a filter"):
         render_page(nothing())
     planted["sections/robustness.html"] = "<p>It fell by 12 of 40.</p>"
-    assert find_unsupported_claims(render_page(nothing()), to_json_dict(nothing())) == [
+    assert find_unsupported_claims(render_page(nothing()), nothing().model_dump(mode="json")) == [
         "the text 'It fell by 12 of 40.'"
     ]
 
@@ -348,7 +336,7 @@ def test_nothing_from_outside_is_code_or_steers():
     assert "\u202e" not in html
     assert "\x00" not in html
     assert "{{ 7 * 7 }}" in read.text
-    assert find_unsupported_claims(html, to_json_dict(found), {words: [words, {words: 3}]}) == []
+    assert find_unsupported_claims(html, found.model_dump(mode="json"), {words: [words, {words: 3}]}) == []
 
 
 def test_the_page_needs_nothing_else_and_runs_nothing_else(whole):

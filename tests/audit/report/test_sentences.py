@@ -13,21 +13,13 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
-from camscope.audit.core.schema import (
-    ClusterAnalysis,
-    ColumnLeakage,
-    DataCheckResult,
-    EstimateSummary,
-    InterventionEffect,
-    StablePredictionShare,
-    Summary,
-    to_json_dict,
-)
+from camscope.audit.core.schema import DataCheckResult, EstimateSummary, StablePredictionShare
+from camscope.audit.core.summary import ClusterAnalysis, ColumnLeakage, InterventionEffect, Summary
 from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.performance.auc import auroc, average_precision
 from camscope.audit.performance.feature_probes import probe_leakage
 from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
-from camscope.audit.report import render_page
+from camscope.audit.report.page import render_page
 from camscope.audit.report.sentences import (
     describe_clusters,
     describe_config_declarations,
@@ -41,10 +33,10 @@ from camscope.audit.report.sentences import (
     list_interval_methods,
 )
 from camscope.audit.report.verdict_labels import TOPIC_DESCRIPTIONS, find_topic
-from camscope.audit.shortcuts.effect_sizes import estimate_insertion_effect
+from camscope.audit.shortcuts.reliance import estimate_insertion_effect
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
-from camscope.audit.verdicts.questions import QUESTIONS
+from camscope.audit.verdicts.rules import QUESTIONS
 from camscope.metrics.clustered_mean import estimate_clustered_mean
 from camscope.metrics.statistics import estimate_difference, estimate_mean
 from tests.audit_summary import FINDINGS, full, nothing, num, verdict
@@ -138,7 +130,10 @@ def test_ten_questions_that_could_not_be_tested_clear_nobody():
     assert "speaks against the model" not in said.partition("Scope and intended use What was asked")[0].replace(
         "What speaks", ""
     )
-    assert find_unsupported_claims(html, to_json_dict(nothing().model_copy(update={"verdicts": open_ones}))) == []
+    assert (
+        find_unsupported_claims(html, nothing().model_copy(update={"verdicts": open_ones}).model_dump(mode="json"))
+        == []
+    )
 
 
 # --- removal and insertion
@@ -324,7 +319,7 @@ def test_the_smallest_of_three_counts_is_no_number_of_patients():
     html = render_page(summary)
     assert "92 insertions 92 receivers, 20 donors, 31 controls" in on_page(html)
     assert "92 of 20 patients" not in on_page(html)
-    assert find_unsupported_claims(html, to_json_dict(summary)) == []
+    assert find_unsupported_claims(html, summary.model_dump(mode="json")) == []
     few = estimate_insertion_effect(np.zeros(9), np.ones(9), 1.0, range(9), donors=[0, 1] * 4 + [0], controls=range(9))
     assert "9 receivers, 2 donors, 9 controls, and 6 are needed" in few.reason
 
@@ -414,7 +409,7 @@ def test_an_estimate_says_how_its_interval_was_made():
 def test_the_methods_that_are_named_are_those_of_the_numbers(seed):
     random = np.random.default_rng(seed)
     methods = ("", "bootstrap", "newcombe", "clustered", "square-and-add", "a new one")
-    summary = Summary.model_validate(marked_at_random(to_json_dict(full()), methods, random))
+    summary = Summary.model_validate(marked_at_random(full().model_dump(mode="json"), methods, random))
     found = list_interval_methods(summary)
     by_name: dict[str, set[str]] = {}
     for label, one in iter_estimates(summary):
@@ -429,7 +424,7 @@ def test_the_methods_that_are_named_are_those_of_the_numbers(seed):
     )
     if seed == 0:
         html = render_page(summary)
-        assert find_unsupported_claims(html, to_json_dict(summary)) == []
+        assert find_unsupported_claims(html, summary.model_dump(mode="json")) == []
         assert "draws of patients" not in on_page(html)
 
 
@@ -558,14 +553,14 @@ def test_log_odds_made_from_probabilities_do_end():
 
 
 def test_the_share_of_missed_images_is_no_share_of_a_map():
-    from camscope.audit.core.schema import MapCluster
+    from camscope.audit.core.summary import MapCluster
 
     cluster = MapCluster(number=1, n_images=9, prototypes=(), attribution_mass={"marker": 0.2}, missed_share=0.4375)
     one = full().shortcut.cluster_analyses[0].model_copy(update={"clusters": (cluster,)})
     summary = full(shortcut=full().shortcut.model_copy(update={"cluster_analyses": (one,)}))
     html = render_page(summary)
     assert "Missed (probability below one half)" in on_page(html)
-    assert find_unsupported_claims(html, to_json_dict(summary)) == []
+    assert find_unsupported_claims(html, summary.model_dump(mode="json")) == []
 
 
 def test_the_report_says_which_category_counted():

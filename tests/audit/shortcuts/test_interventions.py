@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from camscope.audit.core.schema import EstimateSummary, InterventionEffect
+from camscope.audit.core.schema import EstimateSummary
+from camscope.audit.core.summary import InterventionEffect
 from camscope.audit.performance.predict_log_odds import compute_softmax_log_odds
-from camscope.audit.shortcuts import effect_sizes
-from camscope.audit.shortcuts.image_edits import insert_region, keep_region, match_insertion_triples, remove_region
-from camscope.audit.shortcuts.reliance import judge_finding_reliance, judge_reliance
+from camscope.audit.shortcuts import reliance
+from camscope.audit.shortcuts.interventions import insert_region, keep_region, match_insertion_triples, remove_region
+from camscope.audit.shortcuts.reliance import judge_reliance
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics.clustered_mean import estimate_clustered_mean
 from camscope.phantom.shortcut_study import draw_study, train_shortcut_model
@@ -42,12 +43,12 @@ def compute_log_odds(net, x):
 
 
 def removed(region, imputation, *args, **options):
-    effect = effect_sizes.estimate_removal_effect(*args, **options)
+    effect = reliance.estimate_removal_effect(*args, **options)
     return InterventionEffect(region=region, finding="lesion", kind="remove", imputation=imputation, effect=effect)
 
 
 def inserted(region, *args, **options):
-    effect = effect_sizes.estimate_insertion_effect(*args, **options)
+    effect = reliance.estimate_insertion_effect(*args, **options)
     return InterventionEffect(region=region, finding="lesion", kind="insert", imputation=None, effect=effect)
 
 
@@ -240,7 +241,10 @@ def test_an_absence_needs_as_many_patients_as_would_have_shown_what_was_declared
     assert found(59)[0] == found(29, 0.1)[0] == "not supported"
     assert found(28, 0.1)[0] == "not testable"
     assert found(20, insert=[effect(*NOTHING, None, 59)])[0] == "not supported"  # the same question, by another way
-    assert judge_finding_reliance([], [effect(*NOTHING, fill, 20) for fill in ("mean", "blur")])[0] == "not testable"
+    assert (
+        judge_reliance([], [effect(*NOTHING, fill, 20) for fill in ("mean", "blur")], must_support=True)[0]
+        == "not testable"
+    )
 
 
 @pytest.mark.parametrize(

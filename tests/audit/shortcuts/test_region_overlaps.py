@@ -10,7 +10,8 @@ pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
 from camscope.audit.core.cohort import Finding
-from camscope.audit.core.schema import ExplainResult, FlowStep, MapCounts, RegionOverlap
+from camscope.audit.core.schema import ExplainResult, FlowStep, MapCounts
+from camscope.audit.core.summary import RegionOverlap
 from camscope.audit.performance.predict_log_odds import compute_log_odds
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
 from camscope.audit.shortcuts.region_attribution import compute_region_overlaps, merge_overlapping_regions

@@ -12,14 +12,8 @@ pytest.importorskip("pyarrow")
 
 import pyarrow
 
-from camscope.audit.core.schema import (
-    EstimateSummary,
-    InterventionEffect,
-    MaskedAuroc,
-    RandomizationSimilarity,
-    RandomizationTest,
-    Summary,
-)
+from camscope.audit.core.schema import EstimateSummary, RandomizationSimilarity, RandomizationTest
+from camscope.audit.core.summary import InterventionEffect, MaskedAuroc, Summary
 from camscope.audit.core.summary_values import PATIENT_COLUMN, summarize_metrics
 from camscope.audit.shortcuts.region_attribution import (
     _summarize_values,

@@ -9,21 +9,14 @@ import pytest
 pytest.importorskip("pydantic")
 
 from camscope.audit.config_template import MARGIN_COMMENTS
-from camscope.audit.core.schema import (
-    ColumnLeakage,
-    EstimateSummary,
-    MetricSummary,
-    RandomizationSimilarity,
-    RandomizationTest,
-    Summary,
-    Verdict,
-    to_json_dict,
-)
+from camscope.audit.core.predictions import Predictions
+from camscope.audit.core.schema import EstimateSummary, MetricSummary, RandomizationSimilarity, RandomizationTest
 from camscope.audit.core.subgroup_levels import (
     MIN_PATIENTS_FOR_INTERVAL,
     MIN_PATIENTS_FOR_SINGLE_CLUSTER,
     MIN_PATIENTS_FOR_VERDICT,
 )
+from camscope.audit.core.summary import ColumnLeakage, Summary, Verdict
 from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.shortcuts.interventions import InterventionRunner
 from camscope.audit.shortcuts.reliance import MIN_IMPUTATIONS, compute_min_patients_for_absence, judge_reliance
@@ -85,7 +78,7 @@ def fewer(node: Any, patients: int) -> Any:
 
 
 def test_of_eight_patients_nothing_is_said_but_why():
-    whole = to_json_dict(full())
+    whole = full().model_dump(mode="json")
     for level in [
         *whole["localization"]["subgroup_differences"],
         *(one for part in whole["predict"]["performance"] for one in part["subgroup_differences"]),
@@ -374,7 +367,7 @@ def test_few_maps_do_not_say_that_there_is_one_way_of_looking(claimed, patients,
 
 def test_the_page_says_why_there_is_no_interval_and_that_a_difference_may_not_matter():
     pytest.importorskip("jinja2")
-    from camscope.audit.report import render_page
+    from camscope.audit.report.page import render_page
     from tests.report_consistency import find_unsupported_claims
 
     whole = full(findings=("nodule",))
@@ -384,7 +377,7 @@ def test_the_page_says_why_there_is_no_interval_and_that_a_difference_may_not_ma
     html = render_page(summary)
     assert "too few patients for an interval: 3, and 6 are needed" in html
     assert "different <small>but perhaps by less than the margin</small>" in html
-    assert find_unsupported_claims(html, to_json_dict(summary)) == []
+    assert find_unsupported_claims(html, summary.model_dump(mode="json")) == []
 
 
 def test_rules_and_comments_state_the_numbers_that_the_code_goes_by():
@@ -426,16 +419,16 @@ def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
     context = SimpleNamespace(cohort=cohort, config=SimpleNamespace(seed=0))
     mask = np.ones((2, 2), np.bool_)
     scenes = [SimpleNamespace(row=row, regions={"border": mask}) for row in truths]
-    trying = InterventionRunner(
-        context, SimpleNamespace(samples=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: -1.0}, 1.0
-    )
-    effect = trying._run_insertion("border").effect
+
+    def run_insertion(log_odds):
+        predictions = Predictions([0, 1], ("f",), np.array(log_odds)[:, None], np.empty((2, 0), np.float32), {})
+        runner = InterventionRunner(context, SimpleNamespace(samples=scenes), SimpleNamespace(name="f"), predictions)
+        return runner._run_insertion("border").effect
+
+    effect = run_insertion([1.0, -1.0])
     assert effect.value is None
     assert effect.reason == "there are no three patients, one to be given the region, one with it and one without"
-    flat = InterventionRunner(
-        context, SimpleNamespace(samples=scenes), SimpleNamespace(name="f"), {0: 1.0, 1: 1.0}, 0.0
-    )
-    assert flat._run_insertion("border").effect.reason == "the model gives every image the same score"
+    assert run_insertion([1.0, 1.0]).reason == "the model gives every image the same score"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import nn
 
 from camscope.errors import LayerError
 from camscope.explainers import AblationCAM, ReciproCAM
-from camscope.explainers.cam.layer_features import PartialForward
+from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.hooks import edit_layers
 from camscope.layers.layout import infer_layout
 from tests.nets import CASES, Plain, Pooled, plain
@@ -145,14 +145,14 @@ def test_recipro_says_where_the_scores_are_too_coarse_for_a_cell():
 def way_of(model, layer, x, monkeypatch):
     """The way that an ablation of three samples took."""
     ways = []
-    original = PartialForward._run_in_chunks
+    original = LayerFeatures._run_in_chunks
 
     def noting(self, way, *args):
         ways.append(way)
         return original(self, way, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PartialForward, "_run_in_chunks", noting)
+        patch.setattr(LayerFeatures, "_run_in_chunks", noting)
         heat = AblationCAM(model, layer).attribute(x, 1)
     return ways[-1], heat
 

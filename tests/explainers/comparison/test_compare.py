@@ -25,8 +25,7 @@ from camscope.explainers import (
 )
 from camscope.explainers.cam.base import BaseWeightedChannels
 from camscope.explainers.comparison import compare as comparison
-from camscope.explainers.comparison.compare import compare_explainers
-from camscope.explainers.comparison.equal_maps import correlate_maps
+from camscope.explainers.comparison.compare import compare_explainers, correlate_maps
 from camscope.explainers.comparison.supported_methods import explain_supported
 from camscope.explanation import shared_scales
 from camscope.images.preprocess import Preprocess
@@ -407,7 +406,7 @@ def test_a_flag_is_on_its_own_map_and_a_tensor_has_a_figure_too():
     with torch.no_grad():
         model.head.weight[0].abs_().neg_()
         model.head.weight[1].abs_()
-    with pytest.warns(CamscopeWarning, match="gradcam: nothing in the map is positive"):
+    with pytest.warns(CamscopeWarning, match="Grad-CAM: nothing in the map is positive"):
         found = compare(model, x[0], ["gradcam"], layers=["features"], targets=[0, 1])
     amber = (found.figure() == (255, 191, 0)).all(2)
     half = found.figure().shape[0] // 2
@@ -508,7 +507,7 @@ def test_what_is_left_out_is_named_with_its_layer(net):
     with pytest.warns(CamscopeWarning) as caught:
         found = compare(net, scan, ["gradcam", "cam"], layers=["layer3", "layer4"], skip_unsupported=True)
     (said,) = [str(one.message) for one in caught if "left out" in str(one.message)]
-    assert said.startswith("cam at layer3 is left out: ")
+    assert said.startswith("CAM at layer3 is left out: ")
     assert [one.layer for one in found.explanations if one.method == "cam"] == ["layer4"]
 
 

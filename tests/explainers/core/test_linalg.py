@@ -1,11 +1,13 @@
 """The first component against a plain singular value decomposition, and where that one is not unique."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
 
 from camscope.explainers import KPCACAM
-from camscope.explainers.cam.decomposition import KERNELS
+from camscope.explainers.cam.decomposition import Kernel
 from camscope.explainers.core.linalg import compute_leading_axes, project_on_axes, project_on_first_component
 from tests.nets import Pooled
 
@@ -110,7 +112,7 @@ def test_large_matrices_have_the_axes_of_a_full_decomposition():
     assert torch.equal(project_on_axes(compute_leading_axes(torch.stack(grams)), towards), found)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", get_args(Kernel))
 def test_no_map_decomposes_more_than_a_few_rows(kernel, monkeypatch):
     x = random(2, 8, 17, 18)
     tool = KPCACAM(Pooled(torch.nn.MaxPool2d(1), 8).double(), "features", kernel=kernel)

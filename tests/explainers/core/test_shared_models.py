@@ -356,7 +356,7 @@ def test_a_warning_is_shown_once_at_the_callers_own_line():
             thread.start()
         for thread in threads:
             thread.join()
-    assert [str(one.message)[:43] for one in caught] == ["gradcam: nothing in the map is positive: no"]
+    assert [str(one.message)[:44] for one in caught] == ["Grad-CAM: nothing in the map is positive: no"]
     assert (caught[0].filename, caught[0].lineno) == (__file__, serve.__code__.co_firstlineno + 2)
 
 

@@ -20,7 +20,7 @@ from camscope.explainers import (
     RefineCAM,
     fuse,
 )
-from camscope.explainers.ensemble.refine_cam import find_stages
+from camscope.explainers.ensemble.fusion import find_stages
 from camscope.explanation import Explanation
 from camscope.layers.selection import find_spatial_layers
 from camscope.targets import Difference

@@ -59,8 +59,8 @@ def test_a_monochrome1_twin_equals_its_original_to_the_bit(dtype, bits, rescale)
     signed = np.dtype(dtype).kind == "i"
     least, largest = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     mirrored = (least + largest - stored.astype(int)).astype(dtype)
-    original = read_dicom(written(dicom(stored, bits=bits, **rescale)), window=(500, 900))
-    twin = read_dicom(written(dicom(mirrored, "MONOCHROME1", bits=bits, **rescale)), window=(500, 900))
+    original = read_dicom(written(dicom(stored, bits=bits, **rescale))).apply_window((500, 900))
+    twin = read_dicom(written(dicom(mirrored, "MONOCHROME1", bits=bits, **rescale))).apply_window((500, 900))
     assert original.values.tobytes() == twin.values.tobytes()
     assert "MONOCHROME1: inverted (stored values within their range)" in twin.steps
     assert not any("MONOCHROME1" in step for step in original.steps)
@@ -95,7 +95,7 @@ def test_monochrome1_of_floats_is_refused():
 
 
 def test_a_window_is_the_last_step():
-    scan = read_dicom(PACKAGED / "CT_small.dcm", window="40,400")
+    scan = read_dicom(PACKAGED / "CT_small.dcm").apply_window("40,400")
     hounsfield = read_dicom(PACKAGED / "CT_small.dcm").values
     np.testing.assert_allclose(scan.values, Window(40, 400)(hounsfield.astype(np.float64)), atol=1e-6)
     assert (scan.unit, scan.steps[-1]) == ("", "window: LINEAR, center 40, width 400")
@@ -282,7 +282,7 @@ def test_a_stream_of_another_size_than_the_header_is_refused_before_it_is_decode
 
 
 def test_a_deflated_bomb_is_bounded(monkeypatch):
-    import camscope.images.scans.dicom_file as file
+    import camscope.images.scans.dicom as file
 
     assert read_dicom(PACKAGED / "image_dfl.dcm").shape == (512, 512)
     monkeypatch.setattr(file, "MAX_INFLATED_BYTES", 1000)

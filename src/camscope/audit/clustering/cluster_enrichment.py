@@ -11,8 +11,8 @@ from camscope.audit.clustering.map_clustering import Partition, cluster_maps
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
-from camscope.audit.core.schema import ClusterAnalysis, ClusterStability, MapCluster
 from camscope.audit.core.subgroup_levels import split_by_level
+from camscope.audit.core.summary import ClusterAnalysis, ClusterStability, MapCluster
 from camscope.audit.core.summary_values import round_significant
 from camscope.audit.shortcuts.inputs_with_regions import RegionSamples
 from camscope.audit.shortcuts.region_attribution import compute_mass_share, load_attributions, project_to_input

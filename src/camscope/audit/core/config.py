@@ -259,9 +259,9 @@ class Config(_ConfigTable):
         return cls._validate_tables(read_toml(path), str(path), path.parent)
 
     @classmethod
-    def from_toml(cls, text: str, folder: Path, source_name: str = "the config") -> "Config":
+    def from_toml(cls, text: str, folder: Path) -> "Config":
         """Return the config from the text of a TOML file, whose paths are relative to `folder`."""
-        return cls._validate_tables(parse_toml(text, f"{source_name} is not a valid TOML file"), source_name, folder)
+        return cls._validate_tables(parse_toml(text, "the config is not a valid TOML file"), "the config", folder)
 
     @classmethod
     def _validate_tables(cls, tables: Mapping[str, Any], source_name: str, folder: Path | None = None) -> "Config":

@@ -30,11 +30,7 @@ NUM_READ_THREADS = 4
 class AuditContext:
     """The model, the explainers and the cohort of an audit, loaded when they are first used.
 
-    Attributes:
-        config: The settings of the audit.
-        folder: The folder of the audit.
-        on_progress: Called by a running stage with the number of items done and their total.
-
+    A running stage calls `on_progress` with the number of items done and their total.
     """
 
     config: Config

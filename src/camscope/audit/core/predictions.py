@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from camscope.audit.core.schema import ResolveResult, StageResult
 from camscope.batch.manifest import import_arrow
 from camscope.metrics.base import FloatArray
 from camscope.safe_files import open_atomic
@@ -19,16 +21,9 @@ LOG_ODDS_PREFIX = "log odds "
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The predictions of all images.
+    """The log odds (N,F) of F findings and the features (N,D) of N rows. `errors`: row -> why it has no prediction.
 
-    Attributes:
-        rows: The N rows with a prediction.
-        findings: The names of the F findings.
-        log_odds: The log odds (N,F).
-        features: The features (N,D).
-        errors: Row -> the error, for the rows without a prediction.
-        outputs_are_probabilities: Whether the model returns probabilities, which were converted into log odds.
-
+    `outputs_are_probabilities`: the model returns probabilities, which were converted into log odds.
     """
 
     rows: list[int]
@@ -97,3 +92,21 @@ class Predictions:
             {row: error for row, error in errors.items() if error is not None},
             (schema.metadata or {}).get(b"outputs_are_probabilities") == b"True",
         )
+
+
+class StageResults(dict[str, StageResult]):
+    """Stage name -> its result. The predictions, which are too large for a result, are read from their file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    @property
+    def resolve(self) -> ResolveResult:
+        """The result of the stage "resolve": the model and its methods."""
+        return cast(ResolveResult, self["resolve"])
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        """The predictions of the stage "predict", without features."""
+        return Predictions.read(self._folder)

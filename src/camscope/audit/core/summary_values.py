@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -11,6 +11,7 @@ from camscope.audit.core.cohort import Cohort, Finding
 from camscope.audit.core.schema import EstimateSummary, MetricSummary
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_INTERVAL
 from camscope.batch.manifest import import_arrow
+from camscope.errors import UndefinedError
 from camscope.evaluation import EvaluationResult
 from camscope.evaluation import summary as evaluation_summary
 from camscope.metrics import METRICS, Estimate
@@ -58,6 +59,14 @@ def summarize_estimate(
         n_groups_by_role=estimate.n_groups_by_role,
         **baselines,
     )
+
+
+def summarize_or_reason(compute: Callable[[], Estimate], baseline: float, baseline_name: str) -> EstimateSummary:
+    """Return an estimate with its baseline, or the reason why it is undefined."""
+    try:
+        return summarize_estimate(compute(), baseline, baseline_name)
+    except UndefinedError as error:
+        return summarize_estimate(None, baseline, baseline_name, str(error))
 
 
 def format_patient_count(estimate: Estimate | EstimateSummary) -> str:

@@ -1,7 +1,4 @@
-"""Forward passes of the audited model, and its predictions as log odds.
-
-Log odds do not saturate: the effect of a region is visible at a probability of 0.999 as at 0.7.
-"""
+"""Forward passes of the audited model, and its predictions as log odds, which do not saturate as probabilities do."""
 
 import math
 from collections.abc import Sequence

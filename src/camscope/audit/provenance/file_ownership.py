@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from camscope.audit.core.output_tables import FAILURES_FILE, GALLERY_FILE, METRICS_FILE, REPORT_FILE, SUMMARY_FILE
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_file
 from camscope.audit.provenance.provenance import LOG_FILE, PROVENANCE_FILE
@@ -19,6 +18,8 @@ from camscope.errors import OutputError
 from camscope.safe_files import open_regular_file, read_bytes
 
 PLAN_FILE, STAGES_FOLDER = "audit.json", "stages"
+METRICS_FILE, FAILURES_FILE, SUMMARY_FILE = "metrics.parquet", "failures.csv", "summary.json"
+REPORT_FILE, GALLERY_FILE = "report.html", "gallery.json"
 RUN_FOLDERS = ("maps", "localization", "faithfulness", "robustness")
 OUTPUT_BY_STAGE = {
     "explain": "maps",
@@ -166,24 +167,18 @@ def _is_stage_file(name: str, stage: str, findings: set[str]) -> bool:
 
 def _has_expected_content(path: Path, name: str) -> bool:
     """Return whether the content of a file is what an audit writes under this name."""
-    if RUN_FILE_PATTERN.fullmatch(name):
-        with suppress(OutputError):
-            return (
-                RunStore(path.parent.parent if path.parent.name == PARTS_FOLDER else path.parent).run_info is not None
-            )
-        return False
-    expected = ("tested", "reason") if path.parent.name == STAGES_FOLDER else EXPECTED_CONTENT.get(name)
-    if expected is None:
-        return False
-    if path.suffix == ".json":
-        return _has_keys(path, expected)
-    if path.suffix == ".parquet":
-        with suppress(OSError, import_arrow().ArrowException):
+    with suppress(OSError, OutputError, import_arrow().ArrowException):  # it cannot be read
+        if RUN_FILE_PATTERN.fullmatch(name):
+            run_folder = path.parent.parent if path.parent.name == PARTS_FOLDER else path.parent
+            return RunStore(run_folder).run_info is not None
+        expected = ("tested", "reason") if path.parent.name == STAGES_FOLDER else EXPECTED_CONTENT.get(name)
+        if expected is None or path.suffix == ".json":
+            return expected is not None and _has_keys(path, expected)
+        if path.suffix == ".parquet":
             return set(expected) <= set(import_arrow("parquet").read_schema(path).names)
-        return False
-    with suppress(OSError), open_regular_file(path) as file:
-        head = file.read(HEAD_BYTES).decode("utf-8", errors="replace")
-        return all(text in head for text in expected)
+        with open_regular_file(path) as file:
+            head = file.read(HEAD_BYTES).decode("utf-8", errors="replace")
+            return all(text in head for text in expected)
     return False
 
 

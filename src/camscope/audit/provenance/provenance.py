@@ -45,7 +45,7 @@ START_EVENT = "begun"  # event of the log when an audit starts
 
 
 def compute_identity(context: AuditContext) -> dict[str, str]:
-    """Compute the digests that identify an audit; a resumed audit must have the same."""
+    """Compute the digests that identify an audit. A resumed audit must have the same."""
     return {
         "camscope": __version__,
         "code": digest_code(),
@@ -80,7 +80,7 @@ def describe_commit() -> str:
 
 
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
-    """Append an event with its time to the log; no digest depends on the log."""
+    """Append an event with its time to the log. No digest depends on the log."""
     make_folder(folder)
     line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **event}, sort_keys=True)
     log = folder / LOG_FILE
@@ -94,7 +94,7 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Read the events of the log; a truncated line is skipped."""
+    """Read the events of the log. A truncated line is skipped."""
     log, events = folder / LOG_FILE, []
     with read_errors_converted(f"{log} is not a valid audit log"):
         text = read_bytes(log, MAX_LOG_BYTES).decode("utf-8", errors="replace") if log.is_file() else ""
@@ -107,7 +107,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def log_audit_start(context: AuditContext, *, is_restart: bool) -> None:
-    """Log the start of an audit with this config; a resumed audit is not logged again.
+    """Log the start of an audit with this config. A resumed audit is not logged again.
 
     `is_restart`: the audit starts from scratch.
     """
@@ -119,12 +119,6 @@ def log_audit_start(context: AuditContext, *, is_restart: bool) -> None:
 def list_config_digests(folder: Path) -> list[str]:
     """List the config digests of all audits started in a folder, in order."""
     return [str(event.get("config")) for event in read_events(folder) if event.get("event") == START_EVENT]
-
-
-def count_declarations(folder: Path, config_digest: str) -> dict[str, int | bool]:
-    """Count the different configs used in a folder, and check whether this one was the first."""
-    config_digests = list(dict.fromkeys(list_config_digests(folder))) or [config_digest]
-    return {"declarations": len(config_digests), "declared_before_results": config_digests[0] == config_digest}
 
 
 def write_provenance(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
@@ -154,6 +148,7 @@ def serialize_record(record: Mapping[str, Any]) -> bytes:
 def collect_facts(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
     """Collect the facts about inputs, model and machine, which do not change between starts on one machine."""
     config, parameters = context.config, list(context.model.parameters())
+    config_digests = list(dict.fromkeys(list_config_digests(context.folder))) or [identity["config"]]
     return {
         "schema_version": "camscope/audit-provenance/2",
         "camscope": __version__,
@@ -161,7 +156,8 @@ def collect_facts(context: AuditContext, identity: Mapping[str, str]) -> dict[st
         "commit": describe_commit(),
         "config": _redact_config(context),
         "config_digest": identity["config"],
-        **count_declarations(context.folder, identity["config"]),
+        "declarations": len(config_digests),  # the different configs used in the folder
+        "declared_before_results": config_digests[0] == identity["config"],
         "data": {
             "digest": identity["data"],
             "rows": len(context.cohort.rows),
@@ -223,7 +219,7 @@ def digest_preprocessing(context: AuditContext) -> dict[str, str]:
 
 
 def digest_outputs(folder: Path) -> dict[str, str]:
-    """Digest the content of every reproducible output; columns of times are excluded."""
+    """Digest the content of every reproducible output. Columns of times are excluded."""
     return {
         name: digest_content(path)
         for name, path in _iter_output_files(folder)
@@ -262,7 +258,7 @@ def _is_whole_table(path: Path) -> bool:
 
 
 def _redact_config(context: AuditContext) -> dict[str, Any]:
-    """Return the config; the profile "research" hides file names and keeps only the function of the model source."""
+    """Return the config. The profile "research" hides file names and keeps only the function of the model source."""
     if not context.cohort.hides_file_names:
         return context.config.model_dump(mode="json")
     redacted = context.config.to_redacted_dict()

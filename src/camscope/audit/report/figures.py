@@ -1,4 +1,4 @@
-"""Figures of the report, section by section; the same numbers are also in a table."""
+"""Figures of the report, section by section. The same numbers are also in a table."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,24 +12,29 @@ from camscope.audit.core.schema import (
     MetricsResult,
     MetricSummary,
     SubgroupDifference,
-    Summary,
 )
+from camscope.audit.core.summary import Summary
 from camscope.audit.report.charts import (
     ForestRow,
+    default_style_scope,
     draw_cluster_stability,
     draw_eigenvalue_spectrum,
     draw_forest,
     draw_randomization_curve,
     draw_reliability_diagram,
+    to_inline_svg,
 )
-from camscope.audit.report.figure_to_svg import default_style_scope, to_inline_svg
 from camscope.audit.report.verdict_labels import sanitize_text
 from camscope.registry import METHODS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BETTER_DIRECTION_LABELS = {"more": "more is better →", "less": "← less is better", "neither": "neither way is better"}
+BETTER_DIRECTION_LABELS = {
+    "more": "higher is better →",
+    "less": "← lower is better",
+    "neither": "neither direction is better",
+}
 INTERVAL_LEGEND = "Dot: value; bar: 95 % interval"
 INTERVENTION_TITLES = {
     "insert": "Effect of inserting a region",

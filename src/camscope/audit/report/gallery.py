@@ -2,25 +2,29 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from camscope.audit.core.predictions import Predictions
-from camscope.audit.core.schema import Summary
-from camscope.audit.report.thumbnails import (
-    MAX_IMAGE_BYTES,
-    GalleryMap,
-    encode_data_uri,
-    load_gallery_image,
-    render_gallery_map,
-)
+from camscope import render
+from camscope.audit.core.summary import Summary
 from camscope.batch import BatchRun
+from camscope.batch.map_collection import read_original, render_thumbnail, require_unchanged
 from camscope.batch.query import table_to_dicts
-from camscope.render import resize_to_fit
+from camscope.errors import CamscopeError
+from camscope.explanation import STATUS_MEANINGS, Explanation, PixelArray
+from camscope.images.scans.scan import convert_scan_to_display_pixels
+from camscope.images.scans.scan_reader import is_scan, read_scan
+from camscope.render import encode_data_uri, resize_to_fit
 
+MAX_IMAGE_BYTES = 40_000  # per image
+MAX_MAP_OPACITY = 0.85  # at the maximum of a map
+UNCOVERED_OPACITY = 0.72  # outside the model input
+RunRow = dict[str, Any]
 MAX_GALLERY_BYTES = 12_000_000  # all images of a page
 GALLERY_SEED_SALT = 11  # separates this random stream from those of other stages
 MIN_IMAGES_PER_EXTREME = 4
@@ -41,6 +45,80 @@ GALLERY_KINDS: Mapping[str, tuple[str, str]] = {
 }  # the title and the description of each kind of section
 TRUTH_TEXTS = {True: "present", False: "absent", None: "without a label"}
 GalleryEntry = tuple[int, str, dict[str, Any]]  # the row, the finding, and fields of the GalleryImage
+
+
+@dataclass(frozen=True)
+class GalleryMap:
+    """A map of an image.
+
+    `data_uri`: the map without its image, or with it if `includes_image`. `reason`: why the map is missing.
+    `is_signed`: the map has positive and negative values and needs a pale image below.
+    """
+
+    method: str
+    data_uri: str | None = None
+    includes_image: bool = False
+    is_signed: bool = False
+    warning_text: str = ""
+    reason: str = ""
+    alt_text: str = "The map"
+
+
+def load_gallery_image(
+    run: BatchRun, rows: Sequence[RunRow], *, allow_burned_in_text: bool
+) -> tuple[PixelArray | None, str]:
+    """Load the image that these rows of a run describe. Return the image and "", or None and the reason."""
+    if not rows:
+        return None, "it is not in the run"
+    if allow_burned_in_text:
+        with suppress(CamscopeError, OSError):  # read_original reports the reason
+            source = run.read_source(rows[0])
+            if is_scan(source):
+                require_unchanged(rows[0], source)
+                return convert_scan_to_display_pixels(read_scan(source), run.run_info["run_config"].get("window")), ""
+    image, reason = read_original(run, rows[0])
+    return image, reason or ""
+
+
+def render_gallery_map(run: BatchRun, row: RunRow, image: PixelArray | None, height: int, max_bytes: int) -> GalleryMap:
+    """Render the map of a row of a run, or state why it cannot be rendered."""
+    if row["attribution"] is None:
+        return GalleryMap(row["method"], reason=row["error"] or "no map was computed")
+    explanation = run.explanation(row, image)
+    warning = explanation.warning_text
+    is_separate = explanation.placement is not None and explanation.attribution.ndim == 2 and image is not None
+    try:
+        pixels = render_map_rgba(explanation, height) if is_separate else render_thumbnail(explanation, image, height)
+        data_uri = encode_data_uri(pixels, max_bytes)
+    except Exception as error:  # stored rows may be invalid
+        return GalleryMap(row["method"], reason=f"it cannot be drawn: {type(error).__name__}")
+    return GalleryMap(
+        row["method"],
+        data_uri,
+        includes_image=not is_separate,
+        is_signed=explanation.colormap == render.DIVERGING,
+        warning_text=f"{warning}: {STATUS_MEANINGS.get(explanation.status, '')}".rstrip(": ") if warning else "",
+        alt_text="The map on gray, without its image" if image is None else "The map over the image",
+    )
+
+
+def render_map_rgba(explanation: Explanation, height: int) -> NDArray[np.uint8]:
+    """Render a map as (h, w, 4): transparent where it is zero, hatched gray outside the model input."""
+    placement = explanation.placement
+    if placement is None:
+        raise CamscopeError("the map has no placement on its image")
+    factor = min(height / placement.image_size[0], 2 * height / placement.image_size[1])
+    size = [max(1, round(side * factor)) for side in placement.image_size]
+    resized = replace(explanation, image=None, placement=placement.on_resized_image(size))
+    is_pixel_map = explanation.grid == explanation.input_size  # of which a few outliers would hide the rest
+    heatmap = resized.heatmap("image", scale=None)
+    values, _ = render.to_display_range(heatmap, "robust" if is_pixel_map else "max", explanation.colormap)
+    covered, strength = resized.coverage_mask(), np.minimum(np.abs(values), 1)
+    alpha = strength if explanation.colormap == render.DIVERGING else 1 - (1 - strength) ** 2
+    colors = render.colorize(values, explanation.colormap)
+    colors = np.where(covered[..., None], colors, render.hatch_uncovered(np.full_like(colors, 128), covered))
+    opacity = np.where(covered, MAX_MAP_OPACITY * alpha, UNCOVERED_OPACITY)
+    return np.dstack([colors, np.rint(255 * opacity).astype(np.uint8)]).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -110,22 +188,6 @@ def _digest_data_uri(data_uri: str | None) -> str | None:
     return None if data_uri is None else hashlib.sha256(data_uri.encode()).hexdigest()
 
 
-def list_predicted_images(
-    predictions: Predictions, truth_by_finding: Mapping[str, Mapping[int, bool | None]], image_ids: Mapping[int, str]
-) -> list[PredictedImage]:
-    """List all images with a prediction. `truth_by_finding`: finding -> row -> whether it is present."""
-    log_odds_by_finding = {name: predictions.log_odds_by_row(name) for name in predictions.findings}
-    return [
-        PredictedImage(
-            row,
-            image_ids[row],
-            {name: by_row[row] for name, by_row in log_odds_by_finding.items()},
-            {name: by_row.get(row) for name, by_row in truth_by_finding.items()},
-        )
-        for row in predictions.rows
-    ]
-
-
 def build_gallery(
     run: BatchRun,
     summary: Summary,
@@ -136,20 +198,10 @@ def build_gallery(
     height: int = 224,
     allow_burned_in_text: bool = False,
 ) -> Gallery:
-    """Build the gallery of a report, with one map per method for each image.
+    """Build the gallery of a report: the sections that have images, with one map per method for each image.
 
-    Args:
-        run: The batch run with the maps.
-        summary: The summary of the audit.
-        predicted_images: All images with a prediction.
-        target_by_finding: Finding -> its value in the `target` column of the run.
-        n_random_images: Images of the random sample; the other sections show half as many.
-        height: The height of the images in pixels.
-        allow_burned_in_text: Also show images that may contain burned-in text.
-
-    Returns:
-        The sections with their images; sections without images are left out.
-
+    `target_by_finding`: finding -> its value in the `target` column of the run with the maps. `n_random_images`: the size of the
+    random sample. The other sections show half as many.
     """
     findings = summary.resolve.findings
     keys = [("random", ""), *((kind, finding) for finding in findings for kind in EXTREME_KINDS)]
@@ -182,7 +234,7 @@ def _build_images(
     *,
     allow_burned_in_text: bool,
 ) -> dict[tuple[int, str], GalleryImage]:
-    """Build the images of all entries by row and finding; each image is read once."""
+    """Build the images of all entries by row and finding. Each image is read once."""
     keys = sorted({(row, finding) for row, finding, _ in entries})
     maps_by_row: dict[int, list[dict[str, Any]]] = {row: [] for row, _ in keys}
     if keys:

@@ -1,7 +1,4 @@
-"""Formatting of numbers in the report, as `<data value="0.8312…">0.83</data>`.
-
-The attribute holds the exact value of the summary; the text is rounded as its interval allows.
-"""
+"""Numbers of the report as `<data value="0.8312…">0.83</data>`: the exact value, and a text as precise as its interval."""
 
 import json
 import math

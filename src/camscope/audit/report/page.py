@@ -1,8 +1,6 @@
 """The HTML report of an audit: a single self-contained file that works without scripts."""
 
-import base64
 import csv
-import hashlib
 import io
 from collections.abc import Mapping
 from functools import partial
@@ -11,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from camscope.audit.core.schema import StageResult, Summary, to_json_dict
+from camscope.audit.core.schema import StageResult
+from camscope.audit.core.summary import Summary
 from camscope.audit.report import sentences
 from camscope.audit.report.figures import draw_figures
 from camscope.audit.report.gallery import GALLERY_KINDS, Gallery
@@ -37,7 +36,8 @@ from camscope.audit.report.verdict_labels import (
 )
 from camscope.audit.shortcuts.region_attribution import MIN_OVERLAP_SHARE, find_overlapping_regions
 from camscope.audit.verdicts.limitations_and_warnings import GENERAL_LIMITATIONS
-from camscope.audit.verdicts.questions import QUESTIONS
+from camscope.audit.verdicts.rules import QUESTIONS
+from camscope.batch.contact_sheet import compute_csp_digest
 from camscope.errors import InputError
 from camscope.metrics import METRICS
 from camscope.optional import require
@@ -69,10 +69,10 @@ PAGE_SECTIONS = {
 
 
 def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Mapping[str, Any] | None = None) -> str:
-    """Render the report as HTML; every number comes from the summary, the gallery or the provenance."""
+    """Render the report as HTML. Every number comes from the summary, the gallery or the provenance."""
     environment = create_template_environment()
     environment.globals |= {
-        "format_item_count": partial(format_item_count, to_json_dict(summary)),
+        "format_item_count": partial(format_item_count, summary.model_dump(mode="json")),
         "group_overlapping_verdicts": partial(
             group_overlapping_verdicts, overlapping_regions=find_overlapping_regions(summary)
         ),
@@ -127,7 +127,7 @@ def create_template_environment() -> "jinja2.Environment":
     environment.filters |= {"metric_title": METRICS.display_name, "method_title": METHODS.display_name}
     environment.globals |= {
         "classify_verdict": classify_verdict,
-        "compute_csp_digest": _compute_csp_digest,
+        "compute_csp_digest": compute_csp_digest,
         "conclusion_meanings": CONCLUSION_MEANINGS,
         "describe_direction": describe_direction,
         "effect_quantities": {name: question.effect_quantity for name, question in QUESTIONS.items()},
@@ -161,8 +161,3 @@ def _finalize_output(value: Any) -> Any:
 def _read_template(file_name: str) -> str:
     """Read a template of the package."""
     return resources.files("camscope.audit.report").joinpath("templates", *file_name.split("/")).read_text("utf-8")
-
-
-def _compute_csp_digest(text: str) -> str:
-    """Return the digest of an inline style or script for the content security policy."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

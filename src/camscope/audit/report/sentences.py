@@ -7,16 +7,8 @@ from typing import Any
 from markupsafe import Markup
 from pydantic import BaseModel
 
-from camscope.audit.core.schema import (
-    ClusterAnalysis,
-    DataCheckResult,
-    EstimateSummary,
-    InterventionEffect,
-    MetricsResult,
-    StablePredictionShare,
-    Summary,
-    Verdict,
-)
+from camscope.audit.core.schema import DataCheckResult, EstimateSummary, MetricsResult, StablePredictionShare
+from camscope.audit.core.summary import ClusterAnalysis, InterventionEffect, Summary, Verdict
 from camscope.audit.report.number_format import format_estimate, format_item_count, format_number
 from camscope.audit.report.verdict_labels import DECIDED_CONCLUSIONS, sanitize_text
 from camscope.plurals import inflect
@@ -231,7 +223,7 @@ def list_interval_methods(summary: Summary) -> list[IntervalMethod]:
 
 
 def iter_estimates(model: BaseModel) -> Iterator[tuple[str, EstimateSummary]]:
-    """Yield every estimate of a part of the summary with its label; verdicts are skipped because they hold copies."""
+    """Yield every estimate of a part of the summary with its label. Verdicts are skipped because they hold copies."""
     for name, value in model:
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, EstimateSummary):

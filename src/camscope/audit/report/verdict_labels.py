@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from camscope.audit.core.schema import Summary, Verdict
-from camscope.audit.verdicts.questions import QUESTIONS
+from camscope.audit.core.summary import Summary, Verdict
+from camscope.audit.verdicts.rules import QUESTIONS
 
 TOPIC_DESCRIPTIONS = {
     "model": "Performance, and the image regions that predictions rely on.",
@@ -113,7 +113,7 @@ class VerdictRowGroup:
 def group_overlapping_verdicts(
     verdicts: Sequence[Verdict], overlapping_regions: Mapping[str, list[list[str]]]
 ) -> list[VerdictRowGroup]:
-    """Group verdicts in their order; verdicts on overlapping regions follow the first of them."""
+    """Group verdicts in their order. Verdicts on overlapping regions follow the first of them."""
     groups: list[VerdictRowGroup] = []
     groups_by_region: dict[tuple[str, str], VerdictRowGroup] = {}
     for verdict in verdicts:

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from camscope.audit.core.context import AuditContext
-from camscope.audit.shortcuts.region_detectors import REGION_PRESETS, REGIONS, Region
+from camscope.audit.shortcuts.region_detectors import REGION_PRESETS, REGIONS
 from camscope.errors import CamscopeError, CategoryError, GeometryError, InputError, UndefinedError
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.evaluation.map_metrics import read_image_tensor
@@ -145,9 +145,6 @@ def _build_sample(
         values = read_image_tensor(cohort.get_image_source(row)).numpy()
         return values[0] if len(values) == 1 else np.moveaxis(values, 0, -1)
 
-    def detect_region(region: Region) -> Mask:
-        return region(read_pixels())
-
     def project_mask_or_count(name: str, load: Callable[[], Mask]) -> Mask | None:
         return _project_or_count(name, load, placement, samples, hides_file_names=cohort.hides_file_names)
 
@@ -159,7 +156,7 @@ def _build_sample(
         regions[OUTSIDE_ORGAN_REGION] = ~organ
     for name in list_requested_regions(context):
         if name not in region_masks:
-            regions[name] = project_mask_or_count(name, partial(detect_region, REGIONS[name]))
+            regions[name] = project_mask_or_count(name, partial(lambda region: region(read_pixels()), REGIONS[name]))
     return RegionSample(
         row,
         x,

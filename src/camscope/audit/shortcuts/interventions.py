@@ -1,33 +1,31 @@
 """Interventions on regions: removal, insertion and keeping only the region, with the table of the predictions."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
-from camscope.audit.core.schema import InterventionEffect, MaskedAuroc
-from camscope.audit.core.summary_values import summarize_estimate
+from camscope.audit.core.predictions import Predictions
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
+from camscope.audit.core.summary import InterventionEffect, MaskedAuroc
+from camscope.audit.core.summary_values import summarize_estimate, summarize_or_reason
 from camscope.audit.performance.auc import auroc
-from camscope.audit.performance.performance_summary import summarize_or_reason
 from camscope.audit.performance.predict_log_odds import compute_log_odds, compute_logits_and_features
-from camscope.audit.shortcuts.effect_sizes import (
-    build_undefined_effect,
-    estimate_insertion_effect,
-    estimate_removal_effect,
-)
-from camscope.audit.shortcuts.image_edits import insert_region, keep_region, match_insertion_triples, remove_region
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
+from camscope.audit.shortcuts.reliance import build_undefined_effect, estimate_insertion_effect, estimate_removal_effect
 from camscope.batch.manifest import import_arrow
 from camscope.errors import UndefinedError
 from camscope.metrics.base import FloatArray, Mask
+from camscope.metrics.imputation import ImputationLike, build_imputer
 from camscope.safe_files import open_atomic
 from camscope.untrusted_files import read_parquet
 
@@ -35,7 +33,102 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+RowArray = NDArray[np.int64]
+MIN_PREFERRED_IMAGES: Final = 5  # with fewer images of the preferred kind, all suitable images are used
 INTERVENTIONS_FILE = "interventions.parquet"
+
+
+class InsertionTriples(NamedTuple):
+    """The rows (M,) of receivers, of the donors of their region, and of controls.
+
+    The effect of pasting alone is excluded by a comparison with the receiver that has the control's pixels in the same place.
+    """
+
+    receivers: RowArray
+    donors: RowArray
+    controls: RowArray
+
+
+def remove_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean", seed: int = 0) -> Tensor:
+    """Return images (N,C,*S) with the regions (N,*S) replaced. Images without the region stay unchanged.
+
+    An imputation is an intervention, too: black looks like a collimator or like air, and blur keeps coarse structures. An
+    effect that two imputations agree on is that of the region.
+    """
+    return build_imputer(imputation, x, seed)(masks, torch.arange(len(x), device=x.device))
+
+
+def keep_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean", seed: int = 0) -> Tensor:
+    """Return images (N,C,*S) with everything but the regions (N,*S) replaced."""
+    return remove_region(x, ~masks, imputation, seed)
+
+
+def insert_region(x: Tensor, masks: Tensor, donors: Tensor) -> Tensor:
+    """Return images (N,C,*S) with the pixels of the donors (N,C,*S) inside of the masks (N,*S)."""
+    return torch.where(masks[:, None], donors, x)
+
+
+def match_insertion_triples(
+    truth: ArrayLike, has_region: ArrayLike, groups: Sequence[Hashable] | None = None, seed: int = 0
+) -> InsertionTriples:
+    """Return which image is given whose region, for the truth (N,), the presence of the region (N,) and patients (N,).
+
+    Receivers are the negatives without the region, or all images without it where such negatives are few. Where every image has
+    the region, they are the negatives. Donors are the positives with the region, or all images with it where those are few.
+    Controls are of the same kind as receivers. The three are of different patients, and donors are used about equally often.
+    With fewer than ten patients as controls, no patient is a control twice while another one is unused. UndefinedError if there
+    is nothing to paste, or nothing to paste it into.
+    """
+    positive, carriers = np.asarray(truth, np.bool_), np.asarray(has_region, np.bool_)
+    receivers = (
+        _select_preferred_rows(~carriers & ~positive, ~carriers) if not carriers.all() else np.flatnonzero(~positive)
+    )
+    donors = _select_preferred_rows(carriers & positive, carriers)
+    if not len(donors):
+        raise UndefinedError("no image carries the region")
+    if not len(receivers):
+        raise UndefinedError("every image carries the region, and none is negative: there is nothing to paste it into")
+    patients: Sequence[Hashable] = range(len(positive)) if groups is None else groups
+    random = np.random.default_rng(seed)
+    rows = receivers.tolist(), random.permutation(donors).tolist(), random.permutation(receivers).tolist()
+    triples = list(_iter_triples(*rows, patients))
+    if len({patients[control] for *_, control in triples}) < MIN_PATIENTS_FOR_VERDICT:
+        triples = list(_iter_triples(*rows, patients, prefer_unused_controls=True))
+    if not triples:
+        raise UndefinedError("there are no three patients, one to be given the region, one with it and one without")
+    return InsertionTriples(*np.array(triples, np.int64).T)
+
+
+def _iter_triples(
+    receivers: list[int],
+    donors: list[int],
+    controls: list[int],
+    patients: Sequence[Hashable],
+    *,
+    prefer_unused_controls: bool = False,
+) -> Iterator[tuple[int, int, int]]:
+    """Yield each receiver with a donor and a control, where three patients are available."""
+    used: set[Hashable] = set()
+    for n, row in enumerate(receivers):
+        donor = _find_next_row(donors, n, patients, {patients[row]})
+        excluded = {patients[row]} if donor is None else {patients[row], patients[donor]}
+        unused = _find_next_row(controls, n, patients, excluded | used) if prefer_unused_controls else None
+        control = _find_next_row(controls, n, patients, excluded) if unused is None else unused
+        if donor is not None and control is not None:
+            used.add(patients[control])
+            yield row, donor, control
+
+
+def _find_next_row(
+    candidate_rows: list[int], start: int, patients: Sequence[Hashable], excluded_patients: set[Hashable]
+) -> int | None:
+    """Return the first row from a position on, cyclically, of a patient that is not excluded. None if there is no such row."""
+    rotated = (candidate_rows[(start + step) % len(candidate_rows)] for step in range(len(candidate_rows)))
+    return next((row for row in rotated if patients[row] not in excluded_patients), None)
+
+
+def _select_preferred_rows(preferred: NDArray[np.bool_], fallback: NDArray[np.bool_]) -> RowArray:
+    return np.flatnonzero(preferred if preferred.sum() >= MIN_PREFERRED_IMAGES else fallback)
 
 
 @dataclass(frozen=True)
@@ -87,12 +180,12 @@ class InterventionRunner:
     context: AuditContext
     samples: RegionSamples
     finding: Finding
-    log_odds: Mapping[int, float]
-    log_odds_std: float
-    outputs_are_probabilities: bool = False
+    predictions: Predictions
     records: list[InterventionRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.log_odds = self.predictions.log_odds_by_row(self.finding.name)
+        self.log_odds_std = self.predictions.log_odds_std(self.finding.name)
         truths = self.context.cohort.get_truth(self.finding)
         self.truth_by_row = {sample.row: truths[sample.row] for sample in self.samples.samples}
 
@@ -198,8 +291,7 @@ class InterventionRunner:
     ) -> FloatArray:
         """Return the log odds (N,) of receivers with the masked pixels of other images."""
         return self._compute_log_odds(
-            insert_region(_stack_inputs(receivers[part]), _stack_masks(masks[part]), _stack_inputs(sources[part]))
-            for part in self._iter_batches(len(receivers))
+            receivers, masks, lambda x, mask, part: insert_region(x, mask, _stack(sources[part]))
         )
 
     def _compute_edited_log_odds(
@@ -207,29 +299,25 @@ class InterventionRunner:
     ) -> FloatArray:
         """Return the log odds (N,) of images with the region, or with everything else, replaced."""
         edit, masks = keep_region if keep else remove_region, [sample.regions[region_name] for sample in samples]
-        return self._compute_log_odds(
-            edit(_stack_inputs(samples[part]), _stack_masks(masks[part]), imputation)
-            for part in self._iter_batches(len(samples))
-        )
+        return self._compute_log_odds(samples, masks, lambda x, mask, _: edit(x, mask, imputation))
 
-    def _iter_batches(self, n_samples: int) -> Iterator[slice]:
-        size = self.context.config.perturbed_batch_size
-        return (slice(start, start + size) for start in range(0, n_samples, size))
-
-    def _compute_log_odds(self, batches: Iterable[Tensor]) -> FloatArray:
-        log_odds = [np.empty(0)]
-        for x in batches:
+    def _compute_log_odds(
+        self,
+        samples: Sequence[RegionSample],
+        masks: Sequence[Mask],
+        edit: Callable[[Tensor, Tensor, slice], Tensor],
+    ) -> FloatArray:
+        """Return the log odds (N,) of edited images, batch by batch."""
+        log_odds, size = [np.empty(0)], self.context.config.perturbed_batch_size
+        for start in range(0, len(samples), size):
+            part = slice(start, start + size)
+            x = edit(_stack(samples[part]), torch.from_numpy(np.stack(masks[part])), part)
             logits, _ = compute_logits_and_features(self.context, x)
-            values = compute_log_odds(
-                self.context, logits, [self.finding], outputs_are_probabilities=self.outputs_are_probabilities
-            )
+            are_probabilities = self.predictions.outputs_are_probabilities
+            values = compute_log_odds(self.context, logits, [self.finding], outputs_are_probabilities=are_probabilities)
             log_odds.append(values.numpy()[:, 0])
         return np.concatenate(log_odds)
 
 
-def _stack_inputs(samples: Sequence[RegionSample]) -> Tensor:
+def _stack(samples: Sequence[RegionSample]) -> Tensor:
     return torch.stack([sample.x for sample in samples])
-
-
-def _stack_masks(masks: Sequence[Mask]) -> Tensor:
-    return torch.from_numpy(np.stack(masks))

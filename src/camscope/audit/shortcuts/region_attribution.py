@@ -9,7 +9,8 @@ import numpy as np
 
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
-from camscope.audit.core.schema import AttributionMass, EstimateSummary, RegionOverlap, Summary
+from camscope.audit.core.schema import EstimateSummary
+from camscope.audit.core.summary import AttributionMass, RegionOverlap, Summary
 from camscope.audit.core.summary_values import round_significant, summarize_estimate
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
 from camscope.audit.shortcuts.region_detectors import select_largest_component
@@ -30,11 +31,10 @@ def load_attributions(
     context: AuditContext, method_title: str, finding: Finding, rows: Sequence[int]
 ) -> dict[int, FloatArray]:
     """Return row -> raw map (*s) of a method, without maps that hold NaN."""
-    compute = import_arrow("compute")
-    field = import_arrow("dataset").field
+    field, selected_rows = import_arrow("dataset").field, import_arrow().array(rows, import_arrow().int64())
     is_selected = (field("method") == method_title) & (field("target") == str(finding.class_index))
+    is_selected &= field("row").isin(selected_rows)
     table = context.maps.table(columns=["row", "grid", "attribution"], filter=is_selected)
-    table = table.filter(compute.is_in(table["row"], import_arrow().array(list(rows))))
     attributions = {}
     for row in table_to_dicts(table):
         if row["attribution"] is not None:

@@ -1,10 +1,4 @@
-"""Detectors of image regions that may hold shortcuts, from pixels alone, and the regions of each modality.
-
-- The border, the corners and the padding of an image.
-- The outside of the body or of the scanner's field, and the shell of the foreground.
-- The surroundings and the rim of a round field of view.
-- Burned-in markers, ink and pen marks, and glass without tissue.
-"""
+"""Detectors of image regions that may hold shortcuts, from pixels alone, and the regions of each modality."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -72,19 +66,6 @@ class Region:
         return mask
 
 
-_REGIONS: dict[str, Region] = {}
-REGIONS: Final[Mapping[str, Region]] = MappingProxyType(_REGIONS)
-
-
-def _register(name: str, description: str) -> Callable[[RegionDetector], RegionDetector]:
-    def register(detect: RegionDetector) -> RegionDetector:
-        _REGIONS[name] = Region(name, description, detect)
-        return detect
-
-    return register
-
-
-@_register("border", "within 5 % of an edge")
 def _detect_border(image: NDArray[Any]) -> Mask:
     widths = _list_side_widths(image, BORDER_WIDTH_FRACTION)
     border = np.ones([n for n, _ in widths], np.bool_)
@@ -92,7 +73,6 @@ def _detect_border(image: NDArray[Any]) -> Mask:
     return border
 
 
-@_register("corners", "within a fifth of the sides from a corner")
 def _detect_corners(image: NDArray[Any]) -> Mask:
     widths = _list_side_widths(image, CORNER_SIDE_FRACTION)
     positions = np.ogrid[tuple(slice(n) for n, _ in widths)]
@@ -100,7 +80,6 @@ def _detect_corners(image: NDArray[Any]) -> Mask:
     return np.asarray(reduce(np.logical_and, at_ends))
 
 
-@_register("padding", "an outermost row or column of one value")
 def _detect_padding(image: NDArray[Any]) -> Mask:
     values = _to_gray_values(image)
     max_range, box = FLAT_RANGE_FRACTION * float(np.ptp(values)), [[0, n] for n in values.shape]
@@ -126,19 +105,16 @@ def _list_side_widths(image: NDArray[Any], fraction: float) -> list[tuple[int, i
     return [(n, max(1, round(n * fraction))) for n in shape]
 
 
-@_register("outside-body", "outside the largest part above Otsu's threshold")
 def _detect_outside_body(image: NDArray[Any]) -> Mask:
     values = _to_gray_values(image)
     return ~_segment_body(values > compute_otsu_threshold(values))
 
 
-@_register("outside-body-ct", "outside the largest part above -500 HU")
 def _detect_outside_body_ct(image: NDArray[Any]) -> Mask:
     _check_hounsfield(image)
     return ~_segment_body(image > SKIN_THRESHOLD_HU)
 
 
-@_register("outside-field", "below -1100 HU, outside the scanner's field")
 def _detect_outside_scanner_field(image: NDArray[Any]) -> Mask:
     """Return the pixels below -1100 HU, the value that a scanner writes outside of its field of view."""
     _check_hounsfield(image)
@@ -152,7 +128,6 @@ def _check_hounsfield(image: NDArray[Any]) -> None:
         )
 
 
-@_register("background", "outside the foreground")
 def _detect_background(image: NDArray[Any]) -> Mask:
     """Return everything but the foreground: the pixels that are not zero, or above Otsu's threshold where few are zero."""
     values = _to_gray_values(image)
@@ -161,7 +136,6 @@ def _detect_background(image: NDArray[Any]) -> Mask:
     return ~_segment_body(~is_zero if has_zero_background else values > compute_otsu_threshold(values))
 
 
-@_register("shell", "along the edge of the foreground")
 def _detect_foreground_shell(image: NDArray[Any]) -> Mask:
     background = _detect_background(image)
     if not background.any():
@@ -178,13 +152,11 @@ def _segment_body(bright_mask: Mask) -> Mask:
     return body
 
 
-@_register("aperture", "outside the round field")
 def _detect_outside_aperture(image: NDArray[Any]) -> Mask:
     distances, _ = _measure_aperture_distances(image)
     return distances > 0
 
 
-@_register("rim", "along the edge of the round field")
 def _detect_aperture_rim(image: NDArray[Any]) -> Mask:
     """Return the ring of 4 % of the radius on both sides of the circle's edge, with notches and reflections."""
     distances, radius = _measure_aperture_distances(image)
@@ -235,7 +207,6 @@ def _fit_circle(points: FloatArray) -> tuple[float, float, float]:
     return row + middle[0], column + middle[1], float(np.sqrt(max(offset + row**2 + column**2, 1e-12)))
 
 
-@_register("saturated", "a small, hard-edged part at the maximum")
 def _detect_saturated_markers(image: NDArray[Any]) -> Mask:
     """Return small parts at the image's maximum with a hard edge: letters, markers, clips."""
     values = _to_gray_values(image)
@@ -256,7 +227,6 @@ def _detect_saturated_markers(image: NDArray[Any]) -> Mask:
     return np.asarray(is_marker[labels], np.bool_)
 
 
-@_register("ink", "purple ink")
 def _detect_ink(image: NDArray[Any]) -> Mask:
     """Return purple, saturated pixels: a surgeon's marker on skin."""
     hue, saturation, value = _convert_to_hsv(image, "ink")
@@ -264,7 +234,6 @@ def _detect_ink(image: NDArray[Any]) -> Mask:
     return _drop_traces(is_purple & (saturation >= MIN_INK_SATURATION) & (value >= 0.15) & (value <= 0.95))
 
 
-@_register("pen", "green, blue or black pen")
 def _detect_pen(image: NDArray[Any]) -> Mask:
     """Return green or blue, saturated pixels, and black ones: a pathologist's marker on glass."""
     hue, saturation, value = _convert_to_hsv(image, "pen")
@@ -273,7 +242,6 @@ def _detect_pen(image: NDArray[Any]) -> Mask:
     return _drop_traces((is_colored & (saturation >= 0.45) & (value >= 0.1)) | is_black)
 
 
-@_register("outside-tissue", "glass without tissue")
 def _detect_outside_tissue(image: NDArray[Any]) -> Mask:
     _, saturation, _ = _convert_to_hsv(image, "tissue")
     if saturation.max() < MIN_STAIN_SATURATION or saturation.min() == saturation.max():
@@ -325,6 +293,27 @@ def _fill_holes(mask: Mask) -> Mask:
     return np.stack([fill(slice_mask) for slice_mask in mask]) if mask.ndim == 3 else np.asarray(fill(mask), np.bool_)
 
 
+REGIONS: Final[Mapping[str, Region]] = MappingProxyType(
+    {
+        name: Region(name, description, detect)
+        for name, description, detect in (
+            ("border", "within 5 % of an edge", _detect_border),
+            ("corners", "within a fifth of the sides from a corner", _detect_corners),
+            ("padding", "an outermost row or column of one value", _detect_padding),
+            ("outside-body", "outside the largest part above Otsu's threshold", _detect_outside_body),
+            ("outside-body-ct", "outside the largest part above -500 HU", _detect_outside_body_ct),
+            ("outside-field", "below -1100 HU, outside the scanner's field", _detect_outside_scanner_field),
+            ("background", "outside the foreground", _detect_background),
+            ("shell", "along the edge of the foreground", _detect_foreground_shell),
+            ("aperture", "outside the round field", _detect_outside_aperture),
+            ("rim", "along the edge of the round field", _detect_aperture_rim),
+            ("saturated", "a small, hard-edged part at the maximum", _detect_saturated_markers),
+            ("ink", "purple ink", _detect_ink),
+            ("pen", "green, blue or black pen", _detect_pen),
+            ("outside-tissue", "glass without tissue", _detect_outside_tissue),
+        )
+    }
+)
 REGION_PRESETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "xray": ("border", "corners", "padding", "outside-body", "saturated"),

@@ -1,18 +1,118 @@
-"""The rule that decides from effect sizes whether a model relies on a region."""
+"""The effect sizes of interventions, and the rule that decides from them whether a model relies on a region."""
 
-from collections.abc import Mapping, Sequence
-from math import ceil, log, log1p
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import ceil, isnan, log, log1p
 from typing import Final
 
-from camscope.audit.core.schema import Conclusion, InterventionEffect
+import numpy as np
+from numpy.typing import ArrayLike
+
+from camscope.audit.core.schema import EstimateSummary
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
-from camscope.metrics.statistics import compute_min_detectable_prevalence
+from camscope.audit.core.summary import Conclusion, InterventionEffect
+from camscope.audit.core.summary_values import summarize_estimate
+from camscope.metrics.base import FloatArray
+from camscope.metrics.cluster_variance import MIN_EFFECTIVE_GROUPS, count_effective_groups
+from camscope.metrics.clustered_mean import estimate_clustered_mean
+from camscope.metrics.statistics import (
+    N_RESAMPLES,
+    Estimate,
+    compute_min_detectable_prevalence,
+    estimate_mean,
+    index_groups,
+)
 from camscope.plurals import plural
 
+GroupLabels = Sequence[Hashable] | None
+NO_EFFECT_BASELINE = 0.0, "no effect"
 DEFAULT_MARGIN_SD: Final = 0.1  # standard deviations of the log odds
 DEFAULT_RELIANCE_PREVALENCE: Final = 0.05  # of patients: a reliance in a smaller share may be missed
 MIN_IMPUTATIONS: Final = 2  # for a removal, because the effect of one imputation may be its artifact
 Effects = Sequence[InterventionEffect]
+
+
+def estimate_removal_effect(
+    original_log_odds: ArrayLike,
+    edited_log_odds: ArrayLike,
+    log_odds_std: float,
+    patients: GroupLabels = None,
+    *,
+    n_resamples: int = N_RESAMPLES,
+    seed: int = 0,
+) -> EstimateSummary:
+    """Return the mean of (f(x) - f(x without the region)) / `log_odds_std` over N images, with its interval by patient."""
+    effects = np.asarray(original_log_odds, np.float64) - np.asarray(edited_log_odds, np.float64)
+    estimate = partial(estimate_mean, groups=patients, n_resamples=n_resamples, seed=seed)
+    return _summarize_effect(effects, log_odds_std, estimate)
+
+
+def estimate_insertion_effect(
+    original_log_odds: ArrayLike,
+    edited_log_odds: ArrayLike,
+    log_odds_std: float,
+    receivers: GroupLabels = None,
+    donors: GroupLabels = None,
+    controls: GroupLabels = None,
+) -> EstimateSummary:
+    """Return the mean of (f(with the region) - f(without)) / `log_odds_std` over N insertions.
+
+    To exclude the effect of pasting, "without" is the receiver with the same pixels of a control image. The interval accounts
+    for other receivers, donors and controls (patients, each (N,)): see `estimate_clustered_mean`.
+    """
+    effects = np.asarray(edited_log_odds, np.float64) - np.asarray(original_log_odds, np.float64)
+    labels = {
+        "receivers": range(len(effects)) if receivers is None else receivers,
+        "donors": donors,
+        "controls": controls,
+    }
+    roles = {name: patients for name, patients in labels.items() if patients is not None}
+    counts = {name: len(set(patients)) for name, patients in roles.items()}
+
+    def estimate(values: FloatArray) -> Estimate:
+        return replace(estimate_clustered_mean(values, *roles.values()), n_groups_by_role=tuple(counts.items()))
+
+    return _summarize_effect(effects, log_odds_std, estimate, roles)
+
+
+def build_undefined_effect(reason: str, log_odds_std: float) -> EstimateSummary:
+    """Return the effect of an intervention that is impossible."""
+    if log_odds_std <= 0:
+        reason = "the model gives every image the same score"
+    return summarize_estimate(None, *NO_EFFECT_BASELINE, reason)
+
+
+def _summarize_effect(
+    effects: FloatArray,
+    log_odds_std: float,
+    estimate_effect: Callable[[FloatArray], Estimate],
+    roles: Mapping[str, Sequence[Hashable]] | None = None,
+) -> EstimateSummary:
+    if log_odds_std <= 0 or not len(effects):
+        return build_undefined_effect("no image has the region, or every image has it", log_odds_std)
+    estimate = estimate_effect(effects / log_odds_std)
+    reason = _describe_few_patients(roles, is_dominated=estimate.is_dominated_by_few_groups) if roles else ""
+    if isnan(estimate.low):  # all effects are equal, unless there are too few patients for an interval
+        estimate = replace(estimate, low=estimate.mean, high=estimate.mean)
+    return summarize_estimate(estimate, *NO_EFFECT_BASELINE, reason)
+
+
+def _describe_few_patients(roles: Mapping[str, Sequence[Hashable]], *, is_dominated: bool) -> str:
+    """Return which roles have too few patients, or which role is dominated by one patient. "" for neither."""
+    counts = {name: len(set(patients)) for name, patients in roles.items()}
+    few = [plural(n, name.removesuffix("s")) for name, n in counts.items() if n < MIN_PATIENTS_FOR_VERDICT]
+    if few:
+        return f"{MIN_PATIENTS_FOR_VERDICT} patients of each kind are needed, and there are {' and '.join(few)}"
+    if not is_dominated:
+        return ""
+    sizes = {name: np.bincount(index_groups(patients, len(patients))) for name, patients in roles.items()}
+    worst = min(sizes, key=lambda name: count_effective_groups(sizes[name]))
+    share, effective = sizes[worst].max() / sizes[worst].sum(), count_effective_groups(sizes[worst])
+    return (
+        f"one of the {worst} has {100 * share:.0f} % of the insertions: they weigh as {effective:.1f} {worst} of equal size, "
+        f"and {MIN_EFFECTIVE_GROUPS:g} are needed for an interval"
+    )
 
 
 def judge_reliance(
@@ -22,6 +122,7 @@ def judge_reliance(
     prevalence: float = DEFAULT_RELIANCE_PREVALENCE,
     *,
     uncounted_removals: Effects = (),
+    must_support: bool = False,
 ) -> tuple[Conclusion, str]:
     """Return whether the model relies on a region, and the reason as text.
 
@@ -33,14 +134,20 @@ def judge_reliance(
     - "not testable": all other cases, such as fewer than ten patients, imputations that disagree, or intervals that include
       the margin.
 
-    `uncounted_removals`: removals that were measured but do not count, because every image has the region.
+    `uncounted_removals`: removals that were measured but do not count, because every image has the region. `must_support`: the
+    region is the finding itself. Then "not supported" where it contradicts the finding, and "not testable" where insertion and
+    removal have opposite signs.
     """
     counted = _select_counted_by_kind(insertions, removals)
     uncounted_reasons = _describe_uncounted(insertions, removals, uncounted_removals)
     if directions := _find_direction_by_kind(counted, margin):
         kind, direction = next(iter(directions.items()))
-        other = _describe_other_kind(counted, kind, margin, uncounted_reasons)
-        return "supported", f"{kind} {direction} the finding; {other}"
+        reason = f"{kind} {direction} the finding; {_describe_other_kind(counted, kind, margin, uncounted_reasons)}"
+        if must_support and len(set(directions.values())) == 2:
+            return "not testable", f"insertion and removal contradict one another: {reason}"
+        if must_support and direction == "contradicts":
+            return "not supported", f"these pixels contradict it: {reason}"
+        return "supported", reason
     effects = [*counted["insertion"], *counted["removal"]]
     if not effects:
         uncounted = f"; {uncounted_reasons['removal']}" if _select_measured(uncounted_removals) else ""
@@ -71,28 +178,6 @@ def compute_min_patients_for_absence(prevalence: float) -> int:
 
 def _describe_missable_share(share: float) -> str:
     return f"a reliance in fewer than {100 * share:.1f} % of patients could have been missed"
-
-
-def judge_finding_reliance(
-    insertions: Effects,
-    removals: Effects,
-    margin: float = DEFAULT_MARGIN_SD,
-    prevalence: float = DEFAULT_RELIANCE_PREVALENCE,
-    *,
-    uncounted_removals: Effects = (),
-) -> tuple[Conclusion, str]:
-    """Return whether a region supports the finding, as the pixels of the finding should.
-
-    The rule is that of `judge_reliance`, with two exceptions. A region that contradicts the finding is "not supported", and
-    insertion and removal with opposite signs are "not testable".
-    """
-    directions = set(_find_direction_by_kind(_select_counted_by_kind(insertions, removals), margin).values())
-    conclusion, reason = judge_reliance(insertions, removals, margin, prevalence, uncounted_removals=uncounted_removals)
-    if len(directions) == 2:
-        return "not testable", f"insertion and removal contradict one another: {reason}"
-    if directions == {"contradicts"}:
-        return "not supported", f"these pixels contradict it: {reason}"
-    return conclusion, reason
 
 
 def select_reported_effect(

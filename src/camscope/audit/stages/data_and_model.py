@@ -1,8 +1,4 @@
-"""The first stages of an audit.
-
-- check: the data, without the model.
-- resolve: the model, its classes, its methods and the resolution of their maps, tried on one image.
-"""
+"""The first stages of an audit: check (the data, without the model) and resolve (the model and its methods, on one image)."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -13,6 +9,7 @@ import numpy as np
 
 from camscope.audit.core.config import MaskSource
 from camscope.audit.core.context import AuditContext
+from camscope.audit.core.predictions import StageResults
 from camscope.audit.core.schema import (
     AnnotationSource,
     DataCheckResult,
@@ -22,7 +19,6 @@ from camscope.audit.core.schema import (
     LevelCount,
     ResolveResult,
 )
-from camscope.audit.core.stage_results import StageResults
 from camscope.audit.core.subgroup_levels import AGE_COLUMNS, format_age_band, has_ages_in_years, is_missing, sort_levels
 from camscope.audit.core.summary_values import round_significant
 from camscope.audit.shortcuts.inputs_with_regions import open_region_masks
@@ -140,7 +136,7 @@ def _count_levels(context: AuditContext) -> Iterator[LevelCount]:
 
 
 def resolve_model(context: AuditContext, results: StageResults) -> ResolveResult:
-    """Resolve the model and its methods on one image; an error here would occur for every image."""
+    """Resolve the model and its methods on one image. An error here would occur for every image."""
     rows = _explain_first_image(context)
     model, card = context.model, get_card(context.model)
     source = card.source if card else context.config.model.source

@@ -1,10 +1,4 @@
-"""The stages that test the maps.
-
-- faithfulness: how the prediction changes when the highlighted pixels are replaced, for at least two imputations.
-- robustness: how much maps change under transformations, noise, other batches and repetition.
-- sanity: whether maps change when the weights are randomized; an edge detector serves as a control that fails.
-- localization: whether the maps highlight the annotated finding, compared with control maps.
-"""
+"""The stages that test the maps: localization, faithfulness, sanity (with an edge detector that must fail) and robustness."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +13,7 @@ from torch import Tensor
 
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
+from camscope.audit.core.predictions import StageResults
 from camscope.audit.core.schema import (
     EstimateSummary,
     MetricsResult,
@@ -29,7 +24,6 @@ from camscope.audit.core.schema import (
     StablePredictionShare,
     SubgroupDifference,
 )
-from camscope.audit.core.stage_results import StageResults
 from camscope.audit.core.summary_values import (
     add_patient_column,
     collect_formulas,
@@ -251,7 +245,7 @@ def _summarize_similarity(
 def _summarize_final_similarity(
     similarities: npt.NDArray[np.floating[Any]], patients: list[int], bootstrap_options: Mapping[str, int]
 ) -> EstimateSummary:
-    """Summarize the similarities (seeds, N) after full randomization; a patient's values of all seeds are one unit."""
+    """Summarize the similarities (seeds, N) after full randomization. A patient's values of all seeds are one unit."""
     try:
         estimate = estimate_mean(
             similarities.ravel(), patients * len(similarities), bounds=(-1.0, 1.0), **bootstrap_options
@@ -268,7 +262,17 @@ def evaluate_localization(context: AuditContext, results: StageResults) -> Metri
         reason = "no masks, boxes or points locate the findings: set ground_truth in [data]"
         return MetricsResult(tested=False, reason=reason)
     evaluations = [
-        (finding, _evaluate_finding_localization(context, finding))
+        (
+            finding,
+            evaluate(
+                context.maps,
+                build_output_path(context.folder, "localization", str(finding.class_index)),
+                context.ground_truth[finding.name],
+                LOCALIZATION_METRICS,
+                strict=False,
+                on_progress=context.on_progress,
+            ),
+        )
         for finding in context.findings
         if finding.name in context.ground_truth
     ]
@@ -283,17 +287,6 @@ def evaluate_localization(context: AuditContext, results: StageResults) -> Metri
         formulas=collect_formulas(summaries),
         metric_summaries=tuple(summaries),
         subgroup_differences=tuple(_compare_mass_by_subgroup(context, results, evaluations)),
-    )
-
-
-def _evaluate_finding_localization(context: AuditContext, finding: Finding) -> EvaluationResult:
-    return evaluate(
-        context.maps,
-        build_output_path(context.folder, "localization", str(finding.class_index)),
-        context.ground_truth[finding.name],
-        LOCALIZATION_METRICS,
-        strict=False,
-        on_progress=context.on_progress,
     )
 
 

@@ -1,26 +1,30 @@
-"""The stages that run the model and the methods on all images.
-
-- predict: the predictions, and their performance overall and by subgroup.
-- explain: the raw maps of every image, for each method and finding, as a run of `camscope batch`.
-"""
+"""The stages that run the model and the methods on all images: predict, and explain, a run of `camscope batch`."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.audit.core.cohort import Finding
+from camscope.audit.core.cohort import Cohort, Finding
 from camscope.audit.core.context import AuditContext
-from camscope.audit.core.predictions import Predictions
-from camscope.audit.core.schema import ExplainResult, FindingPerformance, FlowStep, MapCounts, PredictResult
-from camscope.audit.core.stage_results import StageResults
-from camscope.audit.core.summary_values import round_significant
-from camscope.audit.performance.performance_summary import (
-    compute_performance,
-    compute_subgroup_performance,
+from camscope.audit.core.predictions import Predictions, StageResults
+from camscope.audit.core.schema import (
+    EstimateSummary,
+    ExplainResult,
+    FindingPerformance,
+    FlowStep,
+    MapCounts,
+    PredictResult,
+    ReliabilityPoint,
+    SubgroupPerformance,
 )
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, split_by_level
+from camscope.audit.core.summary_values import round_significant, summarize_or_reason
+from camscope.audit.performance.auc import auroc, average_precision
+from camscope.audit.performance.calibration import compute_calibration
 from camscope.audit.performance.predict_log_odds import (
     are_probability_outputs,
     compute_log_odds,
@@ -41,6 +45,7 @@ from camscope.errors import (
     describe_out_of_memory,
     is_out_of_memory,
 )
+from camscope.metrics.base import FloatArray, Mask
 from camscope.plurals import inflect, plural
 from camscope.safe_files import build_output_path
 
@@ -63,7 +68,7 @@ def predict_images(context: AuditContext, results: StageResults) -> PredictResul
 
 
 def _predict_all(context: AuditContext, results: StageResults) -> Predictions:
-    """Predict every image; its features are the spatial mean of the first method's layer."""
+    """Predict every image. Its features are the spatial mean of the first method's layer."""
     layer_names = dict(context.model.named_modules())
     explained_layers = ((info.layer, info.grid) for info in results.resolve.explainers if info.layer in layer_names)
     layer, grid = next(explained_layers, (None, ()))
@@ -89,7 +94,7 @@ def _predict_all(context: AuditContext, results: StageResults) -> Predictions:
 def _predict_batch(
     context: AuditContext, batch: Sequence[LoadedImage], layer: str | None, grid: tuple[int, ...]
 ) -> Iterator[tuple[LoadedImage, tuple[Tensor, Tensor] | str]]:
-    """Yield each image with its logits and features, or its error; a failing batch is repeated image by image."""
+    """Yield each image with its logits and features, or its error. A failing batch is repeated image by image."""
     images = [image for image in batch if image.item is not None]
     yield from ((image, image.error or "it cannot be read") for image in batch if image.item is None)
     if not images:
@@ -140,7 +145,7 @@ def _summarize_performance(context: AuditContext, predictions: Predictions, find
             "some without are needed; is the label column right?"
         )
     patients = [cohort.patients[row] for row in rows]
-    estimates, bins = compute_performance(truth, scores, patients, **context.config.bootstrap_options)
+    estimates, bins = _compute_performance(truth, scores, patients, **context.config.bootstrap_options)
     margin = context.config.margins.auroc_difference
     differences = compare_subgroups(cohort, finding, {row: log_odds[row] for row in rows}, margin, truths)
     return FindingPerformance(
@@ -150,13 +155,46 @@ def _summarize_performance(context: AuditContext, predictions: Predictions, find
         log_odds_std=round_significant(predictions.log_odds_std(finding.name)) or 0.0,
         **estimates,
         bins=bins,
-        subgroups=tuple(compute_subgroup_performance(cohort, rows, truth, scores)),
+        subgroups=tuple(_compute_subgroup_performance(cohort, rows, truth, scores)),
         subgroup_differences=tuple(differences),
     )
 
 
+def _compute_performance(
+    truth: Mask, log_odds: FloatArray, patients: Sequence[Any], *, n_resamples: int, seed: int
+) -> tuple[dict[str, EstimateSummary], tuple[ReliabilityPoint, ...]]:
+    """Return AUROC, average precision, Brier score, calibration error, slope and intercept, and the reliability diagram."""
+    options: Any = {"n_resamples": n_resamples, "seed": seed}
+    calibration, bins = compute_calibration(truth, log_odds, patients, **options)
+    discrimination = {
+        "auroc": summarize_or_reason(lambda: auroc(truth, log_odds, patients, **options), 0.5, "chance"),
+        "average_precision": summarize_or_reason(
+            lambda: average_precision(truth, log_odds, patients, **options), float(truth.mean()), "prevalence"
+        ),
+    }
+    return discrimination | calibration, bins
+
+
+def _compute_subgroup_performance(
+    cohort: Cohort, rows: Sequence[int], truth: Mask, log_odds: FloatArray
+) -> Iterator[SubgroupPerformance]:
+    """Yield the performance in every subgroup level, or the reason where it has too few patients."""
+    for column in cohort.config.data.subgroups:
+        levels = cohort.get_subgroup_levels(column)
+        for level, mask in split_by_level([levels[row] for row in rows]).items():
+            patients = [cohort.patients[rows[int(i)]] for i in np.flatnonzero(mask)]
+            positives, negatives = int(truth[mask].sum()), int((~truth[mask]).sum())
+            estimates: dict[str, Any] = {"reason": "too few patients, or images of one class only"}
+            if len(set(patients)) >= MIN_PATIENTS_FOR_VERDICT and positives and negatives:
+                options = cohort.config.bootstrap_options
+                estimates = _compute_performance(truth[mask], log_odds[mask], patients, **options)[0]
+            yield SubgroupPerformance(
+                column=column, level=str(level), n_positives=positives, n_negatives=negatives, **estimates
+            )
+
+
 def explain_images(context: AuditContext, results: StageResults) -> ExplainResult:
-    """Compute the maps of all images into `maps/`; an interrupted run continues."""
+    """Compute the maps of all images into `maps/`. An interrupted run continues."""
     outcome = run_batch(
         context.explainers,
         context.cohort.output_manifest,

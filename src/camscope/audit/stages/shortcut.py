@@ -6,18 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from camscope.audit.clustering.cluster_enrichment import analyze_clusters
-from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
-from camscope.audit.core.predictions import Predictions
-from camscope.audit.core.schema import (
-    AttributionMass,
-    ClusterAnalysis,
-    FlowStep,
-    ReviewCase,
-    ShortcutResult,
-    SubgroupDifference,
-)
-from camscope.audit.core.stage_results import StageResults
+from camscope.audit.core.predictions import Predictions, StageResults
+from camscope.audit.core.schema import FlowStep, SubgroupDifference
+from camscope.audit.core.summary import AttributionMass, ClusterAnalysis, ReviewCase, ShortcutResult
 from camscope.audit.performance.feature_probes import probe_columns
 from camscope.audit.performance.subgroups import compare_subgroups
 from camscope.audit.shortcuts.inputs_with_regions import (
@@ -43,7 +35,7 @@ def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutR
     )
     samples = load_region_samples(context, region_rows)
     edited = replace(samples, samples=[sample for sample in samples.samples if sample.row in edited_rows])
-    runners = [_create_runner(context, edited, finding, predictions) for finding in findings]
+    runners = [InterventionRunner(context, edited.for_finding(f.name), f, predictions) for f in findings]
     interventions = [effect for runner in runners for effect in runner.run_interventions()]
     masked_aurocs = [masked for runner in runners for masked in runner.compute_masked_aurocs()]
     records = [record for runner in runners for record in runner.records]
@@ -69,21 +61,7 @@ def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutR
         subgroup_differences=tuple(_compare_marker_effects(context, runners)),
         leakage=tuple(probe_columns(context.cohort, predictions)),
         cluster_analyses=tuple(analyses),
-        review_cases=tuple(_list_review_cases(context, predictions, runners, analyses)),
-    )
-
-
-def _create_runner(
-    context: AuditContext, samples: RegionSamples, finding: Finding, predictions: Predictions
-) -> InterventionRunner:
-    """Create the runner of the interventions for a finding, on samples of all findings."""
-    return InterventionRunner(
-        context,
-        samples.for_finding(finding.name),
-        finding,
-        predictions.log_odds_by_row(finding.name),
-        predictions.log_odds_std(finding.name),
-        predictions.outputs_are_probabilities,
+        review_cases=tuple(_list_review_cases(context, runners, analyses)),
     )
 
 
@@ -110,7 +88,7 @@ def _list_missing_regions(samples: RegionSamples) -> Iterator[FlowStep]:
 
 
 def _compare_marker_effects(context: AuditContext, runners: list[InterventionRunner]) -> Iterator[SubgroupDifference]:
-    """Compare the effect of removing each marker between subgroups; the effect is 0 in images without the marker."""
+    """Compare the effect of removing each marker between subgroups. The effect is 0 in images without the marker."""
     for runner in runners:
         for region in context.config.regions.columns:
             effects: dict[int, list[float]] = {row: [] for row, truth in runner.truth_by_row.items() if truth is True}
@@ -125,19 +103,16 @@ def _compare_marker_effects(context: AuditContext, runners: list[InterventionRun
 
 
 def _list_review_cases(
-    context: AuditContext,
-    predictions: Predictions,
-    runners: Sequence[InterventionRunner],
-    cluster_analyses: Sequence[ClusterAnalysis],
+    context: AuditContext, runners: Sequence[InterventionRunner], cluster_analyses: Sequence[ClusterAnalysis]
 ) -> Iterator[ReviewCase]:
-    """Yield the images for review by reason; an image may occur several times."""
+    """Yield the images for review by reason. An image may occur several times."""
     ids = context.cohort.ids
     for runner in runners:
-        finding = runner.finding.name
-        rows_by_reason = _list_wrong_predictions(context, predictions, runner.finding)
-        for reason, rows in (rows_by_reason | _list_sensitive_images(context, runner)).items():
+        for reason, rows in (
+            _list_wrong_predictions(context, runner) | _list_sensitive_images(context, runner)
+        ).items():
             for row in rows[:MAX_REVIEW_IMAGES_PER_REASON]:
-                yield ReviewCase(id=ids[row], finding=finding, reason=reason)
+                yield ReviewCase(id=ids[row], finding=runner.finding.name, reason=reason)
     for analysis in cluster_analyses:
         for cluster in analysis.clusters if analysis.n_clusters > 1 else ():
             for name in cluster.prototypes[:1]:
@@ -145,9 +120,9 @@ def _list_review_cases(
                 yield ReviewCase(id=name, finding=analysis.finding, reason=reason)
 
 
-def _list_wrong_predictions(context: AuditContext, predictions: Predictions, finding: Finding) -> dict[str, list[int]]:
+def _list_wrong_predictions(context: AuditContext, runner: InterventionRunner) -> dict[str, list[int]]:
     """List by reason the rows with a wrong or uncertain prediction, the most extreme first."""
-    truths, log_odds = context.cohort.get_truth(finding), predictions.log_odds_by_row(finding.name)
+    truths, log_odds = context.cohort.get_truth(runner.finding), runner.log_odds
     missed = [row for row, value in log_odds.items() if truths[row] is True and value < 0]
     alarms = [row for row, value in log_odds.items() if truths[row] is False and value > 0]
     labeled = [row for row in log_odds if truths[row] is not None]

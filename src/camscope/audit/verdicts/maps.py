@@ -2,23 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from camscope.audit.core.schema import (
-    AttributionMass,
-    ClusterAnalysis,
-    Conclusion,
-    EstimateSummary,
-    MetricsResult,
-    MetricSummary,
-    RandomizationTest,
-    Summary,
-    Verdict,
-)
+from camscope.audit.core.schema import EstimateSummary, MetricsResult, MetricSummary, RandomizationTest
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_SINGLE_CLUSTER, RARE_CLUSTER_SHARE
+from camscope.audit.core.summary import AttributionMass, ClusterAnalysis, Conclusion, Summary, Verdict
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION
 from camscope.audit.verdicts.model import format_region, group_by_subgroup_column, judge_subgroup_equality
-from camscope.audit.verdicts.questions import FAITHFULNESS_VERDICT_METRICS
 from camscope.audit.verdicts.rules import (
     EMPTY_ESTIMATE,
+    FAITHFULNESS_VERDICT_METRICS,
     Decision,
     build_verdict,
     decide_above_margin,

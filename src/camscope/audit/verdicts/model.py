@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from camscope.audit.core.schema import ColumnLeakage, EstimateSummary, SubgroupDifference, Summary, Verdict
+from camscope.audit.core.schema import EstimateSummary, SubgroupDifference
+from camscope.audit.core.summary import ColumnLeakage, Summary, Verdict
 from camscope.audit.core.summary_values import round_significant
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION
 from camscope.audit.shortcuts.reliance import (
     DEFAULT_RELIANCE_PREVALENCE,
     describe_too_few_for_absence,
-    judge_finding_reliance,
     judge_reliance,
     select_reported_effect,
 )
@@ -145,9 +145,9 @@ def _judge_reliance(summary: Summary, finding: str, region: str, question: str) 
         reported = None
     else:
         is_marker = region in summary.shortcut.markers_by_finding.get(finding, ())
-        judge = judge_finding_reliance if region == FINDING_REGION else judge_reliance
-        counted = insertions, removals if is_marker else []
-        decision = judge(*counted, margin, prevalence, uncounted_removals=[] if is_marker else removals)
+        counted, uncounted = (insertions, removals if is_marker else []), [] if is_marker else removals
+        must_support = region == FINDING_REGION
+        decision = judge_reliance(*counted, margin, prevalence, uncounted_removals=uncounted, must_support=must_support)
         reported = select_reported_effect(*counted, margin) or select_reported_effect([], removals, margin)
     effect = EMPTY_ESTIMATE if reported is None else reported.effect
     return build_verdict(question, finding, decision, effect, margin, region, region=format_region(region))

@@ -1,18 +1,144 @@
-"""Rules of verdicts: compare an estimate with its margin, combine decisions, and build the verdict."""
+"""The questions of an audit with their claims, and the rules of their verdicts: estimates are compared with margins."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from camscope.audit.core.schema import Conclusion, EstimateSummary, Verdict
-from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
+from camscope.audit.core.schema import EstimateSummary
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_SINGLE_CLUSTER, MIN_PATIENTS_FOR_VERDICT
+from camscope.audit.core.summary import Conclusion, Verdict
 from camscope.audit.core.summary_values import format_patient_count
-from camscope.audit.verdicts.questions import MIN_PATIENTS_RULE, QUESTIONS
+from camscope.audit.shortcuts.interventions import MIN_PREFERRED_IMAGES
+from camscope.audit.shortcuts.reliance import MIN_IMPUTATIONS
+from camscope.metrics.randomization_result import SAME_MAP_SIMILARITY
 
+MIN_PATIENTS_RULE = f"not testable with fewer than {MIN_PATIENTS_FOR_VERDICT} patients"  # part of every rule
+FAITHFULNESS_VERDICT_METRICS = ("deletion", "insertion", "road", "lerf-morf-gap")  # of the order of a map's pixels
+ABOVE_MARGIN_RULE = "supported if the whole interval lies above the margin, not supported if it lies wholly below"
+EQUALITY_RULE = (
+    "supported if the interval of every level lies within the margin; not supported if one lies wholly beyond it; the "
+    "intervals are corrected for the number of levels"
+)
+EFFECT_EQUALITY_RULE = (
+    f"{EQUALITY_RULE}; supported only if both sides of every level have enough patients to detect a reliance in the "
+    "declared share of patients (rule of three)"
+)
+RELIANCE_RULE = (
+    "supported if the interval of an insertion lies wholly beyond the margin, in either direction, in standard deviations of "
+    "the log odds (an insertion pastes the region from an image that has it and subtracts the effect of the same pixels from "
+    f"an image without; donors have the finding if {MIN_PREFERRED_IMAGES} or more images have both), or if all intervals "
+    f"of the removal of a marker do so in one direction under at least {MIN_IMPUTATIONS} imputations; not supported if every "
+    "counted interval lies within the margin, with enough patients to detect a reliance in the declared share of patients with "
+    "95 % certainty (rule of three); the removal of a region that every image has is not counted, because the model was never "
+    "trained on images without it"
+)
+FINDING_RELIANCE_RULE = (
+    f"{RELIANCE_RULE}; the pixels of the finding must increase the log odds: if they decrease them, the verdict is not "
+    "supported; if insertion and removal disagree, it is not testable"
+)
+MASKED_ORGAN_RULE = (
+    "tested on the larger of AUROC and 1 - AUROC, because an inverted prediction is informative too: supported if its whole "
+    "interval lies above the margin, not supported if both intervals lie wholly below it, under every imputation"
+)
+LOCALIZATION_RULE = (
+    "supported if the whole interval lies above the margin, and the whole interval of the paired difference from the best "
+    "control map lies above zero; not supported if the first lies wholly below the margin, or the second nowhere above "
+    "zero; not testable if the finding is so large that no map could reach the margin"
+)
+ATTRIBUTION_MASS_RULE = (
+    f"{ABOVE_MARGIN_RULE}; not testable if the interval does not lie above the mean of maps of other patients too, if the "
+    "region is smaller than the cells of the map, or if it is so large that no map could reach the margin; whether the "
+    "prediction relies on the region is tested by interventions"
+)
+FAITHFULNESS_RULE = (
+    f"tested by the measured metrics of {', '.join(FAITHFULNESS_VERDICT_METRICS)}, on the paired difference from the best "
+    "control map: supported if the whole interval lies on the better side of zero for every metric under every imputation; not "
+    "supported if it does so for no metric under any imputation, and lies wholly on the worse side for at least one metric "
+    "under every imputation"
+)
+SANITY_RULE = (
+    "supported if, by every similarity measure, maps of the randomized model resemble maps of the trained model no more than "
+    "maps of different images resemble each other (mean, against the upper end of their 95 % interval), and less than "
+    f"{SAME_MAP_SIMILARITY}; not supported if they are more similar by one measure; not testable unless an edge detector "
+    "fails the same test on the same images"
+)
+LEAKAGE_RULE = (
+    "supported if the whole interval lies above 0.5, and the AUROC exceeds that of every random permutation of the labels over "
+    "patients; not supported if this does not hold and the interval lies wholly below the margin"
+)
+CLUSTERS_RULE = (
+    "supported if some number of clusters is more stable and better separated than expected for a single cluster; not "
+    f"supported if none is, among at least {MIN_PATIENTS_FOR_SINGLE_CLUSTER} patients, because two clear clusters are "
+    "often missed among fewer"
+)
 Decision = tuple[Conclusion, str]  # the conclusion and its reason
-
 EMPTY_ESTIMATE = EstimateSummary(reason="there are no data to test it")
 NO_VARIATION_REASON = "every image has the same value, equal to the margin"
 WIDE_INTERVAL_REASON = "the interval includes the margin: more images are needed"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question that an audit answers, with the `claim` that is judged and the section of the report with its numbers.
+
+    `topic`: what a verdict counts for or against. `is_good_if_supported`: whether "supported" counts in favor of the topic, None
+    if neither conclusion does. `effect_quantity`: what the reported effect measures.
+    """
+
+    claim: str
+    topic: Literal["model", "maps", "data"]
+    section: str
+    effect_quantity: str
+    rule: str
+    is_good_if_supported: bool | None
+
+
+# fmt: off
+QUESTIONS: Mapping[str, Question] = {
+    "performance": Question(
+        "The model distinguishes images with {finding} from those without.",
+        "model", "performance", "AUROC", ABOVE_MARGIN_RULE, True),
+    "performance by subgroup": Question(
+        "The model detects {finding} equally well in all subgroups of {column}.",
+        "model", "performance", "difference in AUROC", EQUALITY_RULE, True),
+    "ground truth": Question(
+        "The prediction for {finding} depends on the pixels of {finding}.",
+        "model", "shortcut", "change of the log odds, in SD", FINDING_RELIANCE_RULE, True),
+    "shortcut": Question(
+        "The prediction for {finding} relies on {region}.",
+        "model", "shortcut", "change of the log odds, in SD", RELIANCE_RULE, False),
+    "shortcut by subgroup": Question(
+        "The effect of {region} on the prediction for {finding} is the same in all subgroups of {column}.",
+        "model", "shortcut", "difference in the change, in SD", EFFECT_EQUALITY_RULE, True),
+    "masked organ": Question(
+        "The model still detects {finding} when the organ is masked.",
+        "model", "shortcut", "AUROC of masked images", MASKED_ORGAN_RULE, False),
+    "localization": Question(
+        "{maps} highlight {finding} more than expected by chance.",
+        "maps", "localization", "enrichment", LOCALIZATION_RULE, True),
+    "localization by subgroup": Question(
+        "{maps} highlight {finding} equally well in all subgroups of {column}.",
+        "maps", "localization", "difference in the share inside", EQUALITY_RULE, True),
+    "attribution mass": Question(
+        "{maps} for {finding} highlight {region}.",
+        "maps", "shortcut", "enrichment", ATTRIBUTION_MASS_RULE, None),
+    "faithfulness": Question(
+        "{maps} show what the prediction for {finding} depends on.",
+        "maps", "faithfulness", "difference from the best control", FAITHFULNESS_RULE, True),
+    "sanity": Question(
+        "{maps} depend on the trained weights.",
+        "maps", "sanity", "similarity after randomization", SANITY_RULE, True),
+    "robustness": Question(
+        "{maps} for {finding} stay stable {condition}.",
+        "maps", "robustness", "rank correlation", ABOVE_MARGIN_RULE, True),
+    "clusters": Question(
+        "{maps} for {finding} fall into several clusters.",
+        "maps", "clusters", "stability of the clusters", CLUSTERS_RULE, None),
+    "leakage": Question(
+        "The {column} can be predicted from the model's features.",
+        "data", "shortcut", "AUROC of the probe", LEAKAGE_RULE, None),
+}
+# fmt: on
 
 
 def decide_above_margin(estimate: EstimateSummary, margin: float) -> Decision:
@@ -71,7 +197,7 @@ def build_verdict(
     qualifier: str = "",
     **claim_fields: str,
 ) -> Verdict:
-    """Build the verdict on a question; the decision needs an effect with a value and enough patients.
+    """Build the verdict on a question. The decision needs an effect with a value and enough patients.
 
     `claim_fields`: the fields of the question's claim besides the finding.
     """

@@ -3,7 +3,7 @@
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice, product
 from pathlib import Path
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camscope.batch.inspection.issues import flags_to_codes
-from camscope.batch.manifest import import_arrow
-from camscope.errors import CamscopeError, ImageError
-from camscope.images.files.image_file_access import split_selector
-from camscope.images.files.redaction import pseudonymize_source, redact_errors, suppress_library_output
+from camscope.batch.manifest import Manifest, import_arrow
+from camscope.batch.path_resolver import is_url, read_image_source
+from camscope.errors import CamscopeError, ImageError, InputError
+from camscope.images.files.image_file_access import selected_source, split_selector
+from camscope.images.files.redaction import redact_errors, suppress_library_output
 from camscope.images.mask_files import SegmentationObjectError, read_label_image, read_mask_scan
 from camscope.images.photo import EXIF_ORIENTATION_TAG, find_file_flags, read_photo
 from camscope.images.scans import dicom_tags
-from camscope.images.scans.dicom import build_scan
-from camscope.images.scans.dicom_file import load_dicom_dataset, require_pydicom
+from camscope.images.scans.dicom import build_scan, load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_geometry import read_plane
 from camscope.images.scans.nifti import is_nifti
 from camscope.images.scans.raster import read_raster
@@ -64,8 +64,7 @@ NON_FILE_PREFIXES = ("[", "{")  # boxes, points, outlines
 class ImageMetadata:
     """What could be read of one image. The digests are keyed, and that of the pixels is equal for equal images in any format.
 
-    `shape` is (H,W) or (D,H,W), `window` is the first of `n_windows` in the header, and `slice_plane` holds the position,
-    row and column direction, and spacing of a slice. `error` tells why the image cannot be used.
+    `window` is the first of `n_windows`, and `slice_plane` holds position, row and column direction, and spacing of a slice.
     """
 
     row: int
@@ -209,13 +208,11 @@ def read_scan_metadata(source: Path | bytes, metadata: ImageMetadata, hash_key: 
     """Fill in the metadata of a scan as far as it can be read; raise an ImageError if it cannot be used."""
     metadata.format = _scan_format(source)
     if metadata.format == "DICOM":  # the file is parsed once
-        path, selector = split_selector(source)
-        name = pseudonymize_source(path)
         require_pydicom()
-        with redact_errors(name):
+        with selected_source(source, None, "frame") as (path, name, frame):
             dataset, flags = load_dicom_dataset(path, name)
             _read_dicom_header(dataset, metadata, hash_key)
-            scan = build_scan(dataset, selector, name, (), flags)
+            scan = build_scan(dataset, frame, name, (), flags)
     else:
         scan = read_scan(source)
         if metadata.format == "DICOM series" and scan.sources:
@@ -267,36 +264,97 @@ def _read_dicom_header(dataset: "Dataset", metadata: ImageMetadata, hash_key: by
         metadata.slice_plane = (*plane.position, *plane.row_cosines, *plane.column_cosines, *plane.spacing)
 
 
-def check_mask(
-    source: bytes | Path, image_shape: Sequence[int] | None, image_affine: Affine | None
-) -> tuple[str, tuple[str, ...]]:
-    """Return the status of a mask ("ok" or an issue code) and its labels, at most one more than a message lists.
+ERROR_CODE_PATTERNS = (
+    ("no such f", "missing-file"),  # file or folder
+    ("is not installed", "missing-codec"),
+    ("the file has no pixels", "no-pixels"),
+    ("choose one", "ambiguous-series"),
+)
 
-    The size of the image is (H,W) or (D,H,W).
-    """
-    mask_affine = None
-    try:
-        if isinstance(source, Path) or is_scan(source):
-            scan = read_mask_scan(source)
-            labels = LabelImage.from_colors(scan.values) if scan.is_color else LabelImage(scan.values)
-            mask_affine = scan.affine
+
+@dataclass(frozen=True)
+class ImageMetadataReader:
+    """Reads the metadata of rows, in several threads. No error that it records names or quotes a file."""
+
+    manifest: Manifest
+    mask_column: str | None
+    hash_key: bytes
+    all_scans: bool = False
+
+    def __call__(self, row: Mapping[str, Any]) -> ImageMetadata:
+        """Return the metadata of a row; errors are recorded, not raised."""
+        metadata, affine = ImageMetadata(row["row"]), None
+        try:
+            affine = self._read_image(row, metadata)
+        except CamscopeError as error:
+            message = str(error)
+            codes = (code for pattern, code in ERROR_CODE_PATTERNS if pattern in message)
+            metadata.record_failure(next(codes, "unreadable"), message)
+        except FileNotFoundError:
+            metadata.record_failure("missing-file", "there is no such file")
+        except Exception as error:  # a store, a network, a dataset and a damaged file may raise anything
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            metadata.record_failure("unreadable", f"it cannot be read: {reason}")
+        cell = None if self.mask_column is None else row[self.mask_column]
+        if cell is not None and cell not in ("", []):
+            metadata.mask_status, metadata.mask_labels = self._check_mask(cell, metadata.shape, affine)
+            metadata.issue_codes += [metadata.mask_status] if metadata.mask_status.startswith("mask-") else []
+        return metadata
+
+    def _read_image(self, row: Mapping[str, Any], metadata: ImageMetadata) -> Affine | None:
+        if self.manifest.images is not None:
+            source: Any = self.manifest.images[row["row"]]
+        elif not row["path"]:
+            metadata.record_failure("missing-file", "its row has no path")
+            return None
         else:
-            labels = read_label_image(source)
-    except FileNotFoundError:
-        return "mask-missing", ()
-    except SegmentationObjectError:
-        return "mask-segmentation", ()
-    except (CamscopeError, OSError) as error:
-        return "mask-missing" if "no such file" in str(error) else "mask-unreadable", ()
-    shape, names = labels.values.shape, labels.label_names(MAX_LISTED_NAMES + 1)
-    if image_shape is not None and [n for n in shape if n != 1] != [n for n in image_shape if n != 1]:
-        return "mask-size", names
-    if image_affine is not None and mask_affine is not None:
-        # the largest distance between the corners of the array under the two affines, in voxels of the image
-        sides = (1,) * (3 - len(shape)) + tuple(shape)
-        corners = np.array([[*corner, 1.0] for corner in product(*((0, side - 1) for side in sides))]).T
-        displacement = (np.asarray(mask_affine) - np.asarray(image_affine)) @ corners
-        voxel_size = np.linalg.norm(np.asarray(image_affine)[:3, :3], axis=0)[-len(shape) :].min()
-        if np.linalg.norm(displacement[:3], axis=0).max() / voxel_size > 1:
-            return "mask-position", names
-    return "ok" if names else "mask-empty", names
+            try:
+                source = self._read_source(row["path"])
+            except InputError:
+                metadata.record_failure("outside-root", "its path leads out of the root folder")
+                return None
+        if isinstance(source, Path) or is_scan(source):
+            return read_scan_metadata(source, metadata, self.hash_key).affine
+        read_photo_metadata(source, row["path"], metadata, self.hash_key)
+        return None
+
+    def _read_source(self, path: str) -> bytes | Path:
+        """Return the bytes of a file, or the path of a scan, which may be several files."""
+        location = self.manifest.path_resolver.resolve(path)
+        if self.all_scans and not is_url(location) and Path(location).exists():
+            return Path(location)
+        return read_image_source(location)
+
+    def _check_mask(
+        self, cell: Any, image_shape: Sequence[int] | None, image_affine: Affine | None
+    ) -> tuple[str, tuple[str, ...]]:
+        """Return the status of a mask ("ok" or an issue code) and its labels, at most one more than a message lists."""
+        if not isinstance(cell, str) or cell.lstrip().startswith(NON_FILE_PREFIXES):
+            return "not a file", ()
+        mask_affine = None
+        try:
+            source = self._read_source(cell)
+            if isinstance(source, Path) or is_scan(source):
+                scan = read_mask_scan(source)
+                labels = LabelImage.from_colors(scan.values) if scan.is_color else LabelImage(scan.values)
+                mask_affine = scan.affine
+            else:
+                labels = read_label_image(source)
+        except FileNotFoundError:
+            return "mask-missing", ()
+        except SegmentationObjectError:
+            return "mask-segmentation", ()
+        except (CamscopeError, OSError) as error:
+            return "mask-missing" if "no such file" in str(error) else "mask-unreadable", ()
+        shape, names = labels.values.shape, labels.label_names(MAX_LISTED_NAMES + 1)
+        if image_shape is not None and [n for n in shape if n != 1] != [n for n in image_shape if n != 1]:
+            return "mask-size", names
+        if image_affine is not None and mask_affine is not None:
+            # the largest distance between the corners of the array under the two affines, in voxels of the image
+            sides = (1,) * (3 - len(shape)) + tuple(shape)
+            corners = np.array([[*corner, 1.0] for corner in product(*((0, side - 1) for side in sides))]).T
+            displacement = (np.asarray(mask_affine) - np.asarray(image_affine)) @ corners
+            voxel_size = np.linalg.norm(np.asarray(image_affine)[:3, :3], axis=0)[-len(shape) :].min()
+            if np.linalg.norm(displacement[:3], axis=0).max() / voxel_size > 1:
+                return "mask-position", names
+        return "ok" if names else "mask-empty", names

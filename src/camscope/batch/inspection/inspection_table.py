@@ -1,5 +1,6 @@
 """The columns of an inspected set as integers, and what is counted in them: groups, values, and targets by group."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.batch.manifest import Manifest, import_arrow
-from camscope.errors import InputError
+from camscope.batch.manifest import Manifest, import_arrow, require_columns
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -140,8 +140,7 @@ def resolve_column_names(manifest: Manifest, requested: Mapping[str, str | None]
     """Return the column of each role: the requested one, or else the first of the usual names that the manifest has."""
     existing = manifest.table.column_names
     for role, name in requested.items():
-        if name is not None and name not in existing:
-            raise InputError(f"no column {name!r} for the {role}; the columns are {', '.join(existing)}")
+        require_columns([name], existing, f"for the {role}")
     return {
         role: requested.get(role) or next((name for name in names if name in existing), None)
         for role, names in DEFAULT_COLUMNS.items()
@@ -150,10 +149,9 @@ def resolve_column_names(manifest: Manifest, requested: Mapping[str, str | None]
 
 @dataclass(frozen=True, eq=False)
 class TargetPrevalence:
-    """How often each target occurs in each group of a column. A group that predicts the target is a possible shortcut.
+    """How many rows `counts` (groups,targets) each target has in each group of a column, both sorted by frequency.
 
-    `groups` and `targets` are sorted by frequency, and `counts` (groups,targets) are numbers of rows. `association` is
-    Cramér's V, from 0 (independent) to 1 (the group determines the target), or None if it is undefined.
+    `association` is Cramér's V, from 0 (independent) to 1 (the group determines the target), or None if it is undefined.
     """
 
     column: str
@@ -170,9 +168,7 @@ class TargetPrevalence:
 
 def compute_prevalences(table: InspectionTable, columns: Sequence[str]) -> list[TargetPrevalence]:
     """Count targets, or rows if there is no target, by the groups of columns of the manifest or of the metadata."""
-    existing = [*table.manifest.table.column_names, *GROUP_COLUMNS]
-    if unknown := [name for name in columns if name not in existing]:
-        raise InputError(f"no column {unknown[0]!r} to group by; the columns are {', '.join(existing)}")
+    require_columns(columns, [*table.manifest.table.column_names, *GROUP_COLUMNS], "to group by")
     target = table.encode_manifest_column("target")
     if target is None:
         target = EncodedColumn(np.zeros(len(table.manifest), np.int64), ["images"])
@@ -183,9 +179,8 @@ def _count_targets_by_group(table: InspectionTable, name: str, target: EncodedCo
     holder = table.manifest.table if name in table.manifest.table.column_names else table.metadata
     encoded = EncodedColumn.encode(holder[name]), target
     counts = np.zeros([len(column.values) + 1 for column in encoded], np.int64)
-    np.add.at(
-        counts, tuple(column.codes for column in encoded), 1
-    )  # -1, which is no value, means the last row or column
+    # -1, which is no value, means the last row or column
+    np.add.at(counts, tuple(column.codes for column in encoded), 1)
     orders = [column.indices_by_frequency + [-1] * bool(len(column.missing_rows)) for column in encoded]
     counts = counts[np.ix_(*orders)]
     groups, targets = (
@@ -210,55 +205,39 @@ def cramers_v(counts: IntArray) -> float | None:
 def count_values(table: InspectionTable) -> dict[str, dict[str, int]]:
     """Count images by value for each kind of metadata, the most frequent value first. Kinds without values are left out."""
     counts = {name: table.encode_metadata(column).value_counts for name, column in TEXT_COLUMNS.items()}
-    counts["color"] = _count_booleans(table, "is_color", ("gray", "color"))
+    colors, lossy = (table.encode_metadata(name).value_counts for name in ("is_color", "is_lossy"))
+    counts["color"] = {"color" if value == "True" else "gray": count for value, count in colors.items()}
     counts["size"] = _count_number_lists(table, "shape", "{:.0f}", " x ", "")
     counts["spacing"] = _count_number_lists(table, "spacing", "{:.3g}", " x ", " mm")
     counts["orientation"] = table.encode_metadata("orientation").value_counts
     counts["window"] = _count_number_lists(table, "window", "{:.6g}", ", ", "")
     counts["burned-in text"] = table.encode_metadata("burned_in").value_counts
-    counts["lossy"] = _count_booleans(table, "is_lossy", ("no", "yes"))
+    counts["lossy"] = {"yes" if value == "True" else "no": count for value, count in lossy.items()}
     counts["mask"] = table.encode_metadata("mask_status").value_counts
-    return {name: _limit_values(values) for name, values in counts.items() if values}
-
-
-def _count_booleans(table: InspectionTable, name: str, labels: tuple[str, str]) -> dict[str, int]:
-    values = table.read_numbers(name)
-    counts = {label: int(np.count_nonzero(values == value)) for value, label in enumerate(labels)}
-    return dict(sorted(((label, count) for label, count in counts.items() if count), key=lambda pair: -pair[1]))
+    for values in counts.values():
+        other = list(values)[MAX_LISTED_VALUES:]
+        n_other = sum(values.pop(name) for name in other)
+        if other:
+            values[plural(len(other), "other")] = n_other
+    return {name: values for name, values in counts.items() if values}
 
 
 def _count_number_lists(
     table: InspectionTable, name: str, number_format: str, separator: str, suffix: str
 ) -> dict[str, int]:
     """Count lists of numbers as texts such as `512 x 512` or `0.66 x 0.66 x 5 mm`."""
-    compute = import_arrow("compute")
-    max_length = compute.max(compute.list_value_length(table.metadata[name])).as_py() or 0
-    counts: dict[str, int] = {}
-    for length in range(1, max_length + 1):
-        _, lists = table.read_fixed_length_lists(name, length)
-        unique_lists, unique_counts = np.unique(lists, axis=0, return_counts=True)
-        for numbers, count in zip(unique_lists.tolist(), unique_counts.tolist(), strict=True):
-            text = separator.join(number_format.format(number) for number in numbers) + suffix
-            counts[text] = counts.get(text, 0) + count
-    return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
-
-
-def _limit_values(counts: Mapping[str, int]) -> dict[str, int]:
-    pairs = list(counts.items())
-    other = pairs[MAX_LISTED_VALUES:]
-    return dict(pairs[:MAX_LISTED_VALUES]) | (
-        {plural(len(other), "other"): sum(count for _, count in other)} if other else {}
+    texts = (
+        separator.join(number_format.format(number) for number in numbers) + suffix
+        for numbers in table.metadata[name].to_pylist()
+        if numbers
     )
+    return dict(sorted(Counter(texts).items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 def compute_value_ranges(table: InspectionTable) -> dict[str, list[Any]]:
     """Return the minimum and maximum of all pixel values ("values") and of all side lengths ("sides")."""
-    minimum, maximum = table.read_numbers("minimum"), table.read_numbers("maximum")
-    compute = import_arrow("compute")
-    sides = compute.min_max(compute.list_flatten(table.metadata["shape"])).as_py()
-    ranges: dict[str, list[Any]] = {}
-    if np.isfinite(minimum).any():
-        ranges["values"] = [float(np.nanmin(minimum)), float(np.nanmax(maximum))]
-    if sides["min"] is not None:
-        ranges["sides"] = [sides["min"], sides["max"]]
-    return ranges
+    compute, metadata = import_arrow("compute"), table.metadata
+    sides = compute.min_max(compute.list_flatten(metadata["shape"])).as_py()
+    values = {"min": compute.min(metadata["minimum"]).as_py(), "max": compute.max(metadata["maximum"]).as_py()}
+    ranges = {"values": [values["min"], values["max"]], "sides": [sides["min"], sides["max"]]}
+    return {name: limits for name, limits in ranges.items() if limits[0] is not None}

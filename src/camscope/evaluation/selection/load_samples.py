@@ -8,11 +8,10 @@ import numpy as np
 
 from camscope.batch.batch_worker import BatchWorker
 from camscope.batch.image_loading import load_images
-from camscope.batch.manifest import Manifest
-from camscope.batch.pseudonymize import contains_scans, pseudonymize_manifest
+from camscope.batch.manifest import Manifest, contains_scans, pseudonymize_manifest
 from camscope.errors import CategoryError, InputError, TargetError, UndefinedError
-from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, GroundTruth
-from camscope.evaluation.selection.racing import Mask, SelectionSample
+from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, GroundTruth, Mask
+from camscope.evaluation.selection.racing import SelectionSample
 from camscope.explainers import Explainer
 from camscope.explainers.core.inputs import ModelInput, accepts_scans
 from camscope.geometry import project_mask_to_input
@@ -35,9 +34,7 @@ def load_samples(
 ) -> tuple[list[SelectionSample], Counter[str]]:
     """Load at most `max_images` random images that have the most frequent input size, prepared by `explainer`.
 
-    `target` is that of images without their own (None: the class that the model predicts). Rows without a value in the
-    `group_column` are left out. Returns the samples, and the number of images left out by reason. InputError if no image can
-    be used, or if there is no such column.
+    `target` is that of images without their own. Returns the samples, and the number of images left out by reason.
     """
     if group_column is not None and group_column not in manifest.table.column_names:
         raise InputError(f"no column {group_column!r} to group by; there are {', '.join(manifest.table.column_names)}")
@@ -74,7 +71,7 @@ def load_samples(
 
 
 def _find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | None) -> str:
-    """Return why a target by name or number does not exist; "" if it does, or if only the model knows."""
+    """Return why a target by name or number does not exist, or "" if it does, or if only the model knows."""
     try:
         if isinstance(target, str | int) and class_names:
             resolve_class_index(target, len(class_names), class_names)
@@ -86,7 +83,7 @@ def _find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | 
 def _load_input_mask(
     ground_truth: GroundTruth | None, item: ModelInput, row: Mapping[str, Any], path: str, is_private: bool
 ) -> Mask | None:
-    """Return the mask on the model's input; None without an annotation that the model saw."""
+    """Return the mask on the model's input, or None without an annotation that the model saw."""
     placement = item.placement
     if ground_truth is None or placement is None:
         return None

@@ -1,13 +1,4 @@
-"""Selection of a method and a layer for a model and a set of images, by a race in which losers drop out early.
-
-All candidates explain the same images, block by block. Faithfulness is how much faster the output falls when the strongest
-regions are removed than when the weakest are, under two imputations. Localization is how much of the map lies in the
-annotated region, where there is one. Robustness is how similar the map stays under small changes of the image.
-
-Candidates whose maps do not depend on the trained weights do not start. Of candidates with the same maps one stays.
-Candidates that are not robust drop out. `racing` decides on the others. A selection is saved as a TOML file that
-`camscope explain` and `camscope batch` read.
-"""
+"""Selection of a method and a layer for a model and a set of images, by a race in which losers drop out early."""
 
 import contextlib
 import json
@@ -20,7 +11,7 @@ import numpy as np
 
 from camscope.errors import CamscopeError, InputError
 from camscope.evaluation.map_metrics import get_default_region_size
-from camscope.evaluation.selection.candidate_scores import evaluate_candidates, get_model_device
+from camscope.evaluation.selection.candidates import evaluate_candidates, get_model_device
 from camscope.evaluation.selection.racing import (
     FAITHFULNESS_METRIC,
     LOCALIZATION_METRIC,
@@ -30,9 +21,7 @@ from camscope.evaluation.selection.racing import (
     ReferenceValues,
     SelectionSample,
     collect_reference,
-    count_groups,
     drop_losers,
-    is_race_decided,
     rank_candidates,
     survivors,
 )
@@ -53,18 +42,12 @@ BLOCK_SIZE = 8  # images in a round
 
 @dataclass(frozen=True)
 class MethodSelection:
-    """The result of a race: one best candidate, two that do not differ, or none, and all candidates, the best first.
-
-    `n_images` is the number of images that the leader explained. `n_maps` is that of the maps computed, and
-    `n_maps_without_drops` that of a race without drops. `n_groups` counts independent images or groups of images.
-    """
+    """The result of a race: one best candidate, two that do not differ, or none, and all candidates, the best first."""
 
     best: list[CandidateState]
     candidates: list[CandidateState]
-    n_images: int
-    n_maps: int
-    n_maps_without_drops: int
-    n_groups: int
+    n_images: int  # that the leader explained
+    n_groups: int  # independent images, or groups of images, that there are
 
     @property
     def survivors(self) -> list[CandidateState]:
@@ -113,12 +96,9 @@ def select_method(
     on_progress: RaceProgressCallback | None = None,
     evaluate_block: BlockEvaluator | None = None,
 ) -> MethodSelection:
-    """Race explainers of one model over samples with one input size.
+    """Race explainers of one model over samples with one input size; with `never_drop` all candidates explain all images.
 
-    `n_steps` is the number of points of a removal curve, and `region_size` the side in pixels of removed regions. None: a
-    fourteenth of the input's shortest side. `seed` is that of the order of images and ties. With `never_drop` all candidates
-    explain all images. `evaluate_block` replaces the evaluation of a block. InputError if there are fewer than two candidates
-    or images, or if only some samples have a group.
+    `n_steps` and `region_size` are those of `PerturbationTest`. InputError with fewer than two candidates or images.
     """
     if len(explainers) < 2 or len(samples) < 2:
         raise InputError(f"candidates: {len(explainers)}, images: {len(samples)}; a race needs two of each at least")
@@ -132,7 +112,7 @@ def select_method(
     reference: ReferenceValues = {}
     for start in range(0, len(shuffled), BLOCK_SIZE):
         racing, block = survivors(candidates), shuffled[start : start + BLOCK_SIZE]
-        if not racing or (reference and not never_drop and is_race_decided(racing, reference, len(shuffled))):
+        if not racing or (len(racing) == 1 and start and not never_drop):
             break
         if evaluate_block is None:
             evaluate_candidates(racing, block, n_steps, region_size or get_default_region_size(block[0].item.x), seed)
@@ -149,7 +129,7 @@ def select_method(
 
 
 def _shuffle_by_group(samples: Sequence[SelectionSample], seed: int) -> list[SelectionSample]:
-    """Shuffle samples with the samples of each group together; InputError if only some have a group."""
+    """Shuffle samples with the samples of each group together. Raises InputError if only some have a group."""
     shuffled = [samples[i] for i in np.random.default_rng(seed).permutation(len(samples))]
     n_without_group = sum(sample.group is None for sample in shuffled)
     if 0 < n_without_group < len(shuffled):
@@ -160,10 +140,7 @@ def _shuffle_by_group(samples: Sequence[SelectionSample], seed: int) -> list[Sel
 
 
 def find_model_independence_reason(explainer: Explainer, samples: Sequence[SelectionSample], seed: int) -> str:
-    """Return why a candidate's maps do not depend on the trained weights; "" if they do.
-
-    They do not if the median Spearman correlation with the maps of an untrained copy exceeds `MAX_UNTRAINED_CORRELATION`.
-    """
+    """Return why a candidate's maps do not depend on the trained weights, or "" if they do."""
     if explainer.control:
         return "a control: it does not depend on the model"
     untrained, correlations = randomize_weights(explainer, seed), []
@@ -207,14 +184,10 @@ def _build_selection(
 ) -> MethodSelection:
     ranked = rank_candidates(survivors(candidates), reference)
     dropped = sorted((c for c in candidates if c.drop_reason), key=lambda candidate: -candidate.n_images)
-    started = [candidate for candidate in candidates if candidate.n_images]
-    n_seen = max((candidate.n_images for candidate in ranked or started), default=0)
-    n_maps = sum(candidate.n_images for candidate in started)
-    n_groups = count_groups(candidates[0], n_images)[1]
+    n_seen = max(candidate.n_images for candidate in ranked or candidates)
+    n_groups = n_images if candidates[0].groups is None else len(set(candidates[0].groups))
     is_clear = len(ranked) == 1 or (len(ranked) == 2 and n_groups >= MIN_GROUPS_TO_COMPARE)
-    return MethodSelection(
-        ranked if is_clear else [], [*ranked, *dropped], n_seen, n_maps, n_images * len(started), n_groups
-    )
+    return MethodSelection(ranked if is_clear else [], [*ranked, *dropped], n_seen, n_groups)
 
 
 @dataclass(frozen=True)
@@ -250,7 +223,7 @@ def save_selection(selection: MethodSelection, path: str | Path, *, overwrite: b
 
 
 def read_selection(path: str | Path) -> SavedSelection:
-    """Read a file that `save_selection` wrote; InputError for another file."""
+    """Read a file that `save_selection` wrote. Raises InputError for another file."""
     data = read_toml(path, f"{path} is not a choice that camscope choose --save wrote")
     method, layer, model = (data.get(name) for name in ("method", "layer", "model"))
     if isinstance(method, str) and isinstance(layer, str | None) and isinstance(model, str) and method in METHODS:

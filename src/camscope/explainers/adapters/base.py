@@ -37,7 +37,7 @@ class AdapterExplainer(MultiPassExplainer):
 
 
 def call_with_gradients(computation: Callable[[], T | None]) -> T:
-    """Return the result of a package's forward and backward passes with gradients enabled; see `run_with_gradients`."""
+    """Return the result of a package's forward and backward passes with gradients enabled. See `run_with_gradients`."""
 
     def run(scope: GradientScope) -> T | None:
         with scope:
@@ -120,11 +120,7 @@ class RepeatedModule(nn.Module):
 
 
 def clone_for_hooks(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module:
-    """Return a copy of the modules and their attributes that shares the numbers of parameters and buffers.
-
-    A hook, attribute or parameter set on the copy does not reach the model or another thread. A module that ran several times
-    becomes a `RepeatedModule`.
-    """
+    """Return a copy of the modules for hooks of a package, which shares the numbers; one that ran often is a `RepeatedModule`."""
     for _ in range(MAX_COPY_ATTEMPTS):
         try:
             return _build_clone(model, call_records)
@@ -138,8 +134,10 @@ def clone_for_hooks(model: nn.Module, call_records: ModuleCallRecords) -> nn.Mod
 
 
 def _build_clone(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module:
-    leaves = (leaf for part in model.modules() for _, leaf in iter_leaves(vars(part)))
-    shared = {id(leaf): _alias_without_gradient(leaf) for leaf in leaves}
+    shared = {}
+    for leaf in (leaf for part in model.modules() for _, leaf in iter_leaves(vars(part))):
+        alias = leaf.detach()
+        shared[id(leaf)] = nn.Parameter(alias, requires_grad=False) if isinstance(leaf, nn.Parameter) else alias
     clone = _copy_with_training_flags(model, shared)
     for name, count in call_records.call_counts.items():
         if count > 1:
@@ -169,13 +167,7 @@ def _copy_with_training_flags(model: nn.Module, shared_tensors: dict[int, Tensor
 
 
 def restart_call_counts(clone: nn.Module) -> None:
-    """Start again at the first copy of each `RepeatedModule`; call it before each pass."""
+    """Start again at the first copy of each `RepeatedModule`. Call it before each pass."""
     for part in clone.modules():
         if isinstance(part, RepeatedModule):
             part.next_call = 0
-
-
-def _alias_without_gradient(value: Tensor) -> Tensor:
-    """Return a tensor or parameter with the same storage that needs no gradient."""
-    alias = value.detach()
-    return nn.Parameter(alias, requires_grad=False) if isinstance(value, nn.Parameter) else alias

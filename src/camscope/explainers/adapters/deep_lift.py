@@ -1,10 +1,6 @@
 """DeepLIFT and DeepLIFT SHAP by captum: a gradient in which non-linear modules pass on Δout/Δin from a baseline.
 
-captum has rules for modules of certain types only. Three preparations on a copy of the model make it complete:
-
-- ReLU6 and Hardtanh become ReLUs by type, to which the same rule applies.
-- Max pooling with overlapping windows becomes one without overlap, which is what captum's rule expects.
-- Non-linear operations without a rule keep their gradient, and are counted.
+In a copy of the model, modules become those that captum has rules for. Other non-linear operations are counted.
 """
 
 import copy
@@ -46,7 +42,7 @@ CLIPPED_RELU_TYPES = (nn.ReLU6, nn.Hardtanh)
 
 
 def convert_clipped_relus(model: nn.Module) -> None:
-    """Turn every clipping module of a model's copy into a ReLU by type, with its function unchanged."""
+    """Turn clipping modules of a model's copy into ReLUs by type, whose rule applies, with their function unchanged."""
     modules: Iterator[Any] = model.modules()  # whose types change
     for part in modules:
         if type(part) in CLIPPED_RELU_TYPES:
@@ -70,7 +66,7 @@ class UnsupportedOps(BaseFunctionMode):
         self.reset()
 
     def reset(self) -> None:
-        """Reset the counts; call it before each pass."""
+        """Reset the counts. Call it before each pass."""
         self._supported_module_depth, self.counts = 0, Counter[str]()
 
     def track_supported_modules(self, model: nn.Module) -> None:
@@ -139,7 +135,7 @@ class NonOverlappingMaxPool(nn.Module):
 
 
 def replace_overlapping_pools(model: nn.Module) -> None:
-    """Replace every max pooling with overlapping windows in a copy of a model."""
+    """Replace every max pooling with overlapping windows, which captum's rule does not expect, in a copy of a model."""
     for parent, key, child in list(iter_children(model)):
         rank = RANK_BY_MAX_POOL.get(type(child), 0)
         if rank and _has_overlapping_windows(child, rank):
@@ -237,7 +233,7 @@ class DeepLIFT(BaselineMixin, DeepLIFTBase):
 class DeepLIFTSHAP(BackgroundMixin, DeepLIFTBase):
     """The mean of DeepLIFT over background inputs, an estimate of Shapley values (Lundberg & Lee 2017, section 4.2).
 
-    The background needs at least two inputs; see `DeepLIFTBase`.
+    The background needs at least two inputs. See `DeepLIFTBase`.
     """
 
     name, title, paper = "deepliftshap", "DeepLIFT SHAP", "arXiv:1705.07874"
@@ -282,10 +278,7 @@ class _ScoreModule(nn.Module):
 
 
 def compute_smallest_difference(x: Tensor, score: Score) -> float:
-    """Return the smallest number of the type of the activations, in float16 a subnormal one.
-
-    captum tells two activations apart by it. Under autocast the type is what autocast casts to.
-    """
+    """Return the smallest number of the dtype of the activations, also under autocast, by which captum tells two apart."""
     with score.forward_context():
         device_type = x.device.type
         cast_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
@@ -296,7 +289,7 @@ def compute_smallest_difference(x: Tensor, score: Score) -> float:
 def _compute_multipliers(
     score_module: _ScoreModule, x: Tensor, baseline_tensor: Tensor, unsupported_ops: UnsupportedOps
 ) -> Tensor | None:
-    """Return captum's multipliers (C,*S) of one input against one baseline; None if the model disables gradients."""
+    """Return captum's multipliers (C,*S) of one input against one baseline, or None if the model disables gradients."""
     from captum.attr import DeepLift
 
     unsupported_ops.reset()

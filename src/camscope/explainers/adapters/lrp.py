@@ -1,7 +1,4 @@
-"""Layer-wise relevance propagation by zennit: the score is distributed backwards through the model, layer by layer.
-
-Operations outside of modules (sums, means, activations) get the rules of zennit's modules.
-"""
+"""Layer-wise relevance propagation by zennit, whose rules also apply to sums, means and activations outside of modules."""
 
 import copy
 from collections import Counter
@@ -50,10 +47,7 @@ SUM_SIGNS = {"add": 1, "iadd": 1, "radd": 1, "sub": -1, "isub": -1}
 
 
 class RelevanceRuleMode(BaseFunctionMode):
-    """Applies zennit's rules to functions outside of modules with a rule, and counts others in `unsupported_functions`.
-
-    `Pass` passes relevance on unchanged; `Norm` distributes it by contribution.
-    """
+    """Applies zennit's rules to functions outside of modules with a rule, and counts others in `unsupported_functions`."""
 
     def __init__(self, stabilizer: Callable[[Tensor], Tensor], exact_stabilizer: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -62,13 +56,13 @@ class RelevanceRuleMode(BaseFunctionMode):
         self._ruled_module_depth, self.unsupported_functions = 0, Counter[str]()
 
     def reset(self) -> None:
-        """Reset the counts; call it before each pass."""
+        """Reset the counts. Call it before each pass."""
         self.release_hooks()
         self._ruled_module_depth = 0
         self.unsupported_functions.clear()
 
     def release_hooks(self) -> None:
-        """Remove the hooks with the tensors they hold; call it after the last pass."""
+        """Remove the hooks with the tensors they hold. Call it after the last pass."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -109,7 +103,7 @@ class RelevanceRuleMode(BaseFunctionMode):
         kwargs: dict[str, Any],
         differentiable: list[Tensor],
     ) -> Tensor | None:
-        """Return the result if a rule applies; None if the relevance is the gradient, or there is no rule."""
+        """Return the result if a rule applies, or None if the relevance is the gradient, or there is no rule."""
         from zennit.rules import Norm, Pass
 
         if name in SUM_SIGNS and not kwargs and len(args) == 2:
@@ -261,10 +255,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
 def _propagate_relevance(
     score: Score, x: Tensor, sample_index: Tensor, clone: nn.Module, rule_mode: RelevanceRuleMode
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the score, the relevance of the output, and that of the input (1,C,*S); None if the model disables gradients.
-
-    The relevance of the output is output ∘ ∂score/∂output: the logit of a class, or both logits of a difference, one negated.
-    """
+    """Return the score, the relevance of the output (output ∘ ∂score/∂output) and that of the input, if there are gradients."""
     restart_call_counts(clone)
     rule_mode.reset()
     leaf = x.detach().clone().requires_grad_()

@@ -85,7 +85,7 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
     A subclass implements `build_captum` and `fit_linear_model`.
 
     `grid_size`: cells along each axis of a grid, or fewer if the axis is shorter. `segments`: instead of the grid, superpixels
-    or label maps; see `resolve_segment_labels`. `n_samples`: images with random cells shown and the others filled by `baseline`.
+    or label maps. See `resolve_segment_labels`. `n_samples`: images with random cells shown and the others filled by `baseline`.
     captum draws them from `seed` and weighs them; as many run at a time as fit into memory. A cell is hidden in all channels.
     """
 
@@ -187,7 +187,7 @@ class LIME(SurrogateExplainer):
         check_number(low=0, alpha=self.alpha)
 
     def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
-        """Return captum's explainer; see `SurrogateExplainer`."""
+        """Return captum's explainer. See `SurrogateExplainer`."""
         from captum.attr._core.lime import Lime, get_exp_kernel_similarity_function
 
         kernel = get_exp_kernel_similarity_function("cosine", kernel_width=self.kernel_width)
@@ -220,7 +220,7 @@ class KernelSHAP(SurrogateExplainer):
     name, title, paper = "kernelshap", "KernelSHAP", "arXiv:1705.07874"
 
     def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
-        """Return captum's explainer; see `SurrogateExplainer`."""
+        """Return captum's explainer. See `SurrogateExplainer`."""
         from captum.attr import KernelShap
 
         method = KernelShap(scorer)
@@ -268,10 +268,7 @@ class CPUFloat32Mode(BaseFunctionMode):
 
 @contextmanager
 def cpu_rng_seeded(seed: int) -> Iterator[None]:
-    """Seed the process's random numbers on the CPU, and restore their state at exit; captum accepts no generator.
-
-    One thread at a time may use it. Numbers drawn by other threads meanwhile come from the same seed.
-    """
+    """Seed this process's random numbers on the CPU, for one thread at a time, and restore them; captum accepts no generator."""
     with _rng_lock, torch.random.fork_rng(devices=[]), CPUFloat32Mode():
         torch.default_generator.manual_seed(seed)
         yield

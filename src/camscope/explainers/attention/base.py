@@ -51,29 +51,18 @@ class AttentionTrace:
     blocks: AttentionBlockFinder
 
     @property
-    def patch_slice(self) -> slice:
-        """The slice of the tokens that lie on the grid."""
-        return slice(self.layout.prefix, self.layout.prefix + math.prod(self.layout.grid))
-
-    @property
     def probabilities(self) -> list[Tensor]:
         """The attention probabilities (N,heads,T,T) of each block."""
         return [attention.probabilities.detach() for attention in self.attentions]
 
     @cached_property
     def read_weights(self) -> Tensor:
-        """Equal weights (N,T), with a sum of 1, of the tokens of the last attention that the score depends on.
-
-        These are the tokens whose rows of the gradient are not zero. A sample with a zero gradient has no weights.
-        """
+        """Equal weights (N,T), that sum to 1, of the tokens that the score reads: their rows of the last gradient are not 0."""
         rows = (self.gradients[-1] != 0).any(-1).any(1).to(self.gradients[-1].dtype)
         return rows / rows.sum(1, keepdim=True).clamp(min=1)
 
     def compute_early_gradients(self, n_blocks: int | None) -> list[Tensor]:
-        """Return the gradients (N,heads,T,T) at the last `n_blocks` (None: all) of the score if the model ended there.
-
-        Only the part of the model behind the blocks runs again, once for each of them.
-        """
+        """Return the gradients (N,heads,T,T) at the last `n_blocks` (None: all) of the score if the model ended there."""
         count = min(n_blocks or len(self.attentions), len(self.attentions))
         blocks = self.blocks.find_blocks(self.attentions) if count > 1 else []
         gradients: list[Tensor] = []
@@ -107,11 +96,7 @@ def select_token_attentions(
     token_counts: Collection[int],
     layout: str | Layout | None,
 ) -> tuple[list[Attention], Layout, list[str]]:
-    """Return the attentions between all tokens of x (N,C,*S), the layout of the tokens, and what was skipped.
-
-    `layout_hints` come from `record_layout_hints`, `token_counts` from `record_token_counts`. Raises LayerError if the
-    model has none.
-    """
+    """Return the attentions between all tokens of x (N,C,*S), their layout, and notes of those left out, or raise LayerError."""
     shapes = [tuple(attention.probabilities.shape) for attention in attentions]
     advice = "Pass a method that looks at a layer, such as gradcam"
     windows = next((shape for shape in shapes if len(shape) > 4 or shape[0] != len(x)), None)
@@ -155,10 +140,7 @@ def select_token_attentions(
 
 
 def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
-    """Whether the layout of the tokens could be neither verified nor contradicted; LayerError if it is contradicted.
-
-    The values of the first attention between this number of tokens are probed; see `probe_layout`.
-    """
+    """Whether `probe_layout` can neither verify nor contradict the tokens' layout. LayerError if it contradicts it."""
 
     def read(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with AttentionRecorder() as recorder:
@@ -183,10 +165,7 @@ def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layo
 def compute_attention_gradients(
     values: Tensor, attentions: Sequence[Attention], *, all_blocks: bool
 ) -> tuple[list[Attention], list[Tensor], Tensor | None]:
-    """Return the attentions up to the last one that the values (N,) depend on, and the gradients of `AttentionTrace`.
-
-    `all_blocks`: take the gradient at all of them in one backward pass, else only at the last one, which is much cheaper.
-    """
+    """Return the attentions up to the last that values (N,) depend on, and gradients there: at `all_blocks` or the last."""
     for count in range(len(attentions), 0, -1) if values.requires_grad else ():
         used = list(attentions[:count])
         selected = used if all_blocks else used[-1:]

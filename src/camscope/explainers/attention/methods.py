@@ -1,15 +1,17 @@
 """Methods that read the self-attention of transformers. P: its probabilities, g: the score's gradient there."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.errors import LayerError
 from camscope.explainers.attention.base import AttentionTrace, TokenAttentionExplainer
 from camscope.explainers.core.base import register
-from camscope.explainers.core.evaluation_context import check_one_of, check_positive_integer
+from camscope.explainers.core.setting_types import PositiveInteger
 
 HeadFusion = Literal["mean", "max", "min"]
 
@@ -25,10 +27,6 @@ class Rollout(TokenAttentionExplainer):
     name, title, paper = "rollout", "Attention Rollout", "arXiv:2005.00928"
     class_specific: ClassVar[bool] = False
     head_fusion: HeadFusion = "mean"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_one_of("head_fusion", self.head_fusion, "mean", "max", "min")
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
         """Return the relevance (N,T) of each token."""
@@ -86,11 +84,7 @@ class LeGrad(TokenAttentionExplainer):
     name, title, paper = "legrad", "LeGrad", "arXiv:2404.03214"
     forward_passes, backward_passes = "1 + L partial forwards", "L"
     needs_early_gradients: ClassVar[bool] = True
-    n_blocks: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(None, n_blocks=self.n_blocks)
+    n_blocks: PositiveInteger | None = None
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
         """Return the relevance (N,T) of each token."""
@@ -119,8 +113,10 @@ class GradECLIP(TokenAttentionExplainer):
             )
         parts = trace.output_gradient, last.query, last.key, last.value
         w, q, k, v = (part.detach().transpose(1, 2).flatten(2) for part in parts)
-        k, v = k[:, trace.patch_slice], v[:, trace.patch_slice]
-        similarity = _scale_rows_to_unit_range(_normalize_vectors(q) @ _normalize_vectors(k).transpose(1, 2))
+        on_grid = slice(trace.layout.prefix, trace.layout.prefix + math.prod(trace.layout.grid))
+        k, v = k[:, on_grid], v[:, on_grid]
+        unit_q, unit_k = (F.normalize(vectors, dim=-1, eps=torch.finfo(vectors.dtype).tiny) for vectors in (q, k))
+        similarity = _scale_rows_to_unit_range(unit_q @ unit_k.transpose(1, 2))
         heat = _multiply_rows(trace.read_weights, similarity * (w @ v.transpose(1, 2))).relu()
         return torch.cat([heat.new_zeros(len(heat), trace.layout.prefix), heat], 1)
 
@@ -136,12 +132,6 @@ def _roll_out_attention(token_weights: Tensor, block_attentions: Sequence[Tensor
 def _multiply_rows(rows: Tensor, matrices: Tensor) -> Tensor:
     """Return the products (N,U) of rows (N,T) and matrices (N,T,U)."""
     return (rows[:, None] @ matrices)[:, 0]
-
-
-def _normalize_vectors(vectors: Tensor) -> Tensor:
-    """Divide vectors by their lengths; zero vectors stay zero."""
-    length = vectors.norm(dim=-1, keepdim=True)
-    return vectors / torch.where(length > 0, length, 1)
 
 
 def _scale_rows_to_unit_range(values: Tensor) -> Tensor:

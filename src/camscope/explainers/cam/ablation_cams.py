@@ -10,7 +10,6 @@ from camscope.explainers.cam.base import SPATIAL_AXIS, BaseWeightedChannels, Lay
 from camscope.explainers.cam.layer_features import ActivationEdit, LayerFeatures
 from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import BatchedMixin
-from camscope.explainers.core.evaluation_context import check_one_of
 from camscope.hooks.gradients import RescaleRule
 from camscope.hooks.tap import Tap
 
@@ -56,10 +55,6 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
     forward_passes: ClassVar[str] = "1 + cells partial forwards"
     runs_model = runs_partial_forward = True
     gaussian: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_one_of("gaussian", self.gaussian, True, False)
 
     def combine(self, features: LayerFeatures) -> Tensor:
         """Return p(A ∘ B_c) - p(0)."""

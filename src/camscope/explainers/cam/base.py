@@ -52,7 +52,7 @@ class LayerExplainer(LayerSelectionMixin):
     @staticmethod
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
-    ) -> list[list[AttributionMaps | DeferredMap | CamscopeError]]:
+    ) -> Sequence[Sequence[AttributionMaps | DeferredMap | CamscopeError]]:
         """Return the maps [method][score] from one forward pass and one backward pass per score, for any layers.
 
         Another forward pass is needed for each change of the chosen layer: targets such as regions may have several. Methods
@@ -161,10 +161,7 @@ class BaseQuotientCAM(BaseWeightedChannels):
 
 
 def sum_quotients(features: LayerFeatures, numerator: Tensor, denominator: Tensor, term_size: Tensor) -> Tensor:
-    """Return (N,K,1): Σ numerator / denominator, with 0 where the denominator is 0.
-
-    Adds a note for each sample in which channels with a denominator much smaller than `term_size` carry much of Σ|w A|.
-    """
+    """Return (N,K,1): Σ numerator / denominator, with 0 where the denominator is 0, and note denominators that nearly cancel."""
     parts = torch.where(denominator != 0, numerator / denominator, 0)
     carried = parts.abs() * features.activation.flatten(2).abs().sum(SPATIAL_AXIS, keepdim=True)
     doubtful = torch.where(denominator.abs() < CANCELLATION_RATIO * term_size, carried, 0)

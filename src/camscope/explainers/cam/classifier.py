@@ -57,8 +57,7 @@ class CAM(BaseWeightedChannels):
                 f"cam needs a linear head, and {what} the {plural(K, 'channel')} of layer {layer!r} to "
                 f"{plural(n_classes, 'class')}; {before}use gradcam, its generalization"
             )
-        rows = _find_exact_head_weights(features, logits, heads)
-        rows = _find_head_weights_up_to_constant(features, pairs, heads) if rows is None else rows
+        rows = _find_head_weights(features, logits, pairs, heads)
         if rows is not None:
             return _select_target_weights(rows, pairs)[..., None]
         names = " or ".join(map(repr, heads))
@@ -93,18 +92,23 @@ def _is_channelwise_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear)
 
 
-def _mean_and_sum_over_cells(features: LayerFeatures) -> tuple[Tensor, Tensor]:
-    """Return the features (N,K) by the two poolings that keep a linear head linear in the cells."""
+def _find_head_weights(
+    features: LayerFeatures, logits: Tensor, class_pairs: Tensor, heads: LinearHeads
+) -> Tensor | None:
+    """Return the rows of the linear head that gives all class scores of the pooled layer, or their gain over an empty one."""
     cells = features.activation.flatten(2)
-    return cells.mean(SPATIAL_AXIS), cells.sum(SPATIAL_AXIS)
-
-
-def _find_exact_head_weights(features: LayerFeatures, logits: Tensor, heads: LinearHeads) -> Tensor | None:
-    """Return the rows of the linear head that computes all class scores from the pooled layer."""
-    for rows, bias in heads.values():
-        for pooled in _mean_and_sum_over_cells(features):
-            if _equal_within_rounding(logits, pooled @ rows.T + bias, pooled.square() @ rows.square().T, logits.abs()):
-                return rows
+    poolings = cells.mean(SPATIAL_AXIS), cells.sum(SPATIAL_AXIS)  # these keep a linear head linear in the cells
+    candidates = [(rows, bias, pooled) for rows, bias in heads.values() for pooled in poolings]
+    for rows, bias, pooled in candidates:
+        if _equal_within_rounding(logits, pooled @ rows.T + bias, pooled.square() @ rows.square().T, logits.abs()):
+            return rows
+    samples = torch.arange(len(features.x), device=features.x.device)
+    empty = features.score_activations(len(samples), lambda part: (Tensor.zero_, samples[part]))
+    gained, size = features.values - empty, features.values.abs() + empty.abs()
+    for rows, _, pooled in candidates:
+        terms = pooled * _select_target_weights(rows, class_pairs)
+        if _equal_within_rounding(gained, terms.sum(1), terms.square().sum(1), size):
+            return rows
     return None
 
 
@@ -113,21 +117,6 @@ def _select_target_weights(head_weights: Tensor, class_pairs: Tensor) -> Tensor:
     first, second = class_pairs.T
     rows = head_weights[first]
     return torch.where(second[:, None] >= 0, rows - head_weights[second.clamp(min=0)], rows)
-
-
-def _find_head_weights_up_to_constant(
-    features: LayerFeatures, class_pairs: Tensor, heads: LinearHeads
-) -> Tensor | None:
-    """Return the rows of the linear head that computes the difference of the score to that of an empty layer."""
-    samples = torch.arange(len(features.x), device=features.x.device)
-    empty = features.score_activations(len(samples), lambda part: (Tensor.zero_, samples[part]))
-    gained, size = features.values - empty, features.values.abs() + empty.abs()
-    for rows, _ in heads.values():
-        for pooled in _mean_and_sum_over_cells(features):
-            terms = pooled * _select_target_weights(rows, class_pairs)
-            if _equal_within_rounding(gained, terms.sum(1), terms.square().sum(1), size):
-                return rows
-    return None
 
 
 def _equal_within_rounding(values: Tensor, expected: Tensor, sum_of_squares: Tensor, magnitude: Tensor) -> bool:

@@ -5,7 +5,7 @@ active: its inner product with Σ_k A_k² is not negative.
 """
 
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,17 +15,17 @@ from camscope.explainers.cam.base import SPATIAL_AXIS, LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import count_copies_in_memory, map_chunks
-from camscope.explainers.core.evaluation_context import check_number, check_one_of, check_positive_number
 from camscope.explainers.core.linalg import (
     compute_leading_axes,
     project_on_axes,
     project_on_first_component,
     project_with_reference_sign,
 )
+from camscope.explainers.core.setting_types import NonNegativeNumber, PositiveNumber
 from camscope.layers.selection import find_spatial_layers
 from camscope.plurals import plural
 
-KERNELS = ("sigmoid", "rbf", "linear", "cosine")
+Kernel = Literal["sigmoid", "rbf", "linear", "cosine"]
 RELATIVE_ROUNDING = 1e-12  # of float64 sums
 MAX_CELLS = 2**13  # a grid of 90 x 90: their kernel takes half a gigabyte
 BYTES_PER_KERNEL_VALUE = 8
@@ -75,13 +75,8 @@ class KPCACAM(LayerExplainer):
 
     name, title, paper = "kpcacam", "KPCA-CAM", "arXiv:2410.00267"
     class_specific: ClassVar[bool] = False
-    kernel: str = "sigmoid"
-    gamma: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_one_of("kernel", self.kernel, *KERNELS)
-        check_positive_number(None, gamma=self.gamma)
+    kernel: Kernel = "sigmoid"
+    gamma: PositiveNumber | None = None
 
     def combine(self, features: LayerFeatures) -> Tensor:
         """Return the scores of the cells, signed."""
@@ -139,11 +134,7 @@ class FEM(LayerExplainer):
 
     name, title, paper = "fem", "FEM", "doi:10.1109/IPTA50016.2020.9286629"
     class_specific: ClassVar[bool] = False
-    k_sigma: float = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(k_sigma=self.k_sigma, low=0)
+    k_sigma: NonNegativeNumber = 2.0
 
     def combine(self, features: LayerFeatures) -> Tensor:
         """Return the sum of the channels, each as its mean at the cells where it is strong, and 0 elsewhere."""

@@ -17,15 +17,11 @@ from camscope.explainers.cam.layer_features import ActivationEdit, LayerFeatures
 from camscope.explainers.cam.layer_pass import SharedPass
 from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import BatchedMixin
-from camscope.explainers.core.evaluation_context import (
-    check_number,
-    check_positive_integer,
-    evaluation_context,
-    inspect_model,
-)
+from camscope.explainers.core.evaluation_context import evaluation_context, inspect_model
 from camscope.explainers.core.inputs import ModelInput
 from camscope.explainers.core.linalg import MatrixFactors, factorize_nonnegative
-from camscope.explanation import FloatArray, PixelArray
+from camscope.explainers.core.setting_types import NonNegativeNumber, PositiveInteger
+from camscope.explanation import FloatArray
 from camscope.geometry import Placement
 from camscope.plurals import plural
 from camscope.targets import AllClassScores, Score
@@ -144,14 +140,9 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
     name, title, paper = "dff", "Deep Feature Factorization", "arXiv:1806.10206"
     forward_passes: ClassVar[str] = "1 + n_concepts partial forwards"
     runs_model = runs_partial_forward = True
-    n_concepts: int = 5
-    n_iterations: int = 200
-    tolerance: float = 1e-6
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_concepts=self.n_concepts, n_iterations=self.n_iterations)
-        check_number(tolerance=self.tolerance, low=0)
+    n_concepts: PositiveInteger = 5
+    n_iterations: PositiveInteger = 200
+    tolerance: NonNegativeNumber = 1e-6
 
     def combine(self, features: LayerFeatures) -> Tensor:
         """Return the effects of the concepts on the score, spread over their cells, signed."""
@@ -173,11 +164,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
             raise InputError(
                 f"{plural(len(items), 'image')} of the input sizes {sizes}; factorize takes images of one size"
             )
-        return self._factorize_jointly(items)
-
-    def _factorize_jointly(self, inputs: Sequence[ModelInput]) -> Concepts:
-        """Factorize the activations of all images at once, from one pass for every few images."""
-        with evaluation_context(inspect_model(self.model), self, torch.stack([item.x for item in inputs])) as context:
+        with evaluation_context(inspect_model(self.model), self, torch.stack([item.x for item in items])) as context:
             x = context.x
             at_once = 1 if context.one_sample_per_pass else IMAGES_PER_PASS
             pages = [
@@ -191,7 +178,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
                 pages = [replace(page, replay=None) for page in pages]
             chunks = zip(pages, maps.split(at_once), vectors.split(at_once), strict=True)
             gains = torch.cat([compute_concept_gains(page, *chunk) for page, *chunk in chunks])
-        return _build_concepts(inputs, pages[0], replace(joint, maps=maps), gains)
+        return _build_concepts(items, pages[0], replace(joint, maps=maps), gains)
 
     def _factorize_matrix(self, matrix: Tensor) -> MatrixFactors:
         return factorize_nonnegative(
@@ -205,10 +192,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
 
 
 def compute_concept_gains(features: LayerFeatures, maps: Tensor, vectors: Tensor) -> Tensor:
-    """Return the score (N,C) with one concept alone at the layer, minus that of an empty layer.
-
-    `maps` (N,cells,C) and `vectors` (N,C,K) are the concepts. For `AllClassScores` the result is (N,C,classes).
-    """
+    """Return the score (N,C), or all (N,C,classes), of each concept alone, (N,cells,C) and (N,C,K), minus an empty layer's."""
     n_samples, n_concepts = vectors.shape[:2]
     if features.values.numel() == 0:
         return features.values.new_zeros(n_samples, n_concepts, 0)
@@ -246,7 +230,12 @@ def _build_concepts(
     def to_array(values: Tensor) -> FloatArray:
         return values.to("cpu", features.activation.dtype).numpy()
 
-    drawn = [_select_display_image(item) for item in inputs]
+    drawn = [  # on the original image, or on the model's input if the place of the map is unknown
+        (item.placement, item.image)
+        if item.placement is not None and item.image is not None
+        else (Placement.identity(tuple(item.x.shape[1:])), item.model_input_image)
+        for item in inputs
+    ]
     return Concepts(
         maps=to_array(maps),
         vectors=to_array(factors.vectors[0]),
@@ -260,13 +249,6 @@ def _build_concepts(
         images=tuple(picture for _, picture in drawn),
         notes=features.notes,
     )
-
-
-def _select_display_image(model_input: ModelInput) -> tuple[Placement, PixelArray | None]:
-    """Return where the maps lie and what to draw on: the original image, or the model's input if the place is unknown."""
-    if model_input.placement is not None and model_input.image is not None:
-        return model_input.placement, model_input.image
-    return Placement.identity(tuple(model_input.x.shape[1:])), model_input.model_input_image
 
 
 def _normalize_to_unit_sum(values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from camscope.explainers.cam.base import (
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import RandomMixin
-from camscope.explainers.core.evaluation_context import check_number, check_one_of, check_positive_integer
+from camscope.explainers.core.setting_types import NonNegativeNumber, Number, PositiveInteger
 from camscope.targets import Score, class_scores, full_precision
 
 
@@ -140,13 +140,8 @@ class SmoothGradCAMPlusPlus(BaseWeightedChannels, RandomMixin):
     name, title, paper = "smoothgradcam++", "Smooth Grad-CAM++", "arXiv:1908.01224"
     forward_passes = backward_passes = "1 + n_samples"
     needs_gradient = runs_model = True
-    n_samples: int = 25
-    sigma: float = 0.15
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_samples=self.n_samples)
-        check_number(sigma=self.sigma, low=0)
+    n_samples: PositiveInteger = 25
+    sigma: NonNegativeNumber = 0.15
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
         """Return w."""
@@ -176,13 +171,8 @@ class FinerCAM(GradCAM):
     """
 
     name, title, paper = "finercam", "Finer-CAM", "arXiv:2501.11309"
-    gamma: float = 0.6
-    n_references: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_references=self.n_references)
-        check_number(gamma=self.gamma)
+    gamma: Number = 0.6
+    n_references: PositiveInteger = 3
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """Return the class's logit (N,) minus the part of its closest classes."""
@@ -206,10 +196,6 @@ class ShapleyCAM(BaseWeightedChannels):
     backward_passes: ClassVar[str] = "3"
     needs_gradient = second_order = True
     utility: Literal["logit", "rest"] = "logit"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_one_of("utility", self.utility, "logit", "rest")
 
     @property
     def objective_key(self) -> Hashable:

@@ -1,6 +1,5 @@
 """A layer's activation and gradient in one pass, and the scores of other inputs and other activations there."""
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -56,6 +55,13 @@ class LayerFeatures:
 
     `values` (N,): the score. `recompute(x)`: the features of another input at the same layer, for the same target.
     `compute_curvature()` (N,K,*s): the score's Hessian there times the activation, for a method that is `second_order`.
+
+    Altered activations are put through the rest of the model by the first of four strategies that keeps samples apart:
+
+    - together: all rows are copies of rows of one pass of x.
+    - apart: the rows of each sample have a pass of x[i], because something with N rows bypasses the layer.
+    - whole: every row is a row of a pass of the whole model, because the model counts its rows before the layer.
+    - batch: one altered sample per pass, among the others unchanged, because the model mixes its samples.
     """
 
     layer: str
@@ -110,15 +116,30 @@ class LayerFeatures:
 
         The part of the model before the layer runs once if possible.
         """
-        return self._partial_forward.score_variants(count, variants, self._get_reader(as_probability))
+        run_chunk = partial(self._score_rows, self._strategy, self._get_reader(as_probability))
+        return self._run_in_chunks(self._strategy, count, variants, run_chunk)
 
     def compute_score_losses(self, count: int, variants: ActivationVariants) -> Tensor:
-        """Return how much of the score (count,) is lost with each of other activations; see `score_activations`."""
-        return self._partial_forward.compute_score_losses(count, variants)
+        """Return how much of the score (count,) is lost with each of other activations; see `score_activations`.
+
+        Clean scores and altered ones are of one pass, so that common rounding cancels.
+        """
+        strategy, read_score = self._strategy, self.score.read_score
+
+        def subtract_from_clean(edit: ActivationEdit, sample_index: Tensor) -> Tensor:
+            if strategy == "batch":
+                return self.values[sample_index] - self._score_rows(strategy, read_score, edit, sample_index)
+            present, position = sample_index.unique(return_inverse=True)
+            n_rows, rows = len(sample_index), torch.cat([sample_index, present])
+            scores = self._score_rows(strategy, read_score, lambda maps: edit(maps[:n_rows]), rows)
+            return scores[n_rows:][position] - scores[:n_rows]
+
+        return self._run_in_chunks(strategy, count, variants, subtract_from_clean)
 
     def run_with_edit(self, edit: ActivationEdit) -> Any:
         """Return the model's output of one pass in which `edit` changes all samples' activations (N,K,*s) in place."""
-        return self._partial_forward.run_with_edit(edit)
+        with self._prefix_cache if self._can_replay else nullcontext():
+            return self._run_edited_model(self.x, None, self._sample_indices, edit)
 
     def add_note(self, sample: int, text: str) -> None:
         """Add a note to the result of one sample."""
@@ -126,7 +147,7 @@ class LayerFeatures:
 
     def add_rounding_notes(self, statement: str, changes: Tensor, scores: Tensor) -> None:
         """Add a note to each sample whose changes (N,M) are hardly more than the rounding of its scores (N,R)."""
-        rounding = torch.finfo(self.score.dtype).eps * scores.abs().amax(1)
+        rounding = self.score.machine_epsilon * scores.abs().amax(1)
         for sample in (changes.abs().amax(1) < MIN_ROUNDING_STEPS * rounding).nonzero()[:, 0].tolist():
             self.add_note(sample, f"{statement} by much more than its rounding in {self.score.dtype}")
 
@@ -138,67 +159,25 @@ class LayerFeatures:
         return self.score.probability if as_probability else self.score.read_score
 
     @cached_property
-    def _partial_forward(self) -> "PartialForward":
-        replay = self.replay or PrefixCache(self.score.model, self.layer, self.call_index)
-        return PartialForward(weakref.proxy(self), replay)  # a cycle would keep the tensors until garbage is collected
-
-
-@dataclass(frozen=True)
-class PartialForward:
-    """The model behind a call of a layer.
-
-    Altered activations are put through it by the first of four strategies that keeps samples apart:
-
-    - together: all rows are copies of rows of one pass of x.
-    - apart: the rows of each sample have a pass of x[i], because something with N rows bypasses the layer.
-    - whole: every row is a row of a pass of the whole model, because the model counts its rows before the layer.
-    - batch: one altered sample per pass, among the others unchanged, because the model mixes its samples.
-    """
-
-    features: LayerFeatures
-    replay: PrefixCache
-
-    def score_variants(self, count: int, variants: ActivationVariants, read_output: ScoreReader) -> Tensor:
-        """Return what is read (count,) of the output for each variant; see `LayerFeatures.score_activations`."""
-        run_chunk = partial(self._score_rows, self._strategy, read_output)
-        return self._run_in_chunks(self._strategy, count, variants, run_chunk)
-
-    def run_with_edit(self, edit: ActivationEdit) -> Any:
-        """Return the output of one pass in which all samples' activations are changed."""
-        with self.replay if self._can_replay else nullcontext():
-            return self._run_edited_model(self.features.x, None, self._sample_indices, edit)
+    def _prefix_cache(self) -> PrefixCache:
+        return self.replay or PrefixCache(self.score.model, self.layer, self.call_index)
 
     @cached_property
     def _sample_indices(self) -> Tensor:
-        return torch.arange(len(self.features.x), device=self.features.x.device)
+        return torch.arange(len(self.x), device=self.x.device)
 
     @cached_property
     def _can_replay(self) -> bool:
         """Whether a replayed pass gives the clean scores: modules may pass on more than their outputs."""
-        features = self.features
-        if not self.replay.has_cached_outputs:
+        if not self._prefix_cache.has_cached_outputs:
             return True
         try:
-            with self.replay:
-                output = self._run_edited_model(features.x, None, self._sample_indices, lambda maps: None)
-                scores = features.score.read_score(output, len(features.x)).detach()
+            with self._prefix_cache:
+                output = self._run_edited_model(self.x, None, self._sample_indices, lambda maps: None)
+                scores = self.score.read_score(output, len(self.x)).detach()
         except Exception:  # the model's own will be raised again without a replay
             return False
         return self._match_clean_scores(scores)
-
-    def compute_score_losses(self, count: int, variants: ActivationVariants) -> Tensor:
-        """Return clean scores minus altered ones (count,), both of one pass, so that common rounding cancels."""
-        strategy, read_score = self._strategy, self.features.score.read_score
-
-        def subtract_from_clean(edit: ActivationEdit, sample_index: Tensor) -> Tensor:
-            if strategy == "batch":
-                return self.features.values[sample_index] - self._score_rows(strategy, read_score, edit, sample_index)
-            present, position = sample_index.unique(return_inverse=True)
-            n_rows, rows = len(sample_index), torch.cat([sample_index, present])
-            scores = self._score_rows(strategy, read_score, lambda maps: edit(maps[:n_rows]), rows)
-            return scores[n_rows:][position] - scores[:n_rows]
-
-        return self._run_in_chunks(strategy, count, variants, subtract_from_clean)
 
     @cached_property
     def _strategy(self) -> str:
@@ -206,25 +185,22 @@ class PartialForward:
 
     def _is_usable_strategy(self, strategy: str) -> bool:
         """Whether a strategy keeps samples apart, also in a replayed pass if its first pass filled the cache."""
-        was_cached = self.replay.has_cached_outputs
+        was_cached = self._prefix_cache.has_cached_outputs
         return self._keeps_samples_apart(strategy) and (
-            was_cached or not self.replay.has_cached_outputs or self._keeps_samples_apart(strategy)
+            was_cached or not self._prefix_cache.has_cached_outputs or self._keeps_samples_apart(strategy)
         )
 
     def _keeps_samples_apart(self, strategy: str) -> bool:
-        """Whether each sample keeps its score among an odd number of rows, every other one with an activation of zero.
-
-        If the model raises an error, the strategy is not usable; an error of the model itself occurs again in the last one.
-        """
-        n_samples = len(self.features.x)
-        rows = torch.arange(2 * n_samples + 1, device=self.features.x.device)
+        """Whether each sample keeps its score among rows of which every other one has an activation of zero."""
+        n_samples = len(self.x)
+        rows = torch.arange(2 * n_samples + 1, device=self.x.device)
         sample_index = (rows // 2).clamp(max=n_samples - 1)
 
         def blank_every_other(part: slice) -> tuple[ActivationEdit, Tensor]:
             blank = (rows[part] % 2 == 0).nonzero()[:, 0]
             return lambda maps: maps.index_fill_(0, blank, 0), sample_index[part]
 
-        run_chunk = partial(self._score_rows, strategy, self.features.score.read_score)
+        run_chunk = partial(self._score_rows, strategy, self.score.read_score)
         try:
             scores = self._run_in_chunks(strategy, len(rows), blank_every_other, run_chunk)
         except Exception:
@@ -232,8 +208,8 @@ class PartialForward:
         return self._match_clean_scores(scores[1::2])
 
     def _match_clean_scores(self, scores: Tensor) -> bool:
-        clean = self.features.values
-        allowed = SCORE_TOLERANCE_BY_DTYPE.get(self.features.score.dtype, 1e-4) * (1 + float(clean.abs().max()))
+        clean = self.values
+        allowed = SCORE_TOLERANCE_BY_DTYPE.get(self.score.dtype, 1e-4) * (1 + float(clean.abs().max()))
         return bool(((scores.to(clean) - clean).abs() <= allowed).all())
 
     def _run_in_chunks(
@@ -245,10 +221,10 @@ class PartialForward:
     ) -> Tensor:
         """Return the joined results (count,) of chunks as large as memory and the strategy allow."""
         if count == 0:  # a layer without a nonzero channel
-            return self.features.values.new_zeros(0)
-        sizes = self.features.activation_bytes
+            return self.values.new_zeros(0)
+        sizes = self.activation_bytes
         largest = sizes.largest_in_model if strategy == "whole" else sizes.largest_behind_layer
-        chunk_size = self.features.count_copies_in_memory(largest)
+        chunk_size = self.count_copies_in_memory(largest)
         sample_index = variants(slice(0, count))[1]
         ends = list(range(count - 1)) if strategy == "batch" else []
         if strategy == "apart":
@@ -259,15 +235,15 @@ class PartialForward:
 
         bounds = pairwise([0, *(end + 1 for end in ends), count])
         chunks = [map_chunks(stop - start, chunk_size, partial(run_part, start)) for start, stop in bounds]
-        return torch.cat(chunks).to(self.features.values)
+        return torch.cat(chunks).to(self.values)
 
     def _score_rows(
         self, strategy: str, read_output: ScoreReader, edit: ActivationEdit, sample_index: Tensor
     ) -> Tensor:
         """Return what is read (R,) of the rows after one forward pass."""
-        x, n_rows = self.features.x, len(sample_index)
+        x, n_rows = self.x, len(sample_index)
         if strategy == "together":
-            with self.replay:
+            with self._prefix_cache:
                 output = self._run_edited_model(x, None, sample_index, edit)
                 return read_output(output, n_rows, sample_index).detach()
         if strategy == "batch":
@@ -283,22 +259,17 @@ class PartialForward:
         self, x: Tensor, input_sample_index: Tensor | None, rows: Tensor, edit: ActivationEdit
     ) -> Any:
         """Return the output for x, variants of the samples `input_sample_index`; the layer's rows are copied and edited."""
-        features = self.features
+        edit_rows, output_index, call_index = partial(self._apply_edit, edit), self.output_index, self.call_index
         with branch_layer_output(
-            features.score.model,
-            features.layer,
-            rows,
-            partial(self._apply_edit, edit),
-            output_index=features.output_index,
-            call_index=features.call_index,
+            self.score.model, self.layer, rows, edit_rows, output_index=output_index, call_index=call_index
         ):
-            return features.score.forward(x, input_sample_index)
+            return self.score.forward(x, input_sample_index)
 
     def _apply_edit(self, edit: ActivationEdit, rows: Tensor) -> Tensor:
-        maps = self.features.to_maps(rows)
+        maps = self.to_maps(rows)
         if maps.untyped_storage().data_ptr() != rows.untyped_storage().data_ptr():
             raise LayerError(
-                f"reshape= copies the output of layer {self.features.layer!r}, so what is changed there would not reach the "
+                f"reshape= copies the output of layer {self.layer!r}, so what is changed there would not reach the "
                 f"model; return a view of it (permute, unflatten, slices), or pass layout="
             )
         edit(maps)

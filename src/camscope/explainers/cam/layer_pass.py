@@ -30,6 +30,7 @@ from camscope.layers.layout_probe import (
     has_cached_result,
     make_layout_error,
     probe_layout,
+    unobserved_forward,
 )
 from camscope.layers.selection import choose_layer, find_doubt_reason, infer_layer_layout, record_layout_hints
 from camscope.model_card import get_card
@@ -45,7 +46,7 @@ class LayerSelectionMixin(Explainer):
     tensor in a layer that returns several; `call_index`: which call of a layer that runs several times (default: the last one
     that the score depends on). `layout`: "channels_first", "channels_last" or a Layout, if the layer's shape is ambiguous;
     `reshape`: a callable output -> (N,K,*s) instead. Without either, the layout is verified unless convolutions made the map:
-    three forward passes, once for each model, layer and input size.
+    three forward passes, once for each model, layer and input size. With PyTorch's fused attention, one more finds that out.
 
     Class constants describe a method:
 
@@ -94,10 +95,7 @@ class LayerSelectionMixin(Explainer):
         return [] if named else [f"layer {layer!r} was chosen"]
 
     def choose_layer_name(self, x: Tensor, score: Score) -> str:
-        """Return the layer that the loaded model names, or the last spatial layer that any class depends on.
-
-        The layer is cached while the structure of the model stays the same; for a callable target it is chosen each time.
-        """
+        """Return the layer that the loaded model names, or the last spatial layer that any class depends on."""
         model = score.model
         card = get_card(model)
         if card and card.layer:
@@ -113,10 +111,7 @@ class LayerSelectionMixin(Explainer):
 
 
 class SharedPass(ExitStack):
-    """The forward pass of x (N,C,*S) runs at the start of the `with`; `iter_features` runs the backward passes.
-
-    `allow_more_passes`: whether methods may run the model again on the features of this pass.
-    """
+    """The forward pass of x (N,C,*S) runs at the start of the `with`; `iter_features` runs the backward passes."""
 
     def __init__(
         self,
@@ -212,8 +207,9 @@ class SharedPass(ExitStack):
         indices = range(len(calls)) if len(calls) > 1 else [None]
         locations = [OutputLocation(layer, explainer.output_index, n) for n in indices]
         result = get_cached_result(score.model, locations[call_index], x.shape[1:], layout)
+        is_moved = False
         if result is None and layout.kind == CHANNELS_FIRST:
-            self._cache_convolutional_calls(layer, locations, layout, calls[call_index].activation.shape)
+            is_moved = self._cache_maps_by_construction(layer, locations, layout, call_index)
             result = get_cached_result(score.model, locations[call_index], x.shape[1:], layout)
         if result is None:
             first = torch.zeros(1, dtype=torch.long, device=x.device)
@@ -222,7 +218,15 @@ class SharedPass(ExitStack):
                 return score.forward(inputs, None if len(inputs) == len(x) else first)
 
             shares = self._input_shares
-            result = probe_layout(score.model, [locations[call_index]], layout, x, run, input_shares=shares)[0]
+            result = probe_layout(
+                score.model,
+                [locations[call_index]],
+                layout,
+                x,
+                run,
+                input_shares=shares,
+                moved_layers=[layer] if is_moved else [],
+            )[0]
         if result.verdict is LayoutVerdict.UNDECIDED:
             doubt = find_doubt_reason(score.model, layout, calls[call_index].activation.shape, self._layout_hints)
             result = ProbeResult(LayoutVerdict.CONTRADICTED, doubt) if doubt else result
@@ -230,16 +234,25 @@ class SharedPass(ExitStack):
             raise make_layout_error(f"layer {layer!r}", layout, result.reason)
         return result.verdict
 
-    def _cache_convolutional_calls(
-        self, layer: str, locations: Sequence[OutputLocation], layout: Layout, shape: torch.Size
-    ) -> None:
-        """Cache the layout of those calls of a layer whose outputs are maps by construction."""
-        model, tracker = self._scores[0].model, self._spatial_ops
-        is_convolution = isinstance(find_layer(model, layer)[1], CHANNELS_FIRST_MODULES)
-        for location, call in zip(locations, self._tap.calls[layer], strict=True):
-            is_map = is_convolution if tracker is None else tracker.is_spatial_map(call.activation)
-            if is_map and call.activation.shape[1:] == shape[1:]:
-                cache_result(model, location, self._x.shape[1:], layout, ProbeResult(LayoutVerdict.BY_CONSTRUCTION))
+    def _cache_maps_by_construction(
+        self, layer: str, locations: Sequence[OutputLocation], layout: Layout, call_index: int
+    ) -> bool:
+        """Cache the layout of calls whose outputs are maps by construction. Return whether one call's plane was moved."""
+        score, x, tracker, calls = self._scores[0], self._x, self._spatial_ops, self._tap.calls[layer]
+        if tracker is None and isinstance(find_layer(score.model, layer)[1], CHANNELS_FIRST_MODULES):
+            # interception would have changed the results of this model: one more forward pass
+            tap = Tap(score.model, layer, output_index=locations[0].output_index, gradients=False)
+            tracker = SpatialMapTracker(unwrap(score.model), x.shape[2:])
+            with unobserved_forward(score.model, x.device), tap, tracker:
+                score.forward(x)
+            calls = tap.calls[layer]
+        if tracker is None:
+            return False
+        for location, call in zip(locations, calls, strict=True):
+            if tracker.is_spatial_map(call.activation) and call.activation.shape[2:] == layout.grid:
+                cache_result(score.model, location, x.shape[1:], layout, ProbeResult(LayoutVerdict.BY_CONSTRUCTION))
+        is_moved: bool = tracker.is_moved(calls[call_index].activation)
+        return is_moved
 
     def _compute_gradients(self, values: Tensor, layers: Sequence[str], is_last_backward: bool) -> dict[str, Tensor]:
         """Return the gradient at each layer in at least float32; a float16 one that vanishes is taken again times 2^k."""

@@ -16,7 +16,6 @@ from camscope.explainers.cam.base import SPATIAL_AXIS, BaseWeightedChannels, Lay
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import ADAM_EPSILON, BatchedMixin, RandomMixin
-from camscope.explainers.core.evaluation_context import check_one_of, check_positive_integer, check_positive_number
 from camscope.explainers.core.resampling import (
     blur_input,
     compute_minimum_and_range,
@@ -25,14 +24,12 @@ from camscope.explainers.core.resampling import (
     scale_to_unit_range,
     select_strongest_channels,
 )
+from camscope.explainers.core.setting_types import PositiveInteger, PositiveNumber
 from camscope.hooks.gradients import GradientScope, run_with_gradients
 
 
 class Masking(NamedTuple):
-    """How masks become inputs of the model, and how many different inputs a mask, and the empty mask, makes.
-
-    `apply_masks` takes inputs (R,C,*S), masks (R,1,*S) and the number of each variant (R,), and returns masked inputs.
-    """
+    """Masks (R,1,*S) and numbers of variants (R,) applied to inputs (R,C,*S), and how many variants a mask has."""
 
     apply_masks: Callable[[Tensor, Tensor, Tensor], Tensor]
     n_variants: int = 1
@@ -49,11 +46,7 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
     """
 
     runs_model: ClassVar[bool] = True
-    n_channels: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(None, n_channels=self.n_channels)
+    n_channels: PositiveInteger | None = None
 
     @abstractmethod
     def create_masking(self, x: Tensor) -> Masking:
@@ -128,15 +121,9 @@ class SSCAM(BaseScoreCAM, RandomMixin):
 
     name, title, paper = "sscam", "SS-CAM", "arXiv:2006.14255"
     forward_passes: ClassVar[str] = "1 + n_samples x K"
-    n_samples: int = 35
-    sigma: float = 0.5
+    n_samples: PositiveInteger = 35
+    sigma: PositiveNumber = 0.5
     noise: Literal["map", "input"] = "map"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_samples=self.n_samples)
-        check_positive_number(sigma=self.sigma)
-        check_one_of("noise", self.noise, "map", "input")
 
     def create_masking(self, x: Tensor) -> Masking:
         """Return x ∘ (H + σ n), or x ∘ H + σ (max x - min x) n."""
@@ -162,11 +149,7 @@ class ISCAM(BaseScoreCAM):
 
     name, title, paper = "iscam", "IS-CAM", "arXiv:2010.03023"
     forward_passes: ClassVar[str] = "1 + n_samples x K"
-    n_samples: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_samples=self.n_samples)
+    n_samples: PositiveInteger = 10
 
     def create_masking(self, x: Tensor) -> Masking:
         """Return x ∘ H i/N."""
@@ -192,11 +175,7 @@ class GroupCAM(LayerExplainer, BatchedMixin):
     name, title, paper = "groupcam", "Group-CAM", "arXiv:2103.13859"
     forward_passes, backward_passes = "2 + n_groups", "1"
     needs_gradient = runs_model = True
-    n_groups: int = 32
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_groups=self.n_groups)
+    n_groups: PositiveInteger = 32
 
     def combine(self, features: LayerFeatures) -> Tensor:
         """Return the weighted sum of the masks."""
@@ -246,13 +225,8 @@ class OptiCAM(LayerExplainer):
     name, title, paper = "opticam", "Opti-CAM", "arXiv:2301.07002"
     forward_passes, backward_passes = "1 + n_steps", "n_steps"
     runs_model: ClassVar[bool] = True
-    n_steps: int = 50
-    learning_rate: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_steps=self.n_steps)
-        check_positive_number(learning_rate=self.learning_rate)
+    n_steps: PositiveInteger = 50
+    learning_rate: PositiveNumber = 0.1
 
     def combine(self, features: LayerFeatures) -> Tensor:
         """Return the mixture minus its least cell."""

@@ -10,8 +10,8 @@ from camscope.explainers.cam.base import LayerExplainer, compute_value_range
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import BatchedMixin, RandomMixin
-from camscope.explainers.core.evaluation_context import check_number
 from camscope.explainers.core.resampling import enlarge_to_input, resize_maps, scale_to_unit_range
+from camscope.explainers.core.setting_types import NonNegativeNumber
 
 
 @register
@@ -32,12 +32,8 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
     name, title, paper = "vitcx", "ViT-CX", "arXiv:2211.03064"
     forward_passes: ClassVar[str] = "1 + 2 x K"
     runs_model: ClassVar[bool] = True
-    distance: float = 0.1
-    sigma: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(low=0, distance=self.distance, sigma=self.sigma)
+    distance: NonNegativeNumber = 0.1
+    sigma: NonNegativeNumber = 0.05
 
     def combine(self, features: LayerFeatures) -> Tensor:
         """Return the mean gain of the masks."""
@@ -86,10 +82,8 @@ def scale_each_to_unit_range(masks: Tensor) -> Tensor:
 
 
 def compute_cosine_distances(masks: Tensor, size: Sequence[int]) -> Tensor:
-    """Return one minus the cosines (N,K,K) of masks (N,K,*s) enlarged to `size`; inf for a mask of zeros.
-
-    Enlarging is a matrix E for each axis. EᵀE gives the products of enlarged masks, so that no enlarged mask is computed.
-    """
+    """Return one minus the cosines (N,K,K) of masks (N,K,*s) enlarged to `size`, inf for a mask of zeros."""
+    # EᵀE of the matrix E that enlarges an axis gives the products of enlarged masks, so that no mask is enlarged
     overlap = masks
     for axis, length in enumerate(size, start=2):
         enlarging = resize_maps(torch.eye(masks.shape[axis], dtype=masks.dtype, device=masks.device), (length,))
@@ -101,11 +95,8 @@ def compute_cosine_distances(masks: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def cluster_masks(distances: Tensor, max_distance: float) -> Tensor:
-    """Return the first member (N,K) of each mask's cluster, from distances (N,K,K).
-
-    Clusters are joined by complete linkage if they are less than `max_distance` apart. All pairs of mutual nearest neighbors
-    are joined in one step, which gives the same clusters as one pair after the other.
-    """
+    """Return the first member (N,K) of each mask's cluster, by complete linkage of distances (N,K,K) below a maximum."""
+    # all pairs of mutual nearest neighbors are joined in one step, which gives the same clusters as one after the other
     indices = torch.arange(distances.shape[1], device=distances.device).expand(distances.shape[:2])
     # symmetric, also in rounding: otherwise no two clusters might be mutual neighbors
     between = torch.maximum(distances, distances.mT)

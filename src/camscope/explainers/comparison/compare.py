@@ -13,7 +13,6 @@ from torch import nn
 
 from camscope import render
 from camscope.errors import InputError, LayerError, OutputError, TargetError
-from camscope.explainers.comparison.equal_maps import correlate_maps, describe_equal_maps, find_equal_maps
 from camscope.explainers.comparison.grid_layout import (
     GridEntry,
     build_grid_layout,
@@ -27,11 +26,22 @@ from camscope.explainers.core.evaluation_context import Precision
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.explainers.core.runner import OnPass, explain_grid
 from camscope.explanation import AUTO, Explanation, FloatArray, PixelArray, ScaleOption, shared_scales
+from camscope.geometry import Placement
 from camscope.safe_files import write_bytes
 from camscope.targets import TargetLike
 
 MethodLike = str | type[Explainer] | Explainer
 DEFAULT_METHODS = ("gradcam", "gradcam++", "xgradcam", "hirescam", "layercam")
+MAX_HEATMAP_DIFFERENCE = 1e-4  # relative to the maximum
+KNOWN_IDENTITIES = {  # what makes the formulas of methods equal
+    "the gradient there is one number per channel, as before global pooling": (
+        "gradcam",
+        "xgradcam",
+        "hirescam",
+        "cam",
+    ),
+    "nothing there is negative": ("layercam", "gradcam-elementwise"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +214,7 @@ def compare(
         methods: Names, classes, or explainers of this model, which keep their settings.
         layers: Names or modules; a method that combines layers, such as RefineCAM, takes all of them. Default: the last
             layer with spatial extent.
-        targets: One or several targets; see `Explainer.attribute`.
+        targets: One or several targets. See `Explainer.attribute`.
         preprocess: How the image becomes the model's input.
         class_names: Class names by index.
         precision: "bf16", or None for the model's own.
@@ -251,7 +261,7 @@ def compare_explainers(
     skip_unsupported: bool = False,
     on_pass: OnPass | None = None,
 ) -> Comparison:
-    """Return the comparison of explainers of one model; see `compare`."""
+    """Return the comparison of explainers of one model. See `compare`."""
     timer = MethodTimer(on_pass)
     if skip_unsupported:
         explainers, rows = explain_supported(explainers, image, targets, extra_inputs, on_pass=timer)
@@ -265,7 +275,7 @@ def compare_explainers(
 
 
 def _find_visible_region(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
-    """Return the rows and columns of the image that the model saw; None if that is all, unknown, or not one region."""
+    """Return the rows and columns of the image that the model saw, or None if that is all, unknown, or not one region."""
     regions = set()
     for explanation in explanations:
         if explanation.image is None or explanation.placement is None:
@@ -288,3 +298,80 @@ def _format_legend_labels(scale: ScaleOption | Literal["shared"], colormap: str)
     strongest = "strongest value" if signed or scale in ("symmetric", "robust") else "maximum"
     whose = f"{strongest} of a method over all classes" if scale == "shared" else f"{strongest} of each map"
     return f"minus the {strongest}" if signed else "0", whose
+
+
+# --- equal maps
+
+
+def find_equal_maps(explanations: Sequence[Explanation]) -> list[tuple[Explanation, ...]]:
+    """Return the groups of explanations whose displayed maps are equal; a map without positive values is in no group."""
+    groups: list[list[Explanation]] = []
+    for explanation in explanations:
+        heatmap = explanation.heatmap("grid")
+        if not heatmap.any():
+            continue
+        for group in groups:
+            first = group[0].heatmap("grid")
+            if first.shape == heatmap.shape and np.abs(first - heatmap).max() <= MAX_HEATMAP_DIFFERENCE:
+                group.append(explanation)
+                break
+        else:
+            groups.append([explanation])
+    return [tuple(group) for group in groups if len(group) > 1]
+
+
+def correlate_maps(explanations: Sequence[Explanation], kind: Literal["pearson", "spearman"] = "pearson") -> FloatArray:
+    """Return the correlation matrix (M,M) of the displayed maps on the finest grid among them; NaN for a constant map."""
+    if kind not in ("pearson", "spearman"):
+        raise InputError(f"kind={kind!r}: expected 'pearson' or 'spearman'")
+    finest_grid = np.max([explanation.grid for explanation in explanations], axis=0)
+    placement = Placement.identity(finest_grid.tolist())
+    heatmaps = (explanation.heatmap("grid").astype(np.float64) for explanation in explanations)
+    rows = np.stack([placement.project(heatmap)[0].ravel() for heatmap in heatmaps])
+    if kind == "spearman":
+        rows = np.stack([_rank_values(row) for row in rows])
+    centered = rows - rows.mean(1, keepdims=True)
+    norms = np.linalg.norm(centered, axis=1)
+    is_valid = norms > 1e-12 * np.abs(rows).max(1)  # a constant map leaves only rounding
+    scaled = centered / np.where(is_valid, norms, np.nan)[:, None]
+    return np.asarray((scaled @ scaled.T).clip(-1, 1))
+
+
+def _rank_values(values: FloatArray) -> FloatArray:
+    """Return the ranks (M,), with the mean rank for equal values."""
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((counts.cumsum() - (counts - 1) / 2)[which])
+
+
+def describe_equal_maps(
+    groups: Sequence[tuple[Explanation, ...]], method_labels: Mapping[int, str], n_targets: int
+) -> tuple[str, ...]:
+    """Return sentences that say which maps are equal and why. `method_labels`: the label of the method by an explanation's id."""
+    classes_by_text: dict[tuple[str, str], list[str]] = {}
+    for group in groups:
+        layers = {explanation.layer for explanation in group}
+        names = [method_labels[id(explanation)] for explanation in group]
+        names = [f"'{name}'" if "," in name else name for name in names]
+        if len(layers) > 1:
+            names = [f"{name} at {explanation.layer}" for name, explanation in zip(names, group, strict=True)]
+        where = f" at {group[0].layer}" if len(layers) == 1 and group[0].layer else ""
+        text = f"{_join_names(names)} are one map{where}", _explain_equality(group, layers)
+        classes_by_text.setdefault(text, []).append(group[0].label)
+    sentences = []
+    for (statement, reason), classes in classes_by_text.items():
+        which = " for every class" if len(classes) == n_targets else f" for {_join_names(classes)}"
+        sentences.append(f"{statement}{which if n_targets > 1 else ''}: {reason}")
+    return tuple(sentences)
+
+
+def _explain_equality(group: Sequence[Explanation], layers: set[str | None]) -> str:
+    """Return the known identity of the methods, or that the maps are equal on this image."""
+    for condition, methods in KNOWN_IDENTITIES.items():
+        if len(layers) == 1 and all(explanation.method in methods for explanation in group):
+            return f"their formulas are one if {condition}"
+    return "the maps are the same here"
+
+
+def _join_names(names: Sequence[str]) -> str:
+    """Join names as `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -40,7 +40,7 @@ FOREIGN_KEYWORD_HINTS = {  # keywords of captum, pytorch-grad-cam and torchcam
 def resolve_call_arguments(
     explainers: Sequence[Method], args: tuple[Any, ...], additional_forward_args: Any, keywords: Mapping[str, Any]
 ) -> tuple[list[Method], ExtraInputs]:
-    """Return the explainers with the settings of one call applied, and the extra inputs of the model; see `Explainer`."""
+    """Return the explainers with the settings of one call applied, and the extra inputs of the model. See `Explainer`."""
     if not keywords or not explainers:
         return list(explainers), build_extra_inputs(args, keywords, additional_forward_args)
     where = " and ".join(dict.fromkeys(type(explainer).__name__ for explainer in explainers))
@@ -77,10 +77,7 @@ def select_baseline_rows(
 def split_keywords(
     model: nn.Module, keywords: Mapping[str, Any], setting_names: Collection[str], owner_name: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split the keywords of a call into inputs of the model's forward and settings of the method.
-
-    `setting_names` are those of all methods of the call; `owner_name` names them in the InputError for any other keyword.
-    """
+    """Split keywords into inputs of the model's forward and settings of the methods, or raise an InputError for any other."""
     inner = unwrap(model)
     named = list_forward_keywords(inner) if keywords else ()
     for_model, for_method = dict[str, Any](), dict[str, Any]()
@@ -112,10 +109,7 @@ def _describe_unknown_keyword(keyword: str, setting_names: Collection[str], owne
 def build_extra_inputs(
     args: tuple[Any, ...], keywords: Mapping[str, Any], additional_forward_args: Any = None
 ) -> ExtraInputs:
-    """Return the extra inputs of the model.
-
-    `additional_forward_args`: a tuple of positional arguments, a dict of keywords, or a single positional argument.
-    """
+    """Return the extra inputs of the model. For `additional_forward_args` see `Explainer`."""
     if additional_forward_args is None:
         return ExtraInputs(args, keywords)
     if isinstance(additional_forward_args, Mapping):
@@ -132,7 +126,7 @@ def build_extra_inputs(
 def translate_setting_names(
     keywords: Mapping[str, Any], setting_names: Collection[str], owner_name: str
 ) -> dict[str, Any]:
-    """Return constructor keywords under the names of this package; InputError for a keyword of another toolkit without equal."""
+    """Return constructor keywords under the names of this package. An InputError names other keywords of another toolkit."""
     settings: dict[str, Any] = {}
     for word, value in keywords.items():
         name = word

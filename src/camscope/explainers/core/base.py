@@ -1,4 +1,4 @@
-"""Base class `Explainer`, and `METHODS`, the registry of all methods."""
+"""`Explainer`, the base class of all methods with what a user calls, and `METHODS`, their registry."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -127,16 +127,7 @@ class Explainer(BaseMethod):
             inputs = inputs.transpose(1, 2)
         return run_methods([explainer], inputs, [target], extra)[0].maps[0].attribution
 
-    def __call__(
-        self,
-        inputs: Tensor,
-        target: TargetLike = None,
-        *args: Any,
-        additional_forward_args: Any = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Return the raw maps (N,*s) of an input tensor (N,C,*S): `cam(x, 3)` is `cam.attribute(x, 3)`."""
-        return self.attribute(inputs, target, *args, additional_forward_args=additional_forward_args, **kwargs)
+    __call__ = attribute
 
     @final
     def explain(
@@ -213,13 +204,12 @@ class Explainer(BaseMethod):
     def create_sibling(self, method: "str | type[Explainer]") -> "Explainer":
         """Return another method for the same model, with the shared settings that differ from the default."""
         method_cls, parameters = get_explainer_class(method), signature(type(self)).parameters
-        shared = [
-            name
+        settings = {
+            name: getattr(self, name)
             for name in signature(method_cls).parameters
             if _find_declaring_class(name, method_cls) is _find_declaring_class(name, type(self))
-        ]
-        values = {name: getattr(self, name) for name in shared}
-        return method_cls(**{name: value for name, value in values.items() if value is not parameters[name].default})
+        }
+        return method_cls(**{name: value for name, value in settings.items() if value is not parameters[name].default})
 
     @final
     def explain_batch(
@@ -270,7 +260,7 @@ class Explainer(BaseMethod):
 
 
 def get_explainer_class(method: str | type[Explainer]) -> type[Explainer]:
-    """Return the method of a name, or the class itself; see `Registry.find` for the errors."""
+    """Return the method of a name, or the class itself."""
     return method if isinstance(method, type) else METHODS.find(method)
 
 

@@ -21,12 +21,12 @@ from camscope.explainers.core.evaluation_context import (
     Mode,
     OnNonFinite,
     Precision,
-    check_one_of,
     device_and_dtype,
     evaluation_context,
     inspect_model,
 )
 from camscope.explainers.core.inputs import ExtraInputs, ModelInput, read_model_input
+from camscope.explainers.core.setting_types import check_settings
 from camscope.explanation import STATUS_OK
 from camscope.hooks.base import unwrap
 from camscope.layers.layout import Layout
@@ -104,10 +104,7 @@ class BaseMethod(ABC):
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
             setattr(self, name, _to_builtin_number(value))
-        check_one_of("mode", self.mode, "eval", "as_is")
-        check_one_of("on_nonfinite", self.on_nonfinite, "raise", "warn")
-        check_one_of("precision", self.precision, None, "bf16")
-        check_one_of("frames_first", self.frames_first, None, True, False)
+        check_settings(self)
         inspect_model(self.model)
         card = get_card(unwrap(self.model))
         preprocess = card.preprocess if self.preprocess is None and card else self.preprocess
@@ -141,7 +138,7 @@ class BaseMethod(ABC):
         return self.backward_passes != "0"
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """Return the target that the method explains; raise TargetError for one that it cannot."""
+        """Return the target that the method explains, or raise TargetError for one that it cannot."""
         return target
 
     @property
@@ -197,7 +194,7 @@ class BaseMethod(ABC):
 
     @property
     def forward_options(self) -> dict[str, Any]:
-        """Options of how the model's forward is called with an input; see `Score`."""
+        """Options of how the model's forward is called with an input. See `Score`."""
         return {"input_key": self.input_key, "frames_first": self.frames_first}
 
     @property
@@ -217,13 +214,10 @@ class BaseMethod(ABC):
     @property
     def parameters(self) -> dict[str, Any]:
         """The settings of this method that affect the map, by name, as results store them."""
-        names = (
-            name for name in signature(type(self)).parameters if name not in (*SETTINGS_WITHOUT_EFFECT, "progress")
-        )
-        values = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {
             name: value if isinstance(value, int | float | str) else _describe_setting(value)
-            for name, value in values.items()
+            for name in signature(type(self)).parameters
+            if name not in (*SETTINGS_WITHOUT_EFFECT, "progress") and (value := getattr(self, name)) is not None
         }
 
     def __repr__(self) -> str:
@@ -323,14 +317,15 @@ def merge_maps(maps: Sequence[AttributionMaps], attribution: Tensor, *notes: str
     def merge_notes(rows: Iterable[Iterable[str]]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(note for row in rows for note in row))
 
+    def merge_flags(flags: list[Tensor]) -> Tensor:
+        return torch.stack(flags).all(0)
+
     return replace(
         maps[0],
         attribution=attribution,
         standard_error=None,
-        zero_gradient=_join_if_complete([item.zero_gradient for item in maps], lambda flags: torch.stack(flags).all(0)),
-        constant_score=_join_if_complete(
-            [item.constant_score for item in maps], lambda flags: torch.stack(flags).all(0)
-        ),
+        zero_gradient=_join_if_complete([item.zero_gradient for item in maps], merge_flags),
+        constant_score=_join_if_complete([item.constant_score for item in maps], merge_flags),
         notes=merge_notes([*(item.notes for item in maps), notes]),
         sample_notes=tuple(map(merge_notes, zip_longest(*(item.sample_notes for item in maps), fillvalue=()))),
         layout_unverified=any(item.layout_unverified for item in maps),
@@ -359,11 +354,7 @@ def _join_if_complete(parts: Sequence[Tensor | None], join: Callable[[list[Tenso
 
 
 def is_below_precision(precision: float, values: Tensor, gradient: Tensor, activation: Tensor) -> Tensor:
-    """Whether each score (N,), to first order, changes by less than its own rounding if all of `activation` becomes zero.
-
-    The gradient there and `activation` are (N,...). `precision` is the machine epsilon of the score. A zero gradient or
-    activation gives False, because there is nothing to compare.
-    """
+    """Whether each score (N,), to first order, changes by less than its machine epsilon if `activation` (N,...) becomes zero."""
     change = gradient.flatten(1).norm(dim=1) * activation.flatten(1).norm(dim=1)  # an upper bound, by Cauchy-Schwarz
     faint: Tensor = (change > 0) & (change <= precision * values.detach().abs())
     return faint

@@ -73,17 +73,14 @@ class BackgroundMixin(RandomMixin):
     @property
     def baseline_notes(self) -> tuple[str, ...]:
         """Return the note of a result without a background of the user's."""
-        return (
-            ()
-            if self.background is not None
-            else (f"no background was given: {', '.join(DEFAULT_BACKGROUND)} instead",)
-        )
+        note = f"no background was given: {', '.join(DEFAULT_BACKGROUND)} instead"
+        return (note,) if self.background is None else ()
 
 
 def build_baseline_tensors(
     baselines: Sequence[BaselineLike], x: Tensor, explainer: RandomMixin, indices: Sequence[int] | None = None
 ) -> list[Tensor]:
-    """Return one tensor (N,C,*S) for each baseline, or for those at `indices`; see `build_baseline_tensor`."""
+    """Return one tensor (N,C,*S) for each baseline, or for those at `indices`. See `build_baseline_tensor`."""
     return [
         build_baseline_tensor(baselines[i], x, explainer, explainer.seed ^ i)
         for i in (range(len(baselines)) if indices is None else indices)
@@ -93,7 +90,7 @@ def build_baseline_tensors(
 def parse_baselines(
     baseline: BaselineLike | Sequence[BaselineLike], setting_name: str = "baseline"
 ) -> list[BaselineLike]:
-    """Return the baselines of a setting, which is one baseline or a list of them; InputError for an invalid one."""
+    """Return the baselines of a setting, which is one baseline or a list of them, or raise an InputError for an invalid one."""
     baselines = list(baseline) if isinstance(baseline, list | tuple) else [baseline]
     if not baselines:
         raise InputError(f"{setting_name}=[]: expected at least one baseline, such as 'zero'")

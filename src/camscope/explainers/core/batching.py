@@ -84,7 +84,7 @@ def process_chunks(count: int, chunk_size: int, process_chunk: Callable[[slice],
 
 
 def map_chunks(count: int, chunk_size: int, compute_chunk: Callable[[slice], Tensor]) -> Tensor:
-    """Return the concatenated results (count,) of `compute_chunk` for one slice after another; see `process_chunks`."""
+    """Return the concatenated results (count,) of `compute_chunk` for one slice after another. See `process_chunks`."""
     done: list[Tensor] = []
     process_chunks(count, chunk_size, lambda part: done.append(compute_chunk(part)))
     return torch.cat(done) if done else torch.empty(0, dtype=torch.float32, device="cpu")

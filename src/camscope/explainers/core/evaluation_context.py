@@ -54,7 +54,7 @@ class ModelInfo:
 
 
 def inspect_model(model: nn.Module) -> ModelInfo:
-    """Return the facts about a model; raise ModelError if it cannot be explained."""
+    """Return the facts about a model, or raise ModelError if it cannot be explained."""
     inner = unwrap(model)
     name = type(inner).__name__
     if isinstance(inner, torch.jit.ScriptModule):
@@ -167,11 +167,7 @@ def evaluation_context(
     *,
     runs_copies: bool = False,
 ) -> Iterator[EvaluationContext]:
-    """Enter the inference scope and yield the context of one call; the extra inputs go to the model together with x.
-
-    `runs_copies`: whether the model will see batches of altered copies. If its samples affect one another, each copy then
-    has its own pass.
-    """
+    """Enter the inference scope and yield the context of one call. `runs_copies`: altered copies will share passes."""
     one_sample_per_pass = has_interacting_samples(model_info, explainer, x, extra_inputs, runs_copies=runs_copies)
     with inference_scope(model_info, explainer.mode), autocast_scope(explainer.precision, model_info) as model_autocast:
         inputs = check_input(x, model_info, explainer)
@@ -224,10 +220,7 @@ def check_number(*allowed: object, low: float = -math.inf, high: float = math.in
 
 
 def check_positive_integer(*allowed: object, **settings: object) -> None:
-    """Raise InputError unless each setting is an integer from 1 to `MAX_COUNT_SETTING`, or one of `allowed`.
-
-    A larger number is probably a mistake that would take hours or exhaust memory.
-    """
+    """Raise InputError unless each setting is an integer from 1 to `MAX_COUNT_SETTING`, or one of `allowed`."""
     expectation, high = "a whole number, 1 or more", MAX_COUNT_SETTING
     _check_settings(expectation, lambda value: _is_integer(value) and value >= 1, high, allowed, settings)
 
@@ -276,7 +269,7 @@ def _is_finite_number(value: object) -> bool:
 
 
 def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
-    """Return the input (N,C,*S) detached from the caller's graph; raise InputError if the model cannot take it."""
+    """Return the input (N,C,*S) detached from the caller's graph, or raise InputError if the model cannot take it."""
     if not isinstance(x, Tensor):
         hint = " (an image of another kind goes to explain)"
         if isinstance(x, list | tuple) and x and all(isinstance(part, Tensor) for part in x):

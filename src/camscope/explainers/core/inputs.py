@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from camscope.errors import CamscopeError, InputError, PreprocessError, Remedy
 from camscope.explanation import PixelArray
@@ -67,8 +68,6 @@ def read_model_input(
     frames_first: bool = False,
 ) -> ModelInput:
     """Return the model's input for an image, preprocessed and on the model's device; a float tensor is used unchanged."""
-    from camscope.images.scans.monai import MonaiPreprocess, is_monai_object, read_tensor_placement, strip_metadata
-
     if isinstance(source, ModelInput):
         return source
     if isinstance(source, list | tuple) and source and all(isinstance(part, Tensor) for part in source):
@@ -82,13 +81,10 @@ def read_model_input(
         source.dtype != torch.uint8 or (preprocess is None and _is_channels_first_image(source))
     ):
         x = _to_single_input(source, 3 if frames_first else infer_spatial_rank(model, source.shape))
-        x = x.transpose(0, 1) if frames_first else x
-        if is_monai_object(x):
-            (place, affine), x = read_tensor_placement(x), strip_metadata(x)
-            return ModelInput(x, place, "tensor", None, render_model_input(x, None), affine)
-        return ModelInput(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, render_model_input(x, preprocess))
+        return _read_tensor(x.transpose(0, 1) if frames_first else x, preprocess)
     from camscope.images.files.redaction import pseudonymize_source
     from camscope.images.photo import read_photo
+    from camscope.images.scans.monai import MonaiPreprocess
     from camscope.images.scans.scan import Scan
     from camscope.images.scans.scan_preprocess import ScanPreprocess
     from camscope.images.scans.scan_reader import is_safe_to_display, is_scan, read_scan
@@ -106,6 +102,16 @@ def read_model_input(
     return ModelInput(x.to(*device_and_dtype), placement, photo.name, photo.pixels, input_image, flags=photo.flags)
 
 
+def _read_tensor(x: Tensor, preprocess: PreprocessFunction | None) -> ModelInput:
+    """Return a tensor (C,*S) that already is the model's input, with the placement that MONAI stores in its own."""
+    from camscope.images.scans.monai import is_monai_object, read_tensor_placement, strip_metadata
+
+    if is_monai_object(x):
+        (place, affine), x = read_tensor_placement(x), strip_metadata(x)
+        return ModelInput(x, place, "tensor", None, render_model_input(x, None), affine)
+    return ModelInput(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, render_model_input(x, preprocess))
+
+
 def check_dense_tensor(x: Tensor) -> None:
     """Raise InputError for a sparse, nested or otherwise unsupported tensor, and inside a transform of `torch.func`."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -114,7 +120,9 @@ def check_dense_tensor(x: Tensor) -> None:
             "transform: call it outside, with the whole batch (N,C,H,W)"
         )
     if (kind := describe_unsupported_tensor(x)) is not None:
-        fix = "torch.nested.to_padded_tensor(x, 0.0), or explain each image" if x.is_nested else "x.to_dense()"
+        fix = "x.dequantize()" if x.is_quantized else "x.to_dense()"
+        fix = "torch.nested.to_padded_tensor(x, 0.0), or explain each image" if x.is_nested else fix
+        fix = "one that was made outside of FakeTensorMode" if isinstance(x, FakeTensor) else fix
         raise InputError(f"the input is {kind}; expected an ordinary float tensor: pass {fix}")
 
 

@@ -21,10 +21,7 @@ def project_on_first_component(channel_maps: Tensor) -> Tensor:
 
 
 def project_with_reference_sign(channel_maps: Tensor, reference: Tensor) -> Tensor:
-    """Project on the first component as `project_on_first_component`, with the sign of a reference map (N,cells).
-
-    The smaller Gram matrix is decomposed in float64, with the maps scaled to a maximum of 1 to avoid over- and underflow.
-    """
+    """Project on the first component as `project_on_first_component`, with the sign of a reference map (N,cells)."""
     finite = channel_maps.isfinite().flatten(1).all(1)[:, None]
     matrix, size = _scale_to_unit_maximum(torch.where(finite[..., None], channel_maps.double(), 0))
     towards = _scale_to_unit_maximum(torch.where(finite, reference.double(), 0)[:, None])[0][:, 0]
@@ -73,11 +70,7 @@ def _find_tied_eigenvalues(values: Tensor, source_dtype: torch.dtype) -> Tensor:
 
 
 def _iterate_block_lanczos(gram: Tensor, source_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the axes (N,n,BLOCK) by block Lanczos, and whether (N,) they are those of a full decomposition.
-
-    The method restarts from its best vectors, with full reorthogonalization. The residual over the gap to the next
-    eigenvalue bounds the angle to the true axes; a tie as wide as the block has no gap.
-    """
+    """Return the axes (N,n,BLOCK) by restarted block Lanczos, and whether (N,) they are those of a full decomposition."""
     samples, n = gram.shape[:2]
     start = torch.randn(
         n, LANCZOS_BLOCK_SIZE, generator=torch.Generator(device="cpu").manual_seed(0), dtype=torch.float64, device="cpu"
@@ -114,11 +107,7 @@ def _compute_ritz_pairs(gram: Tensor, block: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def project_on_axes(axes: Tensor, reference: Tensor, source_dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return the vector (N,cells) in the span of orthogonal columns (N,cells,n) of equal length that is nearest to a reference.
-
-    The result has the length of a column. The reference defines the sign of a single axis, and decides a tie, where the
-    result of a solver depends on rounding. If all columns are orthogonal to the reference, the strongest cell is positive.
-    """
+    """Return the vector in the span of orthogonal columns (N,cells,n) of equal length that is nearest to a reference."""
     weights = (axes.mT @ reference[..., None])[..., 0]
     lengths = axes.norm(dim=1).amax(1, keepdim=True) * reference.norm(dim=1, keepdim=True)
     clear = weights.norm(dim=1, keepdim=True) > _tie_tolerance(source_dtype) * lengths
@@ -138,7 +127,7 @@ def _scale_to_unit_maximum(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def normalize_columns(columns: Tensor) -> Tensor:
-    """Divide each column of (N,n,m) by its length; zeros stay zeros."""
+    """Divide each column of (N,n,m) by its length. Zeros stay zeros."""
     length = columns.norm(dim=1, keepdim=True)
     return torch.where(length > 0, columns / length, 0)
 
@@ -226,7 +215,7 @@ def _initialize_factors(matrix: Tensor, n_components: int) -> tuple[Tensor, Tens
     left, right = (vectors, other) if wide else (other, vectors)
     left, right = torch.where(live, left, 0), torch.where(live, right, 0)
     plus, minus = (left.relu(), right.relu()), ((-left).relu(), (-right).relu())
-    weights = [_compute_column_lengths(left) * _compute_column_lengths(right) for left, right in (plus, minus)]
+    weights = [left.norm(dim=1, keepdim=True) * right.norm(dim=1, keepdim=True) for left, right in (plus, minus)]
     left, right = (torch.where(weights[0] >= weights[1], up, down) for up, down in zip(plus, minus, strict=True))
     root = torch.maximum(*weights).sqrt()  # each factor carries the root of the pair's weight
     return root * normalize_columns(left), (root * normalize_columns(right)).mT
@@ -245,8 +234,3 @@ def _sort_factors(maps: Tensor, vectors: Tensor, relative_error: Tensor) -> Matr
     order = (maps.sum(1) * vectors.sum(2)).argsort(dim=1, descending=True, stable=True)
     maps = maps.gather(2, order[:, None].expand_as(maps))
     return MatrixFactors(maps, vectors.gather(1, order[..., None].expand_as(vectors)), relative_error)
-
-
-def _compute_column_lengths(columns: Tensor) -> Tensor:
-    length: Tensor = columns.norm(dim=1, keepdim=True)
-    return length

@@ -19,20 +19,15 @@ from camscope.pytree import describe_unsupported_tensor, iter_leaves
 from camscope.targets import Score
 from camscope.targets.outputs import ScoreRange
 
-RELATIVE_TOLERANCE_BY_DTYPE = {
-    torch.float16: 2e-2,
-    torch.bfloat16: 5e-2,
-    torch.float32: 1e-4,
-    torch.float64: 1e-9,
-}  # relative to the largest value
+# relative to the largest value
+RELATIVE_TOLERANCE_BY_DTYPE = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4, torch.float64: 1e-9}
 MAX_NOISE_TRIALS = 2  # the second only if the first changes no score
 NON_CLASS_TARGET_KEY = "other"  # for a target that is not a class
 
 _lock = threading.Lock()
 _interaction_cache: WeakKeyDictionary[nn.Module, dict[Hashable, bool]] = WeakKeyDictionary()
-_varying_inputs_by_model: WeakIdKeyDictionary = (
-    WeakIdKeyDictionary()
-)  # by model: keys of input, weights and class whose score is known to vary
+# keys of input, weights and class whose score is known to vary
+_varying_inputs_by_model: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def draw_noise_like(x: Tensor, seed: int, n_samples: int | None = None) -> Tensor:
@@ -52,10 +47,7 @@ def draw_noise_like(x: Tensor, seed: int, n_samples: int | None = None) -> Tenso
 def find_constant_rows(
     x: Tensor, score: Score, rows: Sequence[int], weights_key: Hashable, *, include_probabilities: bool = False
 ) -> Tensor | None:
-    """Return which rows (N,) of x (N,C,*S) have a score that noise does not change; None if all are known to vary.
-
-    `weights_key` identifies the weights. `include_probabilities`: neither the score nor the probability may change.
-    """
+    """Return which rows (N,) of x have a score (or probability) that noise does not change, or None if all are known to vary."""
     place = (tuple(x.shape[1:]), x.dtype, x.device, weights_key)
     classes = {row: None if score.class_pairs is None else score.class_index(row) for row in rows}
     keys = {row: (*place, NON_CLASS_TARGET_KEY if index is None else index) for row, index in classes.items()}
@@ -75,7 +67,7 @@ def find_constant_rows(
 
 
 def _find_unchanged_scores(x: Tensor, score: Score, include_probabilities: bool) -> Tensor | None:
-    """Return for each sample (N,) whether noise changes its score by no more than rounding; None if the model refuses noise."""
+    """Return for each sample (N,) whether noise changes its score by rounding at most, or None if the model refuses noise."""
     score_copy, scores, constant = copy.copy(score), ScoreRange(), None
     if score.values is None:
         return None
@@ -128,12 +120,9 @@ def samples_interact(
 def _measure_interaction(
     model: nn.Module, x: Tensor, extra_inputs: ExtraInputs, forward_options: Mapping[str, Any]
 ) -> bool:
-    images = draw_noise_like(x[:1], 0, n_samples=3)
-    unequal = (
-        images * images.new_tensor([0.3, 0.1, 10]).view(-1, *[1] * (images.ndim - 1))
-        if x.is_floating_point()
-        else images
-    )
+    images = unequal = draw_noise_like(x[:1], 0, n_samples=3)
+    if x.is_floating_point():
+        unequal = images * images.new_tensor([0.3, 0.1, 10]).view(-1, *[1] * (images.ndim - 1))
     extra = extra_inputs.select_rows([0, 0], len(x))  # the extra inputs of the first sample, for both
     try:
         model_copy = copy_without_hooks(model)

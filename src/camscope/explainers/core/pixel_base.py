@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -42,11 +42,11 @@ class PixelExplainer(Explainer):
         super().__post_init__()
         check_one_of("channel_reduction", self.channel_reduction, "sum", "abs", "max", "l2")
 
-    def describe_summands(self, quantity: str = "values") -> str:
+    def describe_summands(self) -> str:
         """Return the subject of a sentence about a sum: the pixels, or the values before `channel_reduction`."""
         if self.channel_reduction == "sum":
-            return f"the pixels' {quantity}"
-        return f"the {quantity}, before channel_reduction={self.channel_reduction!r},"
+            return "the pixels' values"
+        return f"the values, before channel_reduction={self.channel_reduction!r},"
 
     def reduce_channels(self, values: Tensor) -> Tensor:
         """Reduce values (N,C,*S) to one number per pixel (N,*S)."""
@@ -60,14 +60,14 @@ class PixelExplainer(Explainer):
 class InputGradientExplainer(PixelExplainer):
     """A method that uses the gradient at the input: one forward pass, and one backward pass per score.
 
-    A subclass implements `attribution_from_gradient`.
+    A subclass may override `attribution_from_gradient`.
     """
 
     backward_passes: ClassVar[str] = "1"
 
-    @abstractmethod
     def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Return the values (N,C,*S) from the input and its gradient, both (N,C,*S) in at least float32."""
+        """Return the values (N,C,*S), by default the gradient, from the input and its gradient, both in at least float32."""
+        return gradient
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
         """Return the map (N,*S) of an input (N,C,*S)."""
@@ -87,7 +87,7 @@ class InputGradientExplainer(PixelExplainer):
             output = scores[0].forward(leaf)
             values = [
                 score.read_score(output, len(x)) for score in scores
-            ]  # checks all targets before any backward pass
+            ]  # before any backward pass: it checks targets
             for score_values in values:
                 check_finite("the score", score_values.detach(), self.on_nonfinite)
             on_scores(values)
@@ -158,10 +158,7 @@ class MultiPassExplainer(Explainer, BatchedMixin):
 
 @dataclass
 class PerturbedEvaluator:
-    """Evaluates one score on variants of single samples of x (N,C,*S). A first pass on x fixes the target.
-
-    Each sample has its own passes, so that its map does not depend on the batch it came in.
-    """
+    """Evaluates one score on variants of single samples of x (N,C,*S), each in its own passes so that no other affects it."""
 
     explainer: MultiPassExplainer
     x: Tensor
@@ -200,11 +197,7 @@ class PerturbedEvaluator:
         with_gradients: bool = False,
         chunk_size: int | None = None,
     ) -> int:
-        """Call `process_chunk` with slices of `count` steps until it returns True, and return how many steps were processed.
-
-        A chunk is as large as memory allows, or `batch_size`, or `chunk_size`; see `batching.process_chunks`. An error notes how
-        many steps were done.
-        """
+        """Call `process_chunk` with slices of `count` steps until it returns True; return how many steps were processed."""
         with self.track_sample_steps(sample, count) as advance:
 
             def counting(part: slice) -> bool | None:
@@ -214,12 +207,10 @@ class PerturbedEvaluator:
 
             return process_chunks(count, chunk_size or self.choose_chunk_size(with_gradients=with_gradients), counting)
 
-    @contextmanager
-    def track_sample_steps(self, sample: int, n_steps: int) -> Iterator[Callable[[int], None]]:
-        """Yield a function that counts the steps of one sample as done; see `track_steps`."""
+    def track_sample_steps(self, sample: int, n_steps: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Count the steps of one sample. See `track_steps`."""
         what = f"{self.explainer.composed_name}, image {sample + 1} of {len(self.x)}"
-        with track_steps(what, n_steps, self.explainer.progress) as advance:
-            yield advance
+        return track_steps(what, n_steps, self.explainer.progress)
 
     def choose_chunk_size(self, *, with_gradients: bool = False) -> int:
         """Return how many variants of a sample fit into one pass."""
@@ -239,10 +230,7 @@ class PerturbedEvaluator:
 
 @contextmanager
 def track_steps(description: str, n_steps: int, show_progress: bool) -> Iterator[Callable[[int], None]]:
-    """Yield `advance(n)`, which counts finished steps and moves the progress bar, if there is one.
-
-    A note on an error says how many steps were done.
-    """
+    """Yield `advance(n)`, which counts finished steps for the progress bar, if there is one, and for a note on an error."""
     done = 0
 
     def advance(steps: int) -> None:

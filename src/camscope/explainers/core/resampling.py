@@ -44,10 +44,7 @@ def find_nonconstant_channels(activation: Tensor) -> Tensor:
 
 
 def blur_input(x: Tensor, sigma: float, radius: float) -> Tensor:
-    """Blur an input (N,C,*S) by a Gaussian; `sigma` and its cutoff `radius` are fractions of each axis.
-
-    The input is mirrored at the border. The computation is in at least float32, also under autocast.
-    """
+    """Blur an input (N,C,*S), mirrored at the border, by a Gaussian. `sigma` and cutoff `radius` are fractions of each axis."""
     wide = full_precision(x)
     with torch.autocast(x.device.type, enabled=False):
         for axis in range(2, x.ndim):

@@ -1,15 +1,10 @@
-"""Run one or several methods on one input and several targets, in as few model passes as possible.
-
-- `run_methods`: from an input tensor to raw maps.
-- `explain_grid`: from an image to explanations.
-- `explain_grid_or_errors`: the same, with the error of a method in place of its explanations.
-"""
+"""Run methods in as few passes as possible: `run_methods` on an input tensor, `explain_grid` on an image."""
 
 import platform
-from collections.abc import Callable, Hashable, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from math import isnan
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -36,6 +31,7 @@ from camscope.explanation import STATUS_MEANINGS, STATUS_OK, ClassScore, Explana
 from camscope.hooks.base import unwrap
 from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
+from camscope.registry import METHODS
 from camscope.targets import Score, TargetLike
 from camscope.version import __version__
 
@@ -47,12 +43,11 @@ STATUSES_OF_UNTESTED_SCORES = (STATUS_OK, "flat", "layout_unverified")  # the sc
 MAX_TOP_CLASSES = 5
 
 OnPass = Callable[[Sequence[BaseMethod]], None]  # called with the methods that run next: several if they share a pass
-ScoresAndMaps = tuple[list[Score], list[AttributionMaps]]  # of one method, by target
+MethodErrors = dict[BaseMethod, CamscopeError]  # collects the errors of methods, which are raised without it
 
 
-@dataclass(frozen=True)
-class MethodResult:
-    """The result of one method: the model that was explained, and the score and the maps of each target."""
+class MethodResult(NamedTuple):
+    """The result of one method: the model that was explained, and a score and a map of each target; no map after an error."""
 
     model_info: ModelInfo
     scores: list[Score]
@@ -67,66 +62,50 @@ def run_methods(
     on_pass: OnPass | None = None,
     *,
     warn_flagged: bool = True,
+    errors: MethodErrors | None = None,
 ) -> list[MethodResult]:
-    """Return the result of each method for one input x (N,C,*S); raise the first error of a method.
+    """Return the result of each method for one input x (N,C,*S).
 
-    If the samples of a batch affect one another in the model, each sample is explained separately. `on_pass` is called
-    before each pass with the methods that share it. `warn_flagged`: warn about maps with a status other than "ok".
+    `on_pass` is called before each pass with the methods that share it. `warn_flagged`: warn about maps with a status other
+    than "ok". `errors`: takes the errors that belong to one method, the first of which is raised otherwise.
     """
-    results = _run_methods(explainers, x, targets, extra_inputs, on_pass, warn_flagged=warn_flagged, keep_errors=False)
-    return [result for result in results if isinstance(result, MethodResult)]
-
-
-def _run_methods(
-    explainers: Sequence[BaseMethod],
-    x: Tensor,
-    targets: Sequence[TargetLike],
-    extra_inputs: ExtraInputs,
-    on_pass: OnPass | None,
-    *,
-    warn_flagged: bool = True,
-    keep_errors: bool,
-) -> list[MethodResult | CamscopeError]:
-    """Return the result of each method, or, with `keep_errors`, the error of its own map."""
     model_info = inspect_model(explainers[0].model)
     if any(explainer.uses_gradients for explainer in explainers):
         check_differentiable(model_info)
     weights = model_info.weight_versions()
-    results: dict[int, MethodResult | CamscopeError] = {}
+    results: dict[int, MethodResult] = {}
     for indices in group_by_share_key(explainers):
         group = [explainers[t] for t in indices]
         try:
-            rows = _run_group(group, model_info, x, targets, extra_inputs, on_pass, keep_errors=keep_errors)
+            rows = _run_group(group, model_info, x, targets, extra_inputs, on_pass, errors)
         except RuntimeError as error:  # autograd notices some changes of the weights
             if model_info.weight_versions() != weights:
                 raise ModelError(
                     f"{WEIGHTS_CHANGED_NOTE}; explain copy.deepcopy(model), or wait for the other thread"
                 ) from error
             raise
-        for t, row in zip(indices, rows, strict=True):
-            results[t] = row if isinstance(row, CamscopeError) else MethodResult(model_info, *row)
+        results.update(zip(indices, rows, strict=True))
     if model_info.weight_versions() != weights:
         warn_caller(WEIGHTS_CHANGED_NOTE)
-        for result in results.values():
-            for maps in result.maps if isinstance(result, MethodResult) else ():
-                maps.notes = (*maps.notes, WEIGHTS_CHANGED_NOTE)
+        for maps in (maps for result in results.values() for maps in result.maps):
+            maps.notes = (*maps.notes, WEIGHTS_CHANGED_NOTE)
     for t, explainer in enumerate(explainers):
-        try:
-            _check_result(explainer, results[t], warn_flagged=warn_flagged)
-        except CamscopeError as error:
-            if not keep_errors:
-                raise
-            results[t] = error
+        for maps in results[t].maps:
+            with _collect_error(explainer, errors):
+                check_finite(f"the map of {explainer.composed_name}", maps.attribution, explainer.on_nonfinite)
+                for status in sorted(set(determine_statuses(maps)) - {STATUS_OK}) if warn_flagged else ():
+                    warn_caller(f"{METHODS.display_name(explainer.composed_name)}: {STATUS_MEANINGS[status]}")
     return [results[t] for t in range(len(explainers))]
 
 
-def _check_result(explainer: BaseMethod, result: MethodResult | CamscopeError, *, warn_flagged: bool) -> None:
-    """Raise NonFiniteError for a map with NaN or infinity, and warn about each status other than "ok"."""
-    for maps in result.maps if isinstance(result, MethodResult) else ():
-        check_finite(f"the map of {explainer.composed_name}", maps.attribution, explainer.on_nonfinite)
-        if warn_flagged:
-            for status in sorted(set(determine_statuses(maps)) - {STATUS_OK}):
-                warn_caller(f"{explainer.composed_name}: {STATUS_MEANINGS[status]}")
+@contextmanager
+def _collect_error(explainer: BaseMethod, errors: MethodErrors | None) -> Iterator[None]:
+    try:
+        yield
+    except CamscopeError as error:
+        if errors is None:
+            raise
+        errors.setdefault(explainer, error)
 
 
 def _run_group(
@@ -136,27 +115,24 @@ def _run_group(
     targets: Sequence[TargetLike],
     extra_inputs: ExtraInputs,
     on_pass: OnPass | None,
-    *,
-    keep_errors: bool,
-) -> list[ScoresAndMaps | CamscopeError]:
-    """Return scores and maps, or the error, of each method of a group that shares passes."""
+    errors: MethodErrors | None,
+) -> list[MethodResult]:
+    """Return the result of each method of a group that shares passes; samples that affect one another run one by one."""
     main, runs_copies = explainers[0], any(hasattr(explainer, "batch_size") for explainer in explainers)
     if has_interacting_samples(model_info, main, x, extra_inputs):
         samples = []
         for i in range(len(x)):
             sample_targets = [select_sample_target(target, i, len(x)) for target in targets]
-            extra, sample = extra_inputs.select_rows([i], len(x)), x[i : i + 1]
-            samples.append(
-                _run_group(explainers, model_info, sample, sample_targets, extra, on_pass, keep_errors=keep_errors)
-            )
+            extra = extra_inputs.select_rows([i], len(x))
+            samples.append(_run_group(explainers, model_info, x[i : i + 1], sample_targets, extra, on_pass, errors))
         return [_join_samples(parts) for parts in zip(*samples, strict=True)]
     with evaluation_context(model_info, main, x, extra_inputs, runs_copies=runs_copies) as context:
         scores = [context.create_score(main.resolve_target(target)) for target in targets]
-        rows = _compute_group_rows(explainers, context.x, scores, on_pass, keep_errors=keep_errors)
+        rows = compute_group_maps(explainers, context.x, scores, on_pass, errors)
         for explainer, row in zip(explainers, rows, strict=True):
-            for score, maps in zip(scores, row, strict=True) if isinstance(row, list) else ():
+            for score, maps in zip(scores, row, strict=False):  # no maps after an error
                 flag_constant_scores(explainer, context.x, score, maps, model_info)
-        return [(scores, row) if isinstance(row, list) else row for row in rows]
+        return [MethodResult(model_info, scores, row) for row in rows]
 
 
 def flag_constant_scores(
@@ -193,16 +169,12 @@ def select_sample_target(target: TargetLike, sample: int, n_samples: int) -> Tar
     return cast(TargetLike, target[sample : sample + 1])
 
 
-def _join_samples(parts: Sequence[ScoresAndMaps | CamscopeError]) -> ScoresAndMaps | CamscopeError:
-    """Join scores and maps of samples that were explained one by one; the first error if there is one."""
-    results = []
-    for part in parts:
-        if isinstance(part, CamscopeError):
-            return part
-        results.append(part)
-    return (
-        [Score.concatenate(samples) for samples in zip(*(scores for scores, _ in results), strict=True)],
-        [stack_samples(samples, SEPARATE_SAMPLES_NOTE) for samples in zip(*(maps for _, maps in results), strict=True)],
+def _join_samples(parts: Sequence[MethodResult]) -> MethodResult:
+    """Join the results of samples that were explained one by one; without maps if one sample has an error."""
+    scores = [Score.concatenate(samples) for samples in zip(*(part.scores for part in parts), strict=True)]
+    by_target = zip(*(part.maps for part in parts), strict=False)
+    return MethodResult(
+        parts[0].model_info, scores, [stack_samples(samples, SEPARATE_SAMPLES_NOTE) for samples in by_target]
     )
 
 
@@ -215,37 +187,30 @@ def group_by_share_key(explainers: Sequence[BaseMethod]) -> list[list[int]]:
 
 
 def compute_group_maps(
-    explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score], on_pass: OnPass | None = None
+    explainers: Sequence[BaseMethod],
+    x: Tensor,
+    scores: Sequence[Score],
+    on_pass: OnPass | None = None,
+    errors: MethodErrors | None = None,
 ) -> list[list[AttributionMaps]]:
-    """Return the maps [method][score] of a group that shares passes; raise the first error of a method.
+    """Return the maps [method][score] of a group that shares passes. See `run_methods`.
 
     A module may keep state of its last input. Methods that run only the layers behind the explained one therefore come
     before those that show the model other inputs.
     """
-    rows = _compute_group_rows(explainers, x, scores, on_pass, keep_errors=False)
-    return [row for row in rows if isinstance(row, list)]
-
-
-def _compute_group_rows(
-    explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score], on_pass: OnPass | None, *, keep_errors: bool
-) -> list[list[AttributionMaps] | CamscopeError]:
     if on_pass is not None:
         on_pass(explainers)
     shared = explainers[0].compute_shared_maps(explainers, x, scores)
-    rows: dict[int, list[AttributionMaps] | CamscopeError] = {}
+    rows: list[list[AttributionMaps]] = [[] for _ in explainers]
     for t in sorted(range(len(explainers)), key=lambda t: not explainers[t].runs_partial_forward):
-        try:
+        with _collect_error(explainers[t], errors):
             maps = []
             for entry in shared[t]:
                 if callable(entry) and on_pass is not None:
                     on_pass([explainers[t]])
                 maps.append(resolve_map(entry))
             rows[t] = maps
-        except CamscopeError as error:
-            if not keep_errors:
-                raise
-            rows[t] = error
-    return [rows[t] for t in range(len(explainers))]
+    return rows
 
 
 def explain_grid(
@@ -255,41 +220,19 @@ def explain_grid(
     extra_inputs: ExtraInputs = NO_EXTRA_INPUTS,
     *,
     on_pass: OnPass | None = None,
+    errors: MethodErrors | None = None,
 ) -> list[list[Explanation]]:
-    """Explain one image by several methods of one model. Return explanations[method][target]. The first method that fails raises
-    its error.
-
-    `on_pass` is called before each pass with the methods that share it, for a progress bar or a timer.
-    """
-    rows = explain_grid_or_errors(explainers, image, targets, extra_inputs, on_pass=on_pass, keep_errors=False)
-    return [row for row in rows if isinstance(row, list)]
-
-
-def explain_grid_or_errors(
-    explainers: Sequence[BaseMethod],
-    image: Any,
-    targets: Sequence[TargetLike],
-    extra_inputs: ExtraInputs = NO_EXTRA_INPUTS,
-    *,
-    on_pass: OnPass | None = None,
-    keep_errors: bool = True,
-) -> list[list[Explanation] | CamscopeError]:
-    """Return for each method its explanations, or, with `keep_errors`, the error of its own map; see `explain_grid`.
-
-    An error in a pass that several methods share is raised, because it cannot be attributed to one method.
-    """
+    """Return the explanations [method][target] of one image by several methods of one model. For `errors` see `run_methods`."""
     if not explainers or not targets:
         raise TargetError("no targets or no methods: pass at least one of each, e.g. targets [281, 285] or [None]")
     check_compatible_explainers(explainers)
     main = explainers[0]
     item = main.prepare_input(image)
     bound = [main.bind_targets([target], [item], extra_inputs) for target in targets]
-    results = _run_methods(explainers, item.x[None], bound, extra_inputs, on_pass, keep_errors=keep_errors)
+    results = run_methods(explainers, item.x[None], bound, extra_inputs, on_pass, errors=errors)
     digest = compute_model_digest(unwrap(main.model))
     return [
-        result
-        if isinstance(result, CamscopeError)
-        else [build_explanations(explainer, [item], result, q, digest)[0] for q in range(len(targets))]
+        [build_explanations(explainer, [item], result, q, digest)[0] for q in range(len(result.maps))]
         for explainer, result in zip(explainers, results, strict=True)
     ]
 

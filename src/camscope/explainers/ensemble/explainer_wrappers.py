@@ -1,12 +1,4 @@
-"""Wrappers: explainers around other explainers, which can be nested.
-
-    Augmented(Denoised(GradCAM(model, "layer4")), flips=True, scales=(0.75, 1.25)).explain("cat.jpg", 281)
-    Contrast(LayerCAM(model, "layer3"), "tabby", "lynx").explain("cat.jpg")
-
-- `Contrast`: why one class rather than another.
-- `Denoised`: what most channels agree on.
-- `Augmented`: the mean over flips and scales of the input.
-"""
+"""Wrappers: explainers around other explainers, which can be nested, as `Augmented(Denoised(GradCAM(model)), flips=True)`."""
 
 import copy
 import itertools
@@ -36,10 +28,7 @@ from camscope.targets import Difference, Score, TargetLike
 
 
 class Wrapper(Explainer):
-    """An explainer around other explainers, with their model, preprocessing, mode and precision.
-
-    A subclass implements `compute_maps`.
-    """
+    """An explainer around others, with their model, preprocessing, mode and precision. Implement `compute_maps`."""
 
     paper: ClassVar[str] = ""  # see the inner explainers
     inner: tuple[Explainer, ...]
@@ -187,7 +176,10 @@ class Denoised(Wrapper):
         channel_methods = [method for method in inner if isinstance(method, BaseWeightedChannels)]
         if len(channel_methods) < len(inner):
             return [wrapper.compute_maps(x, scores) for wrapper in explainers]
-        return compute_group_maps([_copy_with_denoised_combine(method) for method in channel_methods], x, scores)
+        principal_methods = [copy.copy(method) for method in channel_methods]  # with the same passes
+        for principal, method in zip(principal_methods, channel_methods, strict=True):
+            vars(principal)["combine"] = partial(_combine_along_principal_component, method)
+        return compute_group_maps(principal_methods, x, scores)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Return the denoised maps; around another wrapper, that wrapper's maps of denoised inner explainers."""
@@ -200,13 +192,6 @@ class Denoised(Wrapper):
             return inner._rewrap([Denoised(explainer) for explainer in inner.inner]).compute_maps(x, scores)
         note = f"{inner.composed_name} computes a single map, so that nothing was denoised"
         return [replace(maps, notes=(*maps.notes, note)) for maps in inner.compute_maps(x, scores)]
-
-
-def _copy_with_denoised_combine(method: BaseWeightedChannels) -> BaseWeightedChannels:
-    """Return a copy of the method that combines channels along the principal component; its passes are unchanged."""
-    principal = copy.copy(method)
-    vars(principal)["combine"] = partial(_combine_along_principal_component, method)
-    return principal
 
 
 def _combine_along_principal_component(method: BaseWeightedChannels, features: LayerFeatures) -> Tensor:

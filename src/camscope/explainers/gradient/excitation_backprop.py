@@ -6,12 +6,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from camscope.errors import CamscopeError
 from camscope.explainers.cam.base import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import register
-from camscope.explainers.core.base_method import AttributionMaps, BaseMethod, DeferredMap
-from camscope.explainers.core.evaluation_context import check_one_of
+from camscope.explainers.core.base_method import AttributionMaps, BaseMethod
 from camscope.explainers.gradient.excitation_rules import (
     check_excitation_rules,
     enable_contrast,
@@ -44,22 +42,8 @@ class ExcitationBackprop(LayerExplainer):
     contrastive: bool = False
     to_pixels: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_one_of("contrastive", self.contrastive, True, False)
-        check_one_of("to_pixels", self.to_pixels, True, False)
-
-    @property
-    def share_key(self) -> int:
-        """It shares no passes."""
-        return id(self)
-
-    @staticmethod
-    def compute_shared_maps(
-        explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
-    ) -> list[list[AttributionMaps | DeferredMap | CamscopeError]]:
-        """Return the maps [method][score]; see `compute_maps`."""
-        return [[*explainer.compute_maps(x, scores)] for explainer in explainers]
+    share_key = BaseMethod.share_key  # it shares no passes
+    compute_shared_maps = staticmethod(BaseMethod.compute_shared_maps)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Return the maps of several scores from one forward pass, one backward pass each."""

@@ -146,10 +146,7 @@ COPY_NODES = {
 
 @contextmanager
 def excitation_backprop_scope(model: nn.Module, *, to_pixels: bool = False) -> Iterator["ExcitationBackpropMode"]:
-    """Make `torch.autograd.grad` of the model's output propagate winning probabilities, in this thread.
-
-    What is done with the output outside of the model has its usual backward pass.
-    """
+    """Make `torch.autograd.grad` of the model's output propagate winning probabilities, in this thread."""
     with Hooks() as hooks, ExcitationBackpropMode(to_pixels=to_pixels) as mode:
         enter, leave = (thread_local_hook(partial(mode.set_inside_model, inside)) for inside in (True, False))
         hooks.add_handle(model.register_forward_pre_hook(enter))
@@ -158,11 +155,7 @@ def excitation_backprop_scope(model: nn.Module, *, to_pixels: bool = False) -> I
 
 
 class ExcitationBackpropMode(BaseFunctionMode):
-    """The mode of `excitation_backprop_scope`: values are as usual, and the backward pass follows the rules.
-
-    `to_pixels`: it continues to the input, whose values may be negative. `signed_activations`: counts of activations whose
-    values may be negative.
-    """
+    """The mode of `excitation_backprop_scope`. `signed_activations` counts activations whose values may be negative."""
 
     def __init__(self, *, to_pixels: bool = False) -> None:
         super().__init__()

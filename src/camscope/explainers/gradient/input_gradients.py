@@ -15,7 +15,6 @@ from camscope.explainers.cam.layer_pass import LayerSelectionMixin
 from camscope.explainers.core.base import register
 from camscope.explainers.core.base_method import AttributionMaps
 from camscope.explainers.core.batching import RandomMixin, draw_normal, draw_seeds
-from camscope.explainers.core.evaluation_context import check_number, check_positive_integer
 from camscope.explainers.core.pixel_base import (
     ChannelReduction,
     InputGradientExplainer,
@@ -24,6 +23,7 @@ from camscope.explainers.core.pixel_base import (
     PixelExplainer,
 )
 from camscope.explainers.core.resampling import enlarge_to_input
+from camscope.explainers.core.setting_types import NonNegativeNumber, PositiveInteger
 from camscope.hooks.gradients import ReluReport, ReluRule, apply_relu_rule
 from camscope.targets import Score, full_precision
 
@@ -36,10 +36,6 @@ class RectifiedGradientExplainer(InputGradientExplainer):
     """
 
     rule: ClassVar[ReluRule]
-
-    def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Return the signal that arrives."""
-        return gradient
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Return the maps of several scores from one forward pass, one backward pass each."""
@@ -99,10 +95,6 @@ class Saliency(InputGradientExplainer):
     name, title, paper = "saliency", "Saliency", "arXiv:1312.6034"
     channel_reduction: ChannelReduction = "max"
 
-    def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Return ∂f/∂x."""
-        return gradient
-
 
 @register
 class InputXGradient(InputGradientExplainer):
@@ -145,13 +137,8 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
     """
 
     forward_passes, backward_passes = "1 + n_samples", "n_samples"
-    n_samples: int = 25
-    sigma: float = 0.15
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_samples=self.n_samples)
-        check_number(low=0, sigma=self.sigma)
+    n_samples: PositiveInteger = 25
+    sigma: NonNegativeNumber = 0.15
 
     @abstractmethod
     def combine_moments(self, mean: Tensor, variance: Tensor) -> Tensor:

@@ -22,11 +22,7 @@ MAX_STEPS = 2**14  # of a straight line
 
 
 class AdditiveAttribution(NamedTuple):
-    """The values (C,*S) of one sample, at least float32, and what they would sum to without error.
-
-    `n_gradients` counts the gradients of a path. `remark` is the end of the sentence about the sum. `has_nonzero_path` is
-    False if the input is the baseline itself.
-    """
+    """The values (C,*S) of one sample, what they would sum to without error, and the end of the sentence about it (`remark`)."""
 
     values: Tensor
     expected_sum: Tensor
@@ -91,11 +87,7 @@ class AdditiveExplainer(PixelExplainer, MultiPassExplainer):
         return self.reduce_channels(values)
 
 
-class PathExplainer(AdditiveExplainer):
-    """Base of maps that sum to the score's change along a path. `gradients` in `diagnostics` counts the gradients."""
-
-
-class BaselinePathExplainer(BaselineMixin, PathExplainer):
+class BaselinePathExplainer(BaselineMixin, AdditiveExplainer):
     """Base of maps that sum to the score minus that of a baseline. A subclass implements `integrate_path`."""
 
     @abstractmethod
@@ -129,11 +121,8 @@ def integrate_straight_line(
     n_steps: int,
     tolerance: float | None,
 ) -> AdditiveAttribution:
-    """Return (x - x') times the gradient's mean over the midpoints of equal steps from x' to x, and the number of steps.
-
-    `tolerance`: see IntegratedGradients. Three times as many steps have the old midpoints among theirs, which are not run
-    again.
-    """
+    """Return (x - x') times the gradient's mean over the midpoints of equal steps from x' to x, as IntegratedGradients does."""
+    # three times as many steps have the old midpoints among theirs, which are not run again
     direction = full_precision(evaluator.x[sample]) - full_precision(baseline)
     total = sum_gradients_on_line(evaluator, sample, baseline, compute_step_midpoints(n_steps))
 

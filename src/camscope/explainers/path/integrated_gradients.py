@@ -1,10 +1,4 @@
-"""Integrated gradients and its relatives.
-
-- Integrated gradients: the mean gradient on the straight line from a baseline to the input.
-- Guided integrated gradients: a path that moves the values of smallest gradient first.
-- Expected gradients and GradientSHAP: integrated gradients from many baselines, one random point on each path.
-- Blur IG: a path from a blurred input to the input.
-"""
+"""Integrated gradients, along straight and guided paths, from many baselines (expected gradients), and from a blurred input."""
 
 import math
 from collections.abc import Sequence
@@ -16,12 +10,12 @@ from torch import Tensor
 from camscope.explainers.core.base import register
 from camscope.explainers.core.baselines import BackgroundMixin, build_baseline_tensors
 from camscope.explainers.core.batching import draw_normal, draw_seeds
-from camscope.explainers.core.evaluation_context import check_number, check_positive_integer, check_positive_number
 from camscope.explainers.core.pixel_base import PerturbedEvaluator
+from camscope.explainers.core.setting_types import Fraction, NonNegativeNumber, PositiveInteger, PositiveNumber
 from camscope.explainers.path.base import (
     AdditiveAttribution,
+    AdditiveExplainer,
     BaselinePathExplainer,
-    PathExplainer,
     integrate_straight_line,
 )
 from camscope.targets import full_precision
@@ -38,13 +32,8 @@ class IntegratedGradients(BaselinePathExplainer):
 
     name, title, paper = "integratedgradients", "Integrated Gradients", "arXiv:1703.01365"
     forward_passes, backward_passes = "2 + n_steps", "n_steps"
-    n_steps: int = 50
-    tolerance: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_steps=self.n_steps)
-        check_positive_number(None, tolerance=self.tolerance)
+    n_steps: PositiveInteger = 50
+    tolerance: PositiveNumber | None = None
 
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
@@ -70,14 +59,9 @@ class GuidedIG(BaselinePathExplainer):
 
     name, title, paper = "guidedig", "Guided IG", "arXiv:2106.09788"
     forward_passes, backward_passes = "3 + n_steps", "1 + n_steps"
-    n_steps: int = 100
-    fraction: float = 0.25
-    max_distance: float = 0.02
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_steps=self.n_steps)
-        check_number(low=0, high=1, fraction=self.fraction, max_distance=self.max_distance)
+    n_steps: PositiveInteger = 100
+    fraction: Fraction = 0.25
+    max_distance: Fraction = 0.02
 
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
@@ -137,10 +121,7 @@ class PathSamples(NamedTuple):
 
     @classmethod
     def draw(cls, n_samples: int, n_baselines: int, generator: torch.Generator) -> "PathSamples":
-        """Draw a point in each of equal steps; each run of `n_baselines` steps has every baseline once, in random order.
-
-        The expectation equals that of independent draws, with a smaller variance.
-        """
+        """Draw a point in each of equal steps, and each baseline once in every `n_baselines` steps, for a smaller variance."""
         n_rounds = -(-n_samples // n_baselines)
         rounds = [torch.randperm(n_baselines, generator=generator, device="cpu") for _ in range(n_rounds)]
         offsets = torch.rand(n_samples, generator=generator, dtype=torch.float64, device="cpu")
@@ -149,7 +130,7 @@ class PathSamples(NamedTuple):
 
 
 @register
-class ExpectedGradients(BackgroundMixin, PathExplainer):
+class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
     """E[(x - x') ∂f(x' + a (x - x'))/∂x] over baselines x' of a background and a in 0..1 (Erion et al. 2021).
 
     `n_samples`: draws, spread evenly over the background and a, which does not change the expectation.
@@ -158,11 +139,10 @@ class ExpectedGradients(BackgroundMixin, PathExplainer):
     name, title, paper = "expectedgradients", "Expected Gradients", "arXiv:1906.10670"
     forward_passes: ClassVar[str] = "1 + n_references + n_samples"
     backward_passes: ClassVar[str] = "n_samples"
-    n_samples: int = 50
+    n_samples: PositiveInteger = 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(n_samples=self.n_samples)
         self.n_references: int = min(len(self.list_baselines()), self.n_samples)  # how many baselines are drawn
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
@@ -214,11 +194,7 @@ class GradientSHAP(ExpectedGradients):
     """
 
     name, title, paper = "gradientshap", "GradientSHAP", "arXiv:1705.07874"
-    sigma: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(low=0, sigma=self.sigma)
+    sigma: NonNegativeNumber = 0.1
 
     def draw_path_ends(self, x: Tensor, path_samples: PathSamples, rows: slice) -> Tensor:
         """Return noisy copies (R,C,*S)."""
@@ -226,7 +202,7 @@ class GradientSHAP(ExpectedGradients):
 
 
 @register
-class BlurIG(PathExplainer):
+class BlurIG(AdditiveExplainer):
     """Σ_j ∂f((x_j + x_j+1)/2)/∂x (x_j+1 - x_j): from a blurred input x_0 to the input x_m itself (Xu et al. 2020).
 
     x_j is the input under a Gaussian of `sigma` (1 - j/m)² times its longest axis, mirrored at the borders. `n_steps`: m. The
@@ -235,13 +211,8 @@ class BlurIG(PathExplainer):
 
     name, title, paper = "blurig", "Blur IG", "arXiv:2004.03383"
     forward_passes, backward_passes = "2 + n_steps", "n_steps"
-    n_steps: int = 100
-    sigma: float = 0.2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_steps=self.n_steps)
-        check_positive_number(sigma=self.sigma)
+    n_steps: PositiveInteger = 100
+    sigma: PositiveNumber = 0.2
 
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
@@ -264,10 +235,7 @@ class BlurIG(PathExplainer):
 
 
 class BlurredCopies:
-    """Gaussian blurs of an input (C,*S), computed by a discrete cosine transform: one factor per frequency.
-
-    `channel_offset` (C,1,..) is a value of each channel that is added at the end, so that a constant stays exactly the same.
-    """
+    """Gaussian blurs of an input (C,*S) by a discrete cosine transform. `channel_offset` (C,1,..) keeps a constant exact."""
 
     def __init__(self, x: Tensor) -> None:
         wide = full_precision(x)

@@ -43,11 +43,6 @@ class MaskedInput:
         """The score () with nothing hidden."""
         return self.evaluator.clean_scores[self.sample].double()
 
-    @property
-    def machine_epsilon(self) -> float:
-        """The machine epsilon of the dtype of the model's scores."""
-        return torch.finfo(self.evaluator.score.dtype).eps
-
     def apply_masks(self, masks: Tensor, baseline: Tensor) -> Tensor:
         """Return x m + baseline (1 - m) for masks m (R,*S), exact where m is 0 or 1."""
         return torch.lerp(baseline, self.x, masks[:, None].to(self.x.dtype))
@@ -90,10 +85,7 @@ class MaskedInput:
 
 
 class PerturbationExplainer(BaselineMixin, MultiPassExplainer):
-    """Base of maps of the score lost or kept when input is hidden. Implement `compute_sample_attribution`.
-
-    `baseline` fills the hidden parts of the input.
-    """
+    """Base of maps of the score lost or kept when a `baseline` hides input. Implement `compute_sample_attribution`."""
 
     @abstractmethod
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:

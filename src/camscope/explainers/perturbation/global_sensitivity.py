@@ -11,8 +11,8 @@ from torch.quasirandom import SobolEngine
 
 from camscope.errors import InputError
 from camscope.explainers.core.base import register
-from camscope.explainers.core.evaluation_context import check_positive_integer, check_positive_number
 from camscope.explainers.core.segmentation import label_grid_cells
+from camscope.explainers.core.setting_types import PositiveInteger, PositiveNumber
 from camscope.explainers.perturbation.base import (
     MaskChunkBuilder,
     MaskedInput,
@@ -40,14 +40,12 @@ class GridSensitivityExplainer(PerturbationExplainer):
 
     sample_kind: ClassVar[str]  # what is drawn, as a plural
     samples_per_check: ClassVar[int]
-    grid_size: int = 8
-    n_samples: int = 32
-    tolerance: float | None = None
+    grid_size: PositiveInteger = 8
+    n_samples: PositiveInteger = 32
+    tolerance: PositiveNumber | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(grid_size=self.grid_size, n_samples=self.n_samples)
-        check_positive_number(None, tolerance=self.tolerance)
         if self.n_samples < 2:
             raise InputError(
                 f"n_samples={self.n_samples}: expected a whole number, 2 or more, as one sample has no spread"
@@ -116,7 +114,9 @@ class Sobol(GridSensitivityExplainer):
             return cells[:, cell_labels.flatten()].view(len(cells), *cell_labels.shape)
 
         def estimate_index_and_error(scores: Tensor) -> tuple[Tensor, Tensor]:
-            return compute_total_sobol_indices(scores[:, 0], scores[:, 1:], masked_input.machine_epsilon)
+            return compute_total_sobol_indices(
+                scores[:, 0], scores[:, 1:], masked_input.evaluator.score.machine_epsilon
+            )
 
         return n_cells + 1, build_masks, estimate_index_and_error
 
@@ -147,7 +147,7 @@ class HSIC(GridSensitivityExplainer):
     name, title, paper, slow = "hsic", "HSIC", "arXiv:2206.06219", True
     forward_passes: ClassVar[str] = "1 + n_samples"
     sample_kind, samples_per_check = "masks", 64
-    n_samples: int = 512
+    n_samples: PositiveInteger = 512
 
     def build_design(
         self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int
@@ -160,7 +160,9 @@ class HSIC(GridSensitivityExplainer):
             return is_visible[part][:, cell_labels.flatten()].view(-1, *cell_labels.shape)
 
         def estimate_index_and_error(scores: Tensor) -> tuple[Tensor, Tensor]:
-            return compute_hsic_with_error(is_visible[: len(scores)], scores[:, 0], masked_input.machine_epsilon)
+            return compute_hsic_with_error(
+                is_visible[: len(scores)], scores[:, 0], masked_input.evaluator.score.machine_epsilon
+            )
 
         return 1, build_masks, estimate_index_and_error
 
@@ -168,10 +170,7 @@ class HSIC(GridSensitivityExplainer):
 def compute_total_sobol_indices(
     scores: Tensor, changed_scores: Tensor, machine_epsilon: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return Jansen's Σ_j (a_j - c_ji)² / 2 n V[a] (d,) of scores (n,) and (n,d), and its standard error.
-
-    The error is that of a ratio of means of independent draws, linearized.
-    """
+    """Return Jansen's Σ_j (a_j - c_ji)² / 2 n V[a] (d,) of scores (n,) and (n,d), and its standard error, linearized."""
     if are_equal_within_rounding(scores, machine_epsilon):
         return torch.zeros_like(changed_scores[0]), torch.zeros_like(changed_scores[0])
     parts, variance = (scores[:, None] - changed_scores).square() / 2, scores.var()
@@ -181,11 +180,8 @@ def compute_total_sobol_indices(
 
 
 def compute_hsic(visible: Tensor, scores: Tensor, machine_epsilon: float = 0.0) -> Tensor:
-    """Return the HSIC (d,) of each column of `visible` (n,d) and the scores (n,).
-
-    K is (1 + s s') / 2 for s of ±1, of which H leaves the product. The trace is then a quadratic form of the centered s,
-    computed for a block of L at a time.
-    """
+    """Return the HSIC (d,) of each column of `visible` (n,d) and the scores (n,)."""
+    # K is (1 + s s') / 2 for s of ±1, of which H leaves the product: the trace is a quadratic form of the centered s
     signs = visible.to(scores.dtype) * 2 - 1
     signs, total = signs - signs.mean(0), torch.zeros_like(signs[0])
     if are_equal_within_rounding(scores, machine_epsilon):

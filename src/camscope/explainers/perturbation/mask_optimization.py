@@ -10,8 +10,8 @@ from camscope.errors import InputError
 from camscope.explainers.core.base import register
 from camscope.explainers.core.baselines import BaselineLike
 from camscope.explainers.core.batching import ADAM_EPSILON
-from camscope.explainers.core.evaluation_context import check_number, check_positive_integer, check_positive_number
 from camscope.explainers.core.resampling import enlarge_to_input
+from camscope.explainers.core.setting_types import NonNegativeNumber, PositiveInteger, PositiveNumber
 from camscope.explainers.perturbation.base import (
     MaskedInput,
     PerturbationAttribution,
@@ -47,14 +47,12 @@ class ExtremalPerturbation(PerturbationExplainer):
     forward_passes, backward_passes = "1 + n_steps x len(areas)", "n_steps x len(areas)"
     baseline: BaselineLike | Sequence[BaselineLike] = "blur"
     areas: Sequence[float] = (0.05, 0.1, 0.2, 0.4)
-    n_steps: int = 200
-    grid_size: int = 32
-    learning_rate: float = 0.04
+    n_steps: PositiveInteger = 200
+    grid_size: PositiveInteger = 32
+    learning_rate: PositiveNumber = 0.04
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(n_steps=self.n_steps, grid_size=self.grid_size)
-        check_positive_number(learning_rate=self.learning_rate)
         areas = self.areas if isinstance(self.areas, list | tuple) else ()
         if not areas or not all(isinstance(area, float | int) and 0 < area < 1 for area in areas):
             raise InputError(f"areas={self.areas!r}: expected several shares of the input, above 0 and below 1")
@@ -96,11 +94,8 @@ class ExtremalPerturbation(PerturbationExplainer):
 
 
 def apply_smooth_maximum(coarse_masks: Tensor) -> Tensor:
-    """Return Σ_u v_u softmax(v_u / T) over the neighbors u of each cell, v_u = k(distance) m'_u, for masks m' (A,*s).
-
-    m' is continued beyond the border. With zeros there, the corners of a constant m' would have the largest values, because
-    they have fewer neighbors, and the area constraint would make them the mask.
-    """
+    """Return Σ_u v_u softmax(v_u / T) over the neighbors u of each cell, v_u = k(distance) m'_u, for masks m' (A,*s)."""
+    # continued beyond the border: with zeros there, the corners of a constant m' would be its largest values, and the mask
     radius, rank = KERNEL_SIGMA_CELLS + 1, coarse_masks.ndim - 1
     values = F.pad(coarse_masks[:, None], (radius, radius) * rank, mode="replicate")[:, 0]
     for axis in range(rank):
@@ -130,17 +125,11 @@ class MeaningfulPerturbation(PerturbationExplainer):
     name, title, paper, slow = "meaningfulperturbation", "Meaningful Perturbation", "arXiv:1704.03296", True
     forward_passes, backward_passes = "12 + n_steps", "n_steps"
     baseline: BaselineLike | Sequence[BaselineLike] = "blur"
-    n_steps: int = 300
-    grid_size: int = 28
-    learning_rate: float = 0.1
-    size_weight: float = 1e-4
-    smooth_weight: float = 1e-2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_steps=self.n_steps, grid_size=self.grid_size)
-        check_positive_number(learning_rate=self.learning_rate)
-        check_number(size_weight=self.size_weight, smooth_weight=self.smooth_weight, low=0)
+    n_steps: PositiveInteger = 300
+    grid_size: PositiveInteger = 28
+    learning_rate: PositiveNumber = 0.1
+    size_weight: NonNegativeNumber = 1e-4
+    smooth_weight: NonNegativeNumber = 1e-2
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """Return 1 - m."""

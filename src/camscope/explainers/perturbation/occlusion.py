@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from camscope.errors import InputError
 from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import count_copies_in_memory, process_chunks
-from camscope.explainers.core.evaluation_context import check_positive_integer, check_positive_number
+from camscope.explainers.core.evaluation_context import check_positive_integer
 from camscope.explainers.core.segmentation import SLIC_COMPACTNESS, SegmentsLike, check_segments, resolve_segment_labels
+from camscope.explainers.core.setting_types import PositiveNumber
 from camscope.explainers.perturbation.base import (
     MaskedInput,
     PerturbationAttribution,
@@ -185,7 +186,7 @@ class WindowScorer:
             raise
         except Exception:  # not worthwhile, or the model's code does not run on such tensors
             return
-        epsilon = self._masked_input.machine_epsilon
+        epsilon = evaluator.score.machine_epsilon
         rounding = (ROUNDING_STEPS if epsilon < 1e-5 else HALF_PRECISION_ROUNDING_STEPS) * epsilon
         if bool(((window_scores - scores).abs() <= rounding * (1 + scores.abs())).all()):
             self._saved_per_row = tracker.saved_multiplications / self._n_rows
@@ -246,12 +247,11 @@ class SegmentAblation(PerturbationExplainer):
     name, title, paper = "segmentablation", "Segment Ablation", "arXiv:1311.2901"
     forward_passes: ClassVar[str] = "1 + parts"
     segments: SegmentsLike = 50
-    compactness: float = SLIC_COMPACTNESS
+    compactness: PositiveNumber = SLIC_COMPACTNESS
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_segments(segments=self.segments)
-        check_positive_number(compactness=self.compactness)
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """Return the loss of each pixel's segment."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.core.base import register
-from camscope.explainers.core.evaluation_context import check_positive_integer, check_positive_number
+from camscope.explainers.core.setting_types import PositiveInteger, PositiveNumber
 from camscope.explainers.perturbation.base import (
     MaskChunkBuilder,
     MaskedInput,
@@ -65,13 +65,8 @@ class SampledExplainer(PerturbationExplainer):
     the size of a pass.
     """
 
-    n_samples: int = 4000
-    tolerance: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive_integer(n_samples=self.n_samples)
-        check_positive_number(None, tolerance=self.tolerance)
+    n_samples: PositiveInteger = 4000
+    tolerance: PositiveNumber | None = None
 
     @abstractmethod
     def build_masks(self, masked_input: MaskedInput) -> MaskChunkBuilder:
@@ -125,13 +120,11 @@ class RISE(SampledExplainer):
 
     name, title, paper, slow = "rise", "RISE", "arXiv:1806.07421", True
     forward_passes: ClassVar[str] = "1 + n_samples"
-    grid_size: int = 7
-    keep_probability: float = 0.5
+    grid_size: PositiveInteger = 7
+    keep_probability: PositiveNumber = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_integer(grid_size=self.grid_size)
-        check_positive_number(keep_probability=self.keep_probability)
         if self.keep_probability > 1:
             raise InputError(
                 f"keep_probability={self.keep_probability!r}: expected a probability, above 0 and at most 1"
@@ -169,15 +162,12 @@ class DRISE(RISE):
     """
 
     name, title, paper = "drise", "D-RISE", "arXiv:2006.03204"
-    n_samples: int = 5000
-    grid_size: int = 16
+    n_samples: PositiveInteger = 5000
+    grid_size: PositiveInteger = 16
 
 
 def enlarge_shifted_grids(grids: Tensor, shifts: Tensor, size: Sequence[int], cells_per_axis: Sequence[int]) -> Tensor:
-    """Enlarge grids (R,*s) linearly to (R,*S), and crop them at shifts (R,axes) in 0..1.
-
-    A grid has one more cell than `cells_per_axis` along each axis.
-    """
+    """Enlarge grids (R,*s), of one more cell than `cells_per_axis`, linearly to (R,*S), cropped at shifts (R,axes) in 0..1."""
     for axis, (length, count) in enumerate(zip(size, cells_per_axis, strict=True), start=1):
         pixels = -(-length // count)
         first = (shifts[:, axis - 1, None] * pixels).long().clamp(max=pixels - 1)

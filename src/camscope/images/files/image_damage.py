@@ -6,6 +6,7 @@ TIFF report damage themselves or have no checksum: CCITT fax, PackBits, LZW, Zst
 """
 
 import io
+import re
 import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,10 @@ JPEG_COMPRESSION, DEFLATE_COMPRESSIONS = 7, (8, 32946)
 EXTRA_TILE_PIXELS = 2**20  # pixels by which a tile may be larger than the image
 PNG_SIGNATURE_BYTES, PNG_PIXEL_CHUNKS, READ_BYTES = 8, (b"IDAT", b"fdAT"), 2**20
 JPEG_START_MARKER, JPEG_END_MARKER = b"\xff\xd8", b"\xff\xd9"  # of a JPEG stream
+JPEG_SCAN_CODE, JPEG_END_CODE = 0xDA, 0xD9
+# a marker that ends entropy-coded data; 00 belongs to the data, and D0 to D7 restart the decoder within it
+JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])", re.DOTALL)
+MAX_JPEG_PADDING_BYTES = 16  # bytes other than 0 behind the end marker
 
 
 def check_pixel_data(image: "Image", name: str) -> None:
@@ -87,6 +92,7 @@ def _is_complete_jpeg(data: bytes, tables: bytes, max_pixels: int) -> bool:
     """Return whether a JPEG strip can be decoded to its end, to at most `max_pixels` pixels."""
     from PIL import Image, UnidentifiedImageError
 
+    strip_data = data
     if tables.startswith(JPEG_START_MARKER):
         data = tables.removesuffix(JPEG_END_MARKER) + data.removeprefix(JPEG_START_MARKER)
     try:
@@ -98,7 +104,23 @@ def _is_complete_jpeg(data: bytes, tables: bytes, max_pixels: int) -> bool:
         return data.startswith(JPEG_START_MARKER)  # a variant of JPEG that libtiff may support
     except OSError:
         return False
-    return True
+    return _are_jpeg_scans_whole(strip_data)
+
+
+def _are_jpeg_scans_whole(data: bytes) -> bool:
+    """Return whether no marker cuts a scan short: the decoder would fill the remainder with gray and report nothing."""
+    position, n_scans, is_in_scan = len(JPEG_START_MARKER), 0, False
+    while (marker := JPEG_MARKER.search(data, position)) is not None:
+        code, start = marker[1][0], marker.end()
+        if n_scans and not is_in_scan and marker.start() != position:  # the segment before it was pixels
+            return False
+        if code == JPEG_END_CODE:
+            remainder = data[start:]
+            return JPEG_END_MARKER not in remainder and len(remainder.strip(b"\0")) <= MAX_JPEG_PADDING_BYTES
+        is_in_scan = code == JPEG_SCAN_CODE
+        n_scans += is_in_scan
+        position = start + int.from_bytes(data[start : start + 2], "big")
+    return is_in_scan
 
 
 def _is_complete_deflate(data: bytes) -> bool:

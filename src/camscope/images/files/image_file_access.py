@@ -1,9 +1,4 @@
-"""Access to image files: which files are meant, and their bytes, with limits.
-
-- Selectors such as `scan.nii#3`, and bounded reading of a file's bytes.
-- Streams of gzip files that are decompressed only as far as they are read.
-- The image files that a folder, a pattern or a name means, without opening them.
-"""
+"""Access to image files: which files a folder, a pattern or a name such as `scan.nii#3` means, and their bytes, with limits."""
 
 import glob
 import gzip
@@ -15,25 +10,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast, overload
+from typing import Any, BinaryIO, cast
 
 from camscope.errors import ImageError
+from camscope.images.files.redaction import Source, pseudonymize_source, redact_errors
 from camscope.plurals import plural
 from camscope.safe_files import open_regular_file
 
 MAX_FILE_BYTES = 2**32  # of one file
 
 
-@overload
-def split_selector(source: str | Path) -> tuple[Path, int | None]: ...
-@overload
-def split_selector(source: bytes) -> tuple[bytes, None]: ...
-@overload
-def split_selector(source: str | Path | bytes) -> tuple[Path | bytes, int | None]: ...
-def split_selector(source: str | Path | bytes) -> tuple[Path | bytes, int | None]:
+def split_selector(source: str | Path) -> tuple[Path, int | None]:
     """Split `file#3` into the file and 3, counted from 0. An existing file of that name is taken literally."""
-    if isinstance(source, bytes):
-        return source, None
     path = Path(source)
     match = re.fullmatch(r"(.+)#(\d{1,9})", str(source), re.DOTALL)
     if match is None or os.path.lexists(path):
@@ -41,11 +29,20 @@ def split_selector(source: str | Path | bytes) -> tuple[Path | bytes, int | None
     return Path(match[1]), int(match[2])
 
 
-def resolve_selector(selector: int | None, argument: int | None, argument_name: str, name: str) -> int | None:
-    """Return the index given as `file#3` or as an argument such as `frame=3`. Raises ImageError if both differ."""
-    if selector is not None and argument is not None and selector != argument:
-        raise ImageError(f"{name}: #{selector} and {argument_name}={argument} differ; pass one of them")
-    return argument if selector is None else selector
+@contextmanager
+def selected_source(
+    source: Source | list[Path], index: int | None, index_name: str
+) -> Iterator[tuple[Any, str, int | None]]:
+    """Yield the path or bytes, their pseudonym, and the index given as `file#3` or as an argument such as `frame=3`.
+
+    Errors inside the `with` block are redacted.
+    """
+    path, selector = split_selector(source) if isinstance(source, str | Path) else (source, None)
+    name = pseudonymize_source(path)
+    with redact_errors(name):
+        if selector is not None and index is not None and selector != index:
+            raise ImageError(f"{name}: #{selector} and {index_name}={index} differ; pass one of them")
+        yield path, name, index if selector is None else selector
 
 
 @contextmanager
@@ -74,7 +71,6 @@ def list_source_paths(source: Path | bytes) -> tuple[Path, ...]:
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_SKIPPED_BYTES = 2**33  # bytes before the requested volume
-MAX_TRAILING_BYTES = 2**26  # bytes after it that are decompressed for the checksum
 
 
 @contextmanager
@@ -94,17 +90,16 @@ def skip_bytes(stream: BinaryIO, n_bytes: int, name: str) -> None:
     if n_bytes > MAX_SKIPPED_BYTES:
         received = f"its voxels start {plural(n_bytes, 'byte')} into the file"
         raise ImageError(f"{name}: {received}; the limit is {MAX_SKIPPED_BYTES}")
-    while n_bytes > 0:
-        if not (n_read := len(stream.read(min(n_bytes, 1 << 20)))):
-            raise ImageError(f"{name}: the file is cut off before its voxels")
-        n_bytes -= n_read
+    if discard_bytes(stream, n_bytes) < n_bytes:
+        raise ImageError(f"{name}: the file is cut off before its voxels")
 
 
-def read_trailing_bytes(stream: BinaryIO) -> None:
-    """Read to the end of a gzip stream, so that its checksum is verified, but give up after `MAX_TRAILING_BYTES`."""
-    remaining = MAX_TRAILING_BYTES
+def discard_bytes(stream: BinaryIO, n_bytes: int) -> int:
+    """Read and discard at most `n_bytes`, and return how many there were."""
+    remaining = n_bytes
     while remaining > 0 and (n_read := len(stream.read(min(remaining, 1 << 20)))):
         remaining -= n_read
+    return n_bytes - remaining
 
 
 def read_exactly(stream: BinaryIO, n_bytes: int, name: str) -> bytes:

@@ -1,8 +1,4 @@
-"""Keep patient data out of names and messages.
-
-- Scans are named by a keyed hash, and the text of decoder errors is dropped.
-- Warnings and log lines of image libraries are suppressed while they read.
-"""
+"""Keep patient data out of names and messages: pseudonyms, errors without foreign text, and silent image libraries."""
 
 import functools
 import hashlib
@@ -15,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +30,16 @@ def pseudonymize_source(source: Source | Sequence[Source]) -> str:
     parts = [source] if isinstance(source, str | Path | bytes) else list(source)
     digest = hmac.new(load_pseudonym_key(), digestmod=hashlib.sha256)
     for part in parts:
-        data = part if isinstance(part, bytes) else os.fsencode(os.path.abspath(part))  # noqa: PTH100 - of what is not there too
+        data = part if isinstance(part, bytes) else _encode_path(os.path.abspath(part))  # noqa: PTH100 - of what is not there too
         digest.update(len(data).to_bytes(8, "big") + data)
     return f"scan-{digest.hexdigest()[:8]}"
+
+
+def _encode_path(path: str) -> bytes:
+    try:
+        return os.fsencode(path)
+    except UnicodeEncodeError:  # half a surrogate pair, which no file's name has
+        return path.encode("utf-8", "surrogatepass")
 
 
 def load_pseudonym_key() -> bytes:
@@ -63,9 +66,8 @@ def _load_or_create_key(path: Path) -> bytes:
         if path.exists() and not _read_key(path):  # an empty file holds no key
             sibling.replace(path)
         else:
-            path.hardlink_to(sibling)  # of several concurrent processes one succeeds
-    except FileExistsError:
-        pass  # another process created the key, which is read below
+            with suppress(FileExistsError):  # another process created the key, which is read below
+                path.hardlink_to(sibling)
     finally:
         sibling.unlink(missing_ok=True)
     return _read_key(path) or _get_process_key()

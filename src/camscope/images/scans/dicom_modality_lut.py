@@ -1,7 +1,4 @@
-"""Convert stored DICOM numbers to values or colors: modality LUT or rescale, and inversion of MONOCHROME1.
-
-Each operation is recorded as a step, and what is odd about the values as a flag.
-"""
+"""Convert stored DICOM numbers to values or colors: modality LUT or rescale, and inversion of MONOCHROME1."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -64,11 +61,7 @@ class ModalityLUT:
         values = stored.astype(np.float64)
         if self.is_inverted:
             values = least + largest - values
-        return self.rescale(values).astype(np.float32)
-
-    def rescale(self, values: Array) -> Array:
-        """Return slope * values + intercept."""
-        return values * self.slope + self.intercept
+        return (values * self.slope + self.intercept).astype(np.float32)
 
     def describe_steps(self) -> tuple[str, ...]:
         """Describe the operations in order."""
@@ -129,7 +122,7 @@ def _read_lut_table(dataset: "Dataset", lut_item: "Dataset", is_inverted: bool, 
     return ModalityLUT(1.0, 0.0, unit, False, table[:entries], first, depth, is_inverted)
 
 
-def describe_real_world_maps(functional_groups: "list[Dataset]") -> tuple[str, ...]:
+def _describe_real_world_maps(functional_groups: "list[Dataset]") -> tuple[str, ...]:
     """Describe real-world value maps. They are not applied, as models are trained on the modality's values."""
     maps = next(filter(None, (read_sequence_items(group, REAL_WORLD_SEQUENCE) for group in functional_groups)), [])
     steps = []
@@ -140,7 +133,7 @@ def describe_real_world_maps(functional_groups: "list[Dataset]") -> tuple[str, .
     return tuple(steps)
 
 
-def read_padding_range(dataset: "Dataset", layout: PixelLayout) -> tuple[int, int] | None:
+def _read_padding_range(dataset: "Dataset", layout: PixelLayout) -> tuple[int, int] | None:
     """Return the smallest and largest stored number that mean "no measurement", or None."""
     if layout.is_floating or (value := read_integer(dataset, "PixelPaddingValue")) is None:
         return None
@@ -213,7 +206,7 @@ def decode_dicom_pixels(
         _fill_frames(colors, (convert(array, space) for array, space in decoded), name)
         return DecodedFrames(colors, (*_describe_storage(dataset, layout), *steps))
     modality_luts = _read_modality_luts(dataset, layout, frame_indices, name)
-    padding, counts = read_padding_range(dataset, layout), []
+    padding, counts = _read_padding_range(dataset, layout), []
 
     def iter_converted() -> Iterator[Array]:
         for (array, _), lut in zip(decoded, modality_luts, strict=False):
@@ -224,7 +217,7 @@ def decode_dicom_pixels(
     values = np.empty(shape, np.float32)
     _fill_frames(values, iter_converted(), name)
     padding_value = float(modality_luts[0](np.array([[padding[0]]]), layout)[0, 0]) if padding else 0.0
-    real_world_maps = describe_real_world_maps(read_functional_groups(dataset, frame_indices[:1])[0])
+    real_world_maps = _describe_real_world_maps(read_functional_groups(dataset, frame_indices[:1])[0])
     storage = _describe_storage(dataset, layout)
     return DecodedFrames(values, storage, tuple(modality_luts), real_world_maps, sum(counts), padding_value)
 

@@ -1,10 +1,4 @@
-"""Decode DICOM pixels.
-
-- The pixel layout that the header declares, checked before any pixel is read.
-- Frames decoded one by one. A missing codec is one error that names the package.
-- The size that a compressed stream declares, compared with the header before decoding.
-- Colors as (H,W,3) uint8 RGB from any color space and depth.
-"""
+"""Decode DICOM pixels frame by frame, after their layout and the size of compressed streams were checked."""
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -119,8 +113,10 @@ def decode_frames(
         _check_pixel_bytes(dataset, layout, name)
     else:
         check_stream_sizes(dataset, layout, frame_indices, name)
-        if not decoder.is_available or is_beyond_pillow_depth(str(syntax), layout, decoder.available_plugins):
-            raise build_missing_codec_error(str(syntax), syntax_name, name)
+        # Pillow does not support JPEG Extended streams of more than 8 bits
+        is_deep = str(syntax) == JPEG_EXTENDED_UID and layout.bits_stored > 8
+        if not decoder.is_available or (is_deep and not set(decoder.available_plugins) - {"pillow"}):
+            raise _build_missing_codec_error(str(syntax), syntax_name, name)
     # Many frames are decoded sequentially: access by index starts from the first frame each time. A few are decoded by
     # index: only then does pydicom correct the sign of JPEG 2000 samples that contradict the header.
     is_sequential = len(frame_indices) == layout.n_frames > MAX_FRAMES_BY_INDEX
@@ -195,12 +191,7 @@ def _read_jpeg_size(stream: bytes) -> tuple[int, int] | None:
     return None
 
 
-def is_beyond_pillow_depth(syntax_uid: str, layout: PixelLayout, plugins: Sequence[str]) -> bool:
-    """Return whether only Pillow could decode a JPEG Extended stream of more than 8 bits, which it does not support."""
-    return syntax_uid == JPEG_EXTENDED_UID and layout.bits_stored > 8 and not set(plugins) - {"pillow"}
-
-
-def build_missing_codec_error(syntax_uid: str, syntax_name: str, name: str) -> ImageError:
+def _build_missing_codec_error(syntax_uid: str, syntax_name: str, name: str) -> ImageError:
     """Build the error that names the transfer syntax, its codec and the extra that installs it."""
     if syntax_uid not in CODECS_BY_SYNTAX:
         return ImageError(f"{name}: its pixels are {syntax_name}, for which there is no codec; convert the file first")
@@ -237,12 +228,12 @@ def get_color_converter(
     def convert_to_rgb(decoded: Array, space: str) -> Array:
         if space != "RGB" and not space.startswith("YBR_RCT") and not space.startswith("YBR_ICT"):
             raise ImageError(f"{name}: colors of {layout.photometric_interpretation} did not become RGB")
-        return decoded.astype(np.uint8) if layout.bits_stored == 8 else rescale_to_8_bits(decoded, layout.bits_stored)
+        return decoded.astype(np.uint8) if layout.bits_stored == 8 else _rescale_to_8_bits(decoded, layout.bits_stored)
 
     return convert_to_rgb, steps + icc
 
 
-def rescale_to_8_bits(values: Array, bits: int) -> Array:
+def _rescale_to_8_bits(values: Array, bits: int) -> Array:
     """Scale values from 0..2^bits - 1 to 0..255, rounded."""
     return np.clip(np.rint(values * (255 / ((1 << bits) - 1))), 0, 255).astype(np.uint8)
 
@@ -272,4 +263,4 @@ def _read_palette_column(dataset: "Dataset", data: bytes, n_entries: int, bits: 
     is_16_bit = len(data) >= 2 * n_entries
     table = (decode_uint16_table(dataset, data) if is_16_bit else np.frombuffer(data, np.uint8))[:n_entries]
     # 8 bits in 16: the high byte may be a copy and is ignored
-    return (table & 0xFF).astype(np.uint8) if bits == 8 else rescale_to_8_bits(table, 16 if is_16_bit else 8)
+    return (table & 0xFF).astype(np.uint8) if bits == 8 else _rescale_to_8_bits(table, 16 if is_16_bit else 8)

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from camscope.errors import CamscopeError, ImageError, is_transient
-from camscope.images.files.image_file_access import resolve_selector, split_selector
-from camscope.images.files.redaction import pseudonymize_source, redact_errors
-from camscope.images.scans.dicom import read_dicom
-from camscope.images.scans.dicom_file import has_dicom_signature, load_dicom_dataset, require_pydicom
+from camscope.images.files.image_file_access import selected_source
+from camscope.images.files.redaction import redact_errors
+from camscope.images.scans.dicom import has_dicom_signature, load_dicom_dataset, read_dicom, require_pydicom
 from camscope.images.scans.dicom_geometry import SlicePlane, read_plane, stack_planes
 from camscope.images.scans.dicom_modality_lut import DecodedFrames, decode_dicom_pixels, join_decoded_frames
 from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
@@ -27,7 +26,6 @@ from camscope.plurals import plural
 from camscope.safe_files import open_regular_file
 
 MAX_SERIES_FILES = 20_000
-TOO_MANY_FILES_TEXT = f"more than {MAX_SERIES_FILES} files; pass a list of those of one series"
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +59,7 @@ class SliceHeader:
         return " ".join(filter(None, (size, self.modality, self.plane.nearest_view if self.plane else "")))
 
 
-def list_series_files(source: Path | list[Path], name: str) -> list[Path]:
+def _list_series_files(source: Path | list[Path], name: str) -> list[Path]:
     """List the files of a folder, without subfolders. A list is returned unchanged."""
     if isinstance(source, list):
         return source
@@ -70,11 +68,11 @@ def list_series_files(source: Path | list[Path], name: str) -> list[Path]:
     with os.scandir(source) as entries:
         files = [Path(entry.path) for entry in entries if entry.is_file() and not entry.name.startswith(".")]
     if len(files) > MAX_SERIES_FILES:
-        raise ImageError(f"{name}: {TOO_MANY_FILES_TEXT}")
+        raise ImageError(f"{name}: more than {MAX_SERIES_FILES} files; pass a list of those of one series")
     return files
 
 
-def read_slice_headers(files: Sequence[Path], name: str) -> tuple[list[SliceHeader], tuple[str, ...]]:
+def _read_slice_headers(files: Sequence[Path], name: str) -> tuple[list[SliceHeader], tuple[str, ...]]:
     """Read the headers of the DICOM images among the files, and flags that count the other files."""
     slices, n_not_dicom, n_damaged = [], 0, 0
     for path in files:
@@ -111,7 +109,7 @@ def _read_slice_header(path: Path, name: str) -> SliceHeader:
     return SliceHeader(path, series, instance, modality, layout, plane, has_burned_in_text(dataset))
 
 
-def group_slices(slices: Sequence[SliceHeader]) -> list[list[SliceHeader]]:
+def _group_slices(slices: Sequence[SliceHeader]) -> list[list[SliceHeader]]:
     """Group slices by series, shape and orientation. The largest group comes first."""
     groups_by_key: dict[tuple[Any, ...], list[list[SliceHeader]]] = {}
     for header in sorted(slices, key=lambda header: header.sort_key):
@@ -128,7 +126,7 @@ def _has_same_orientation(first: SlicePlane | None, second: SlicePlane | None) -
     return first.is_parallel(second) if first and second else first is second
 
 
-def select_series(groups: list[list[SliceHeader]], series: int | None, name: str) -> list[SliceHeader]:
+def _select_series(groups: list[list[SliceHeader]], series: int | None, name: str) -> list[SliceHeader]:
     """Return the selected group. Without a selection there must be exactly one."""
     listing = "; ".join(f"{index}: {plural(len(group), 'slice')} {group[0]}" for index, group in enumerate(groups[:20]))
     listing += f"; and {len(groups) - 20} more" if len(groups) > 20 else ""
@@ -146,22 +144,20 @@ def select_series(groups: list[list[SliceHeader]], series: int | None, name: str
     return groups[0]
 
 
-def read_series(source: str | Path | Iterable[str | Path], *, series: int | None = None, window: Any = None) -> Scan:
+def read_series(source: str | Path | Iterable[str | Path], *, series: int | None = None) -> Scan:
     """Read the DICOM files of one series into a volume (D,H,W) with an `affine`. A single file is read alone.
 
     `source` is a folder or a list of files. A folder of several series is rejected with a list of them, and `folder#1` or
     `series=1` selects one, counted from 0 in that list. Slices of different orientations and different slices at one
     position are rejected. Gaps are flagged in mm. Files that are not DICOM images are left out and counted in a flag.
     """
-    path, selector = split_selector(source) if isinstance(source, str | Path) else (sorted(map(Path, source)), None)
-    name = pseudonymize_source(path)
+    files = source if isinstance(source, str | Path) else sorted(map(Path, source))
     require_pydicom()
-    with redact_errors(name):
-        slices, left_out = read_slice_headers(list_series_files(path, name), name)
-        group = select_series(group_slices(slices), resolve_selector(selector, series, "series", name), name)
+    with selected_source(files, series, "series") as (path, name, series):
+        slices, left_out = _read_slice_headers(_list_series_files(path, name), name)
+        group = _select_series(_group_slices(slices), series, name)
         scan = replace(read_dicom(group[0].path), name=name) if len(group) == 1 else _read_volume(group, name)
-        scan = replace(scan, flags=(*scan.flags, *left_out))
-        return scan.apply_window(window)
+        return replace(scan, flags=(*scan.flags, *left_out))
 
 
 def _read_volume(group: list[SliceHeader], name: str) -> Scan:

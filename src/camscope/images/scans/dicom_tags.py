@@ -11,41 +11,9 @@ if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
 MODALITIES = {
-    "CR",
-    "CT",
-    "DX",
-    "MR",
-    "US",
-    "PT",
-    "NM",
-    "MG",
-    "XA",
-    "RF",
-    "SC",
-    "OT",
-    "ES",
-    "GM",
-    "OP",
-    "OPT",
-    "OCT",
-    "SM",
-}
-MODALITIES |= {
-    "XC",
-    "IO",
-    "PX",
-    "IVUS",
-    "IVOCT",
-    "BMD",
-    "SEG",
-    "RTDOSE",
-    "RTIMAGE",
-    "BI",
-    "DG",
-    "EPS",
-    "LS",
-    "OPV",
-    "TG",
+    *("CR", "CT", "DX", "MR", "US", "PT", "NM", "MG", "XA", "RF", "SC", "OT", "ES", "GM", "OP", "OPT", "OCT"),
+    *("SM", "XC", "IO", "PX", "IVUS", "IVOCT", "BMD", "SEG", "RTDOSE", "RTIMAGE", "BI", "DG", "EPS", "LS"),
+    *("OPV", "TG"),
 }
 VALUE_UNITS = {"HU", "OD", "MGML", "Z_EFF", "ED", "EDW", "HU_MOD", "PCT"}
 VALUE_UNITS |= {"BQML", "CNTS", "GML", "SUV", "PROPCNTS", "CM2ML", "GY"}

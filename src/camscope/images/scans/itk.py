@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from camscope.errors import ImageError, describe_out_of_memory, is_out_of_memory
-from camscope.images.files.image_file_access import open_source, resolve_selector, split_selector
-from camscope.images.files.redaction import pseudonymize_source, redact_errors
+from camscope.images.files.image_file_access import open_source, selected_source
 from camscope.images.scans.scan import MAX_VOXELS, Scan, check_volume_index, check_voxel_count, flag_non_finite
 from camscope.optional import require
 from camscope.plurals import plural
@@ -21,19 +20,16 @@ SPACING_KEYWORDS = (b"spacings:", b"elementspacing", b"elementsize")
 REFERENCE_HEAD_BYTES = 1 << 16  # of the header in which a reference to another file is searched
 
 
-def read_itk(source: str | Path, *, volume: int | None = None, window: Any = None) -> Scan:
+def read_itk(source: str | Path, *, volume: int | None = None) -> Scan:
     """Read a .nrrd, .mha or .mhd file as (D,H,W) float32 in NumPy's axis order, with an `affine` in RAS+ (ITK uses LPS).
 
     `source.nrrd#2` or `volume=2` selects one volume of a 4-D file, counted from 0. Voxels in a separate file are read only
     for an .mhd file, and only from the same folder.
     """
-    path, selector = split_selector(source)
-    name = pseudonymize_source(path)
     sitk = require("SimpleITK", extra="itk")
-    with redact_errors(name):
+    with selected_source(source, volume, "volume") as (path, name, volume):
         _check_header(path, name)
-        scan = _read_itk_scan(sitk, path, resolve_selector(selector, volume, "volume", name), name)
-        return scan.apply_window(window)
+        return _read_itk_scan(sitk, path, volume, name)
 
 
 def _check_header(path: Path, name: str) -> None:

@@ -16,13 +16,12 @@ from camscope.errors import ImageError
 from camscope.images.files.image_file_access import (
     GZIP_MAGIC,
     decompressed_stream,
+    discard_bytes,
     list_source_paths,
     open_source,
     read_exactly,
-    read_trailing_bytes,
-    resolve_selector,
+    selected_source,
     skip_bytes,
-    split_selector,
 )
 from camscope.images.files.redaction import pseudonymize_source, redact_errors
 from camscope.images.scans.scan import Scan, check_volume_index, check_voxel_count, flag_non_finite
@@ -31,6 +30,7 @@ from camscope.plurals import plural
 
 Array = NDArray[Any]
 MAX_VOXEL_OFFSET = 2**26  # bytes of header extensions before the voxels
+MAX_TRAILING_BYTES = 2**26  # bytes after the voxels that are decompressed for the checksum
 # length and magic of the header by NIfTI version
 HEADER_SIZES = {1: 348, 2: 540}
 SINGLE_FILE_MAGICS = {1: (344, b"n+1\0"), 2: (4, b"n+2\0\r\n\x1a\n")}
@@ -38,20 +38,19 @@ PAIRED_FILE_MAGICS = {1: b"ni1\0", 2: b"ni2\0\r\n\x1a\n"}
 RGB_DTYPE = np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")])
 
 
-def read_nifti(source: str | Path | bytes, *, volume: int | None = None, window: Any = None) -> Scan:
+def read_nifti(source: str | Path | bytes, *, volume: int | None = None) -> Scan:
     """Read a NIfTI file as (I,J,K) float32, scaled by scl_slope and scl_inter, without reordering axes.
 
     `file.nii.gz#2` or `volume=2` selects one volume of a 4-D file, counted from 0. Without a selection a 4-D file is
     rejected. `affine` is the sform if its code is set, otherwise the qform, otherwise None. RGB24 is read as color.
     """
-    path, selector = split_selector(source)
-    name = pseudonymize_source(path)
     require("nibabel", extra="medical")
-    with redact_errors(name):
-        with open_source(path, name) as file, decompressed_stream(file) as stream:
-            volume = resolve_selector(selector, volume, "volume", name)
-            scan = _read_nifti_scan(stream, volume, name, list_source_paths(path))
-        return scan.apply_window(window)
+    with (
+        selected_source(source, volume, "volume") as (path, name, volume),
+        open_source(path, name) as file,
+        decompressed_stream(file) as stream,
+    ):
+        return _read_nifti_scan(stream, volume, name, list_source_paths(path))
 
 
 def is_nifti(head: bytes) -> bool:
@@ -83,7 +82,7 @@ def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sour
     start = offset + (volume_index or 0) * count * dtype.itemsize
     skip_bytes(stream, start - length, name)
     data = read_exactly(stream, count * dtype.itemsize, name)
-    read_trailing_bytes(stream)
+    discard_bytes(stream, MAX_TRAILING_BYTES)  # so that the checksum of a gzip stream is verified
     stored = np.frombuffer(data, dtype).reshape(shape, order="F")
     values, scaling_steps = _apply_scaling(header, stored)
     affine, pixel_spacing, geometry_step, geometry_flags = _parse_geometry(header, len(shape))

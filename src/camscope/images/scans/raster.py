@@ -1,15 +1,14 @@
 """Read PNG and TIFF as scans: numbers as stored, including 16 bits and floats, without scaling."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
 from camscope.images.files.image_damage import check_pixel_data
-from camscope.images.files.image_file_access import list_source_paths, open_source, resolve_selector, split_selector
-from camscope.images.files.redaction import pseudonymize_source, redact_errors
+from camscope.images.files.image_file_access import list_source_paths, open_source, selected_source
 from camscope.images.scans.scan import MAX_VOXELS, Scan, check_index, check_voxel_count, flag_non_finite
 from camscope.plurals import plural
 
@@ -21,29 +20,22 @@ RASTER_FORMATS = ("PNG", "TIFF")
 GRAY_MODES = {"1", "L", "I;16", "I;16B", "I;16L", "I;16N", "I", "F"}
 
 
-def read_raster(source: str | Path | bytes, *, frame: int | None = None, window: Any = None) -> Scan:
+def read_raster(source: str | Path | bytes, *, frame: int | None = None) -> Scan:
     """Read a gray PNG or TIFF as (H,W) float32, a TIFF of several pages as (D,H,W), and color as RGB uint8.
 
     `file.tif#2` or `frame=2` selects one page, counted from 0.
     """
     from PIL import Image
 
-    path, selector = split_selector(source)
-    name = pseudonymize_source(path)
-    with redact_errors(name):
-        frame = resolve_selector(selector, frame, "frame", name)
+    with selected_source(source, frame, "frame") as (path, name, frame):
         try:
             with open_source(path, name) as file, Image.open(file, formats=RASTER_FORMATS) as image:
-                scan = _read_raster_scan(image, _compute_pixel_limit(file), frame, name, list_source_paths(path))
+                # no codec compresses below a thousandth
+                max_pixels = min(MAX_VOXELS, 4096 + 1100 * file.seek(0, 2))
+                return _read_raster_scan(image, max_pixels, frame, name, list_source_paths(path))
         except Image.DecompressionBombError:
             limit = plural(2 * (Image.MAX_IMAGE_PIXELS or 0), "pixel")
             raise ImageError(f"{name}: Pillow refuses it: more than {limit}") from None
-        return scan.apply_window(window)
-
-
-def _compute_pixel_limit(file: BinaryIO) -> int:
-    """Return the largest plausible pixel count for the file's size: no codec compresses below a thousandth."""
-    return min(MAX_VOXELS, 4096 + 1100 * file.seek(0, 2))
 
 
 def _read_raster_scan(image: "Image", max_pixels: int, frame: int | None, name: str, sources: tuple[Path, ...]) -> Scan:

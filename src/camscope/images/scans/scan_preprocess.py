@@ -1,7 +1,4 @@
-"""Preprocess scans into a model's input, and record where each input voxel lies in the scan.
-
-Includes anatomical orientation codes such as "RAS", and reorienting a volume to them.
-"""
+"""Preprocess scans into a model's input, and record where each input voxel lies; reorient volumes to codes such as "RAS"."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

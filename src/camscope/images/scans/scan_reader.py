@@ -9,8 +9,7 @@ from typing import Any
 from camscope.errors import CamscopeError, ImageError
 from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
 from camscope.images.files.redaction import pseudonymize_source, redact_errors
-from camscope.images.scans.dicom import read_dicom
-from camscope.images.scans.dicom_file import has_dicom_signature, load_dicom_dataset, require_pydicom
+from camscope.images.scans.dicom import has_dicom_signature, load_dicom_dataset, read_dicom, require_pydicom
 from camscope.images.scans.dicom_series import read_series
 from camscope.images.scans.dicom_tags import has_burned_in_text
 from camscope.images.scans.itk import ITK_SUFFIXES, read_itk
@@ -57,10 +56,13 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
         ImageError: If the source cannot be read, or more than one series or volume is there and none is selected.
 
     """
-    if isinstance(source, Scan):
-        return source.apply_window(window)
+    return (source if isinstance(source, Scan) else _read_file_or_folder(source, frame)).apply_window(window)
+
+
+def _read_file_or_folder(source: Any, index: int | None) -> Scan:
+    """Read a source with the reader of its format; `index` is a frame, volume, page or series."""
     if isinstance(source, bytes):
-        return _read_scan_bytes(source, frame, window)
+        return _read_scan_bytes(source, index)
     if not isinstance(source, str | Path):
         files = list(source) if isinstance(source, Iterable) and not hasattr(source, "shape") else []
         if not files or not all(isinstance(item, str | Path) for item in files):
@@ -68,20 +70,18 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
                 f"the scan is a {type(source).__name__}; expected a path, a list of paths, a file's bytes, or a "
                 f"camscope.images.scans.scan.Scan(values, name)"
             )
-        return read_series(files, series=frame, window=window)
+        return read_series(files, series=index)
     path, _ = split_selector(source)
     if path.is_dir():
-        return read_series(source, series=frame, window=window)
+        return read_series(source, series=index)
     name = path.name.lower()
     if name.endswith(ITK_SUFFIXES):
-        return read_itk(source, volume=frame, window=window)
+        return read_itk(source, volume=index)
     if name.endswith(NIFTI_SUFFIXES) or (
         not name.endswith((*DICOM_SUFFIXES, *RASTER_SUFFIXES)) and is_nifti(_read_head(path))
     ):
-        return read_nifti(source, volume=frame, window=window)
-    if name.endswith(RASTER_SUFFIXES):
-        return read_raster(source, frame=frame, window=window)
-    return read_dicom(source, frame=frame, window=window)
+        return read_nifti(source, volume=index)
+    return read_raster(source, frame=index) if name.endswith(RASTER_SUFFIXES) else read_dicom(source, frame=index)
 
 
 def is_safe_to_display(source: Path) -> bool:
@@ -108,13 +108,13 @@ def _is_dicom_safe_to_display(file: Path, name: str) -> bool:
         return is_nifti(_read_head(file))
 
 
-def _read_scan_bytes(data: bytes, frame: int | None, window: Any) -> Scan:
+def _read_scan_bytes(data: bytes, frame: int | None) -> Scan:
     if has_dicom_signature(data[:132]):
-        return read_dicom(data, frame=frame, window=window)
+        return read_dicom(data, frame=frame)
     if is_nifti(data[:HEAD_BYTES]):
-        return read_nifti(data, volume=frame, window=window)
+        return read_nifti(data, volume=frame)
     if data.startswith((b"\x89PNG", b"II*\0", b"MM\0*")):
-        return read_raster(data, frame=frame, window=window)
+        return read_raster(data, frame=frame)
     raise ImageError(f"{pseudonymize_source(data)}: these bytes are not a DICOM, NIfTI, PNG or TIFF file")
 
 

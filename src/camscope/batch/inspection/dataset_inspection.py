@@ -1,19 +1,38 @@
-"""`DatasetInspection`: the result of an inspection, as issues, as a table, and as JSON that may be shared."""
+"""`inspect_images`, and its result as issues, as a table, and as JSON that may be shared."""
 
+import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from camscope.batch.export import write_escaped_csv
-from camscope.batch.inspection.image_metadata import INTERNAL_COLUMNS, METADATA_COLUMNS
-from camscope.batch.inspection.inspection_table import TargetPrevalence
-from camscope.batch.inspection.issues import SEVERITIES, DatasetIssue, RowNumbers
-from camscope.batch.manifest import import_arrow
-from camscope.errors import OutputError
+from camscope.batch.image_loading import map_in_order, require_valid_num_threads
+from camscope.batch.inspection.dataset_checks import check_dataset
+from camscope.batch.inspection.image_metadata import (
+    INTERNAL_COLUMNS,
+    METADATA_COLUMNS,
+    ImageMetadata,
+    ImageMetadataReader,
+    metadata_to_table,
+)
+from camscope.batch.inspection.inspection_table import (
+    DEFAULT_COLUMNS,
+    InspectionTable,
+    TargetPrevalence,
+    compute_prevalences,
+    compute_value_ranges,
+    count_values,
+    resolve_column_names,
+)
+from camscope.batch.inspection.issues import ISSUE_ORDER, SEVERITIES, DatasetIssue, RowNumbers
+from camscope.batch.manifest import Manifest, contains_scans, import_arrow, pseudonymize_manifest, require_columns
+from camscope.batch.sources import build_manifest
+from camscope.errors import InputError, OutputError
+from camscope.images.files.redaction import load_pseudonym_key
 from camscope.plurals import plural
 from camscope.safe_files import open_atomic, write_bytes
 from camscope.version import __version__
@@ -158,3 +177,104 @@ class DatasetInspection:
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {severity}s" for severity, count in self.severity_counts.items())
         return f"<DatasetInspection of {plural(len(self), 'image', spec=',')}, {self.n_readable:,} readable: {counts}>"
+
+
+ROWS_PER_CHUNK = 4096  # rows that are converted to Python at a time
+SCAN_FORMATS = ("DICOM", "DICOM series", "NIfTI", "NRRD", "MetaImage")
+ProgressCallback = Callable[[int, int], None]
+
+
+def inspect_images(
+    source: Any,
+    *,
+    root: str | Path | None = None,
+    patient_column: str | None = None,
+    split_column: str | None = None,
+    target_column: str | None = None,
+    mask_column: str | None = None,
+    group_by: Sequence[str] = (),
+    class_names: Sequence[str] = (),
+    profile: Literal["research", "clinical"] | None = None,
+    keep_columns: Sequence[str] = (),
+    all_scans: bool = False,
+    num_threads: int | None = None,
+    on_progress: ProgressCallback | None = None,
+) -> DatasetInspection:
+    """Inspect a set of images before a model sees it. Each image is read once and not kept.
+
+    Args:
+        source: The images, photos and scans in any mixture: see `build_manifest`.
+        root: The folder where relative paths begin: see `build_manifest`.
+        patient_column: The column of the patient. Default: `patient` or `patient_id`, if the manifest has one.
+        split_column: The column of the split. Default: `split`.
+        target_column: The column of the target. Default: `target`.
+        mask_column: The column of the mask. Default: `mask` or `mask_path`.
+        group_by: Columns of the manifest or of the metadata (such as "modality") by whose values targets are counted.
+        class_names: All targets that are allowed. Default: any target is.
+        profile: "research" shows no file names, and of the manifest only the target, `group_by` and `keep_columns`.
+            "clinical" shows all. Default: "research" for a set with any scan.
+        keep_columns: Further columns that the profile "research" shows.
+        all_scans: Treat all images as scans, so that the pages of a TIFF are slices of a volume.
+        num_threads: Threads that read images. Default: one per CPU core.
+        on_progress: Called with the number of images that are done, and the number of all images.
+
+    Returns:
+        The inspection: its issues, and a table with one row per image.
+
+    Raises:
+        InputError: The source or a column does not exist, or an option is invalid.
+
+    >>> import numpy as np
+    >>> image = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
+    >>> inspect_images([image, image]).issues
+    (<warning: duplicates, 2 rows: the same pixels as in another row>,)
+
+    """
+    if profile not in (None, "research", "clinical"):
+        raise InputError(f"profile={profile!r}: expected 'research' or 'clinical'")
+    require_valid_num_threads(num_threads)
+    manifest = build_manifest(source, root, strict=False)
+    columns = resolve_column_names(
+        manifest, {"patient": patient_column, "split": split_column, "target": target_column, "mask": mask_column}
+    )
+    existing = manifest.table.column_names
+    require_columns(keep_columns, existing, "to keep")
+    metadata = _read_metadata(manifest, columns["mask"], all_scans, num_threads or os.cpu_count() or 1, on_progress)
+    table = InspectionTable(manifest, metadata_to_table(metadata), columns)
+    is_scan_format = set(SCAN_FORMATS).intersection(table.encode_metadata("format").values)
+    pseudonymize = profile == "research" or (profile is None and (bool(is_scan_format) or contains_scans(manifest)))
+    prevalences = compute_prevalences(table, group_by)
+    issues = check_dataset(table, class_names, prevalences, pseudonymize=pseudonymize)
+    visible_names = [
+        name for name in (columns["target"], *group_by, *keep_columns, split_column) if name and name in existing
+    ]
+    return DatasetInspection(
+        visible_columns=_select_visible_columns(manifest, visible_names) if pseudonymize else manifest.table,
+        metadata=table.metadata,
+        issues=tuple(sorted((issue for issue in issues if issue.n_rows), key=lambda issue: ISSUE_ORDER[issue.code])),
+        value_counts=count_values(table),
+        value_ranges=compute_value_ranges(table),
+        prevalences=tuple(prevalences),
+        missing_roles=tuple(role for role in DEFAULT_COLUMNS if columns[role] is None),
+        profile="research" if pseudonymize else profile or "all",
+    )
+
+
+def _read_metadata(
+    manifest: Manifest, mask_column: str | None, all_scans: bool, num_threads: int, on_progress: ProgressCallback | None
+) -> Iterator[ImageMetadata]:
+    hash_key = hashlib.sha256(load_pseudonym_key()).digest()
+    reader = ImageMetadataReader(manifest, mask_column, hash_key, all_scans)
+    cells = manifest.table.select([name for name in ("row", "path", mask_column) if name is not None])
+    rows = (row for batch in cells.to_batches(ROWS_PER_CHUNK) for row in batch.to_pylist())
+    for n_done, metadata in enumerate(map_in_order(reader, rows, num_threads), start=1):
+        if on_progress is not None:
+            on_progress(n_done, len(manifest))
+        yield metadata
+
+
+def _select_visible_columns(manifest: Manifest, names: Sequence[str]) -> "pa.Table":
+    """Return the pseudonymized columns `row`, `id` and `path`, and further columns by name."""
+    pseudonyms = pseudonymize_manifest(manifest).table
+    columns = {name: pseudonyms[name] for name in ("row", "id", "path")}
+    return import_arrow().table({**columns, **{name: manifest.table[name] for name in names if name not in columns}})

@@ -1,0 +1,196 @@
+"""The schema of `summary.json`: the results of the shortcut stage, the verdicts, and the summary of all stages."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from camscope.audit.core.schema import (
+    DataCheckResult,
+    EstimateSummary,
+    ExplainResult,
+    FlowStep,
+    MetricsResult,
+    PredictResult,
+    ResolveResult,
+    SanityResult,
+    SchemaModel,
+    StageResult,
+    SubgroupDifference,
+)
+
+Conclusion = Literal["supported", "not supported", "not testable"]
+
+
+class AttributionMass(SchemaModel):
+    """The share of a method's maps in a region. `max_enrichment`: the enrichment of a map that lies inside completely."""
+
+    region: str
+    method: str
+    finding: str
+    share: EstimateSummary
+    enrichment: EstimateSummary
+    confounder_sensitivity: EstimateSummary
+    is_resolvable: bool
+    diameter: float
+    stride: float
+    reason: str = ""
+    max_enrichment: float | None = None
+
+
+class RegionOverlap(SchemaModel):
+    """The mean share of a region's pixels that lie in another region, over the `n_images` that have it."""
+
+    finding: str
+    region: str
+    other_region: str
+    share: float
+    n_images: int
+
+
+class InterventionEffect(SchemaModel):
+    """The effect of an intervention on the log odds of a finding, in standard deviations of the log odds."""
+
+    region: str
+    finding: str
+    kind: Literal["remove", "insert", "keep only"]
+    imputation: str | None
+    effect: EstimateSummary
+
+
+class MaskedAuroc(SchemaModel):
+    """The AUROC after a region (`mask`), or everything else (`keep only`), is replaced by the imputation."""
+
+    region: str
+    finding: str
+    kind: Literal["mask", "keep only"]
+    imputation: str
+    auroc: EstimateSummary
+
+
+class ColumnLeakage(SchemaModel):
+    """The AUROC of a linear probe that predicts a column of the manifest from the model's features.
+
+    `null_max` is the largest AUROC under permuted labels. `is_decodable`: the interval lies above 0.5, and no permutation
+    reached the AUROC.
+    """
+
+    column: str
+    auroc: EstimateSummary
+    null_max: float | None
+    is_decodable: bool = False
+
+
+class MapCluster(SchemaModel):
+    """A cluster of images with similar maps. `number` 0 is the largest.
+
+    `prototypes`: the ids of its most typical images. `attribution_mass`: region -> the mean share of its maps in the region.
+    `missed_share`: the share of its images with a probability below 0.5. `associated_columns`: the subgroup levels that are
+    more frequent in it, as text.
+    """
+
+    number: int
+    n_images: int
+    prototypes: tuple[str, ...]
+    attribution_mass: dict[str, float] = Field(default_factory=dict)
+    missed_share: float | None = None
+    associated_columns: tuple[str, ...] = ()
+
+
+class ClusterStability(SchemaModel):
+    """The stability of a number of clusters, and of reference data that form one cluster."""
+
+    n_clusters: int
+    stability: float
+    null_stability: float | None
+    separation: float | None = None
+
+
+class ClusterAnalysis(SchemaModel):
+    """The clusters of a method's maps for a finding. `n_clusters` is 1 where several clusters are not supported."""
+
+    finding: str
+    method: str
+    n_clusters: int
+    n_maps: int
+    n_excluded: int
+    n_patients: int = 0
+    eigenvalues: tuple[float, ...] = ()
+    stability_by_n_clusters: tuple[ClusterStability, ...] = ()
+    clusters: tuple[MapCluster, ...] = ()
+    reason: str = ""
+
+
+class ReviewCase(SchemaModel):
+    """An image for review, and the reason."""
+
+    id: str
+    finding: str
+    reason: str
+
+
+class ShortcutResult(StageResult):
+    """The tests for shortcuts.
+
+    `region_counts`: region -> the number of images that have it. `markers_by_finding`: finding -> the regions that only some
+    images have.
+    """
+
+    region_counts: dict[str, int] = Field(default_factory=dict)
+    markers_by_finding: dict[str, tuple[str, ...]] = Field(default={})
+    missing_regions: tuple[FlowStep, ...] = ()
+    overlaps: tuple[RegionOverlap, ...] = ()
+    attribution_mass: tuple[AttributionMass, ...] = ()
+    interventions: tuple[InterventionEffect, ...] = ()
+    masked_auroc: tuple[MaskedAuroc, ...] = ()
+    subgroup_differences: tuple[SubgroupDifference, ...] = ()
+    leakage: tuple[ColumnLeakage, ...] = ()
+    cluster_analyses: tuple[ClusterAnalysis, ...] = ()
+    review_cases: tuple[ReviewCase, ...] = ()
+
+
+class Verdict(SchemaModel):
+    """The conclusion about one claim, a sentence, with the estimate (`effect`) and the margin that it is compared with.
+
+    `qualifier`: the region, subgroup or method that the claim is about. `direction`: whether the conclusion supports or
+    contradicts the model. `section`: the section of the report with the numbers.
+    """
+
+    question: str
+    claim: str
+    finding: str
+    qualifier: str = ""
+    conclusion: Conclusion
+    direction: Literal["supports", "contradicts", "neither"]
+    effect: EstimateSummary
+    margin: float | None
+    rule: str
+    reason: str
+    section: str
+
+
+class Summary(SchemaModel):
+    """The results of all stages, the verdicts, and the settings that they depend on."""
+
+    schema_version: Literal["camscope/audit/2"] = "camscope/audit/2"
+    camscope_version: str
+    title: str
+    intended_use: str
+    config_digest: str
+    data_digest: str
+    seed: int
+    n_resamples: int
+    margins: dict[str, float]
+    imputations: tuple[str, ...]
+    profile: str
+    check: DataCheckResult
+    resolve: ResolveResult
+    predict: PredictResult
+    explain: ExplainResult
+    localization: MetricsResult
+    faithfulness: MetricsResult
+    sanity: SanityResult
+    robustness: MetricsResult
+    shortcut: ShortcutResult
+    verdicts: tuple[Verdict, ...]
+    warnings: tuple[str, ...]
+    limitations: tuple[str, ...]

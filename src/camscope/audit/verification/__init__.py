@@ -1,1 +1,0 @@
-"""Verification: an audit is checked against its digests, its tables, and the images."""

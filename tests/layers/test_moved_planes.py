@@ -1,0 +1,275 @@
+"""Planes that a model flips, transposes, rolls or shuffles: what convolutions make of them is no map of the input."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from camscope.errors import LayerError
+from camscope.explainers import GradCAM
+from camscope.hooks.spatial_map_tracker import SpatialMapTracker
+from camscope.layers import layout_probe
+from camscope.layers.selection import find_spatial_layers
+
+pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+
+
+def order(length: int) -> Tensor:
+    return torch.randperm(length, generator=torch.Generator().manual_seed(1))
+
+
+def written(x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    y[..., 5:] = x[..., :-5]
+    return y
+
+
+MOVES = {
+    "transposed": lambda x: x.transpose(2, 3),
+    "mirrored": lambda x: x.flip(-1),
+    "upside down": lambda x: x.flip(-2),
+    "turned": lambda x: x.rot90(1, (2, 3)),
+    "rolled": lambda x: x.roll(x.shape[-1] // 2, -1),
+    "rolled by one": lambda x: x.roll(1, -1),
+    "rows shuffled": lambda x: x[:, :, order(x.shape[2])],
+    "columns shuffled": lambda x: x.index_select(3, order(x.shape[3])),
+    "cells shuffled": lambda x: x.flatten(2)[..., order(x[0, 0].numel())].view(x.shape),
+    "two rows exchanged": lambda x: x[:, :, [1, 0, *range(2, x.shape[2])]],
+    "halves exchanged": lambda x: torch.cat(x.chunk(2, 3)[::-1], 3),
+    "written elsewhere": written,
+}
+
+
+class Net(nn.Module):
+    """Three convolutions. What `move` does happens to the image, or before the last convolution."""
+
+    def __init__(self, move, where: str = "middle") -> None:
+        super().__init__()
+        self.move, self.where = move, where
+        self.first, self.second = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, 2, 1)
+        self.last, self.head = nn.Conv2d(16, 16, 3, padding=1), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.move(x) if self.where == "image" else x
+        x = self.second(self.first(x).relu()).relu()
+        x = self.move(x) if self.where == "middle" else x
+        return self.head(self.last(x).relu().mean((2, 3)))
+
+
+def net(move, where: str = "middle", size: int = 64) -> tuple[Net, Tensor]:
+    torch.manual_seed(0)
+    return Net(move, where).eval(), torch.randn(3, size, size)
+
+
+@pytest.fixture
+def probes(monkeypatch):
+    """The number of probes, of three forward passes each, counted by their calls."""
+    calls, probe = [], layout_probe.probe_outputs
+    monkeypatch.setattr(
+        layout_probe, "probe_outputs", lambda *args, **kwargs: (calls.append(1), probe(*args, **kwargs))[1]
+    )
+    return calls
+
+
+def answer(model: nn.Module, layer: str | None, x: Tensor) -> str:
+    """Return "rejected", the status that flags the map, or the layer that was chosen instead, which lies in place."""
+    try:
+        explanation = GradCAM(model, layer).explain(x, 1)
+    except LayerError as error:
+        return "rejected" if "its cells react to other parts of the image" in str(error) else str(error)
+    return explanation.layer if explanation.layer == "second" else explanation.status
+
+
+@pytest.mark.parametrize("where", ["image", "middle"])
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("layer", ["last", None], ids=["named", "chosen"])
+def test_what_convolutions_make_of_a_moved_plane_is_rejected_or_flagged(move, where, layer, probes):
+    model, x = net(MOVES[move], where)
+    assert answer(model, layer, x) in {"rejected", "layout_unverified", "second"}
+    assert probes
+
+
+@pytest.mark.parametrize("move", ["transposed", "mirrored", "upside down", "turned", "rolled"])
+def test_a_plane_that_is_moved_as_a_whole_is_rejected(move):
+    model, x = net(MOVES[move])
+    with pytest.raises(LayerError, match="'last': its output was read as channels_first 16x16, but its cells react"):
+        GradCAM(model, "last").explain(x, 1)
+    assert GradCAM(model, "second").explain(x, 1).status == "ok"
+    assert GradCAM(model).explain(x, 1).layer == "second"
+
+
+def windows(x: Tensor) -> Tensor:
+    n, k, h, w = x.shape
+    rows = x.view(n, k, h // 4, 4, w // 4, 4).permute(0, 2, 4, 3, 5, 1).reshape(-1, 16, k)
+    rows = rows + (rows @ rows.mT).softmax(-1) @ rows
+    return rows.view(n, h // 4, w // 4, 4, 4, k).permute(0, 5, 1, 3, 2, 4).reshape(n, k, h, w)
+
+
+def shifted_windows(x: Tensor) -> Tensor:
+    return windows(x.roll((-2, -2), (2, 3))).roll((2, 2), (2, 3))
+
+
+def channels_last(x: Tensor) -> Tensor:
+    return F.gelu(F.layer_norm(x.permute(0, 2, 3, 1), (x.shape[1],))).permute(0, 3, 1, 2)
+
+
+def with_class_token(x: Tensor) -> Tensor:
+    tokens = torch.cat([x.new_zeros(len(x), 1, x.shape[1]), x.flatten(2).mT], 1)
+    tokens = F.scaled_dot_product_attention(tokens, tokens, tokens)
+    return tokens[:, 1:].mT.unflatten(2, x.shape[2:])
+
+
+def shuffled_channels(x: Tensor) -> Tensor:
+    return x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+
+def copied_neighbors(x: Tensor) -> Tensor:
+    n, k, h, w = x.shape
+    return x[:, :, :, None, :, None].expand(n, k, h, 2, w, 2).reshape(n, k, 2 * h, 2 * w)
+
+
+def normalized(x: Tensor) -> Tensor:
+    centered = x - x.mean(1, keepdim=True)
+    return centered / (centered.pow(2).mean(1, keepdim=True) + 1e-6).sqrt()
+
+
+def gated(x: Tensor) -> Tensor:
+    gate = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1).sum(1, keepdim=True).sigmoid()
+    return x * gate * x.mean((2, 3), keepdim=True).sigmoid()
+
+
+class Squared(torch.autograd.Function):
+    """An activation that function modes do not see."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+IN_PLACE = {
+    "twice mirrored": lambda x: x.flip(3).flip(3),
+    "channels last": channels_last,
+    "windows of attention": windows,
+    "shifted windows": shifted_windows,
+    "tokens with a class token": with_class_token,
+    "channels shuffled": shuffled_channels,
+    "cropped at the center": lambda x: x[:, :, 2:-2, 2:-2],
+    "one line less": lambda x: x[..., :-1, :-1],
+    "every other cell": lambda x: torch.cat([x[..., i::2, j::2] for i in (0, 1) for j in (0, 1)], 1)[:, ::4],
+    "space to depth": lambda x: F.pixel_unshuffle(x, 2)[:, ::4],
+    "copied neighbors": copied_neighbors,
+    "skip connection": lambda x: torch.cat([x, F.interpolate(F.max_pool2d(x, 2), scale_factor=2.0)], 1)[:, ::2],
+    "cropped skip connection": lambda x: x[..., 1:-1, 1:-1] + F.avg_pool2d(x, 3, 1),
+    "coordinates": lambda x: torch.cat([x[:, 1:], torch.linspace(0, 1, x.shape[3]).expand(x[:, :1].shape)], 1),
+    "normalized by place": normalized,
+    "gated": gated,
+    "an unseen function": Squared.apply,
+    "einsum": lambda x: torch.einsum("nkhw,jk->njhw", x, torch.eye(16)),
+    "channel attention": lambda x: ((x.flatten(2) @ x.flatten(2).mT).softmax(-1) @ x.flatten(2)).view(x.shape),
+}
+
+
+NEED_16_CHANNELS = {
+    "every other cell",
+    "space to depth",
+    "skip connection",
+    "coordinates",
+    "einsum",
+    "channels shuffled",
+}
+
+
+@pytest.mark.parametrize(
+    ("move", "where"),
+    [
+        (move, where)
+        for move in IN_PLACE
+        for where in ("middle", "image")
+        if where == "middle" or move not in NEED_16_CHANNELS
+    ],
+)
+def test_a_plane_that_lies_in_place_in_the_end_needs_no_probe(move, where, probes):
+    model, x = net(IN_PLACE[move], where)
+    assert GradCAM(model, "last").explain(x, 1).status != "layout_unverified"
+    assert GradCAM(model).explain(x, 1).layer == "last"
+    assert not probes
+
+
+def test_an_image_that_is_used_again_after_a_move_is_still_in_place(probes):
+    class Two(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            moved = self.first(x).flatten(2).mT.mean(1)
+            return self.head(
+                self.last(self.second(self.first(F.interpolate(x, size=(48, 48)))).relu()).mean((2, 3)) + moved
+            )
+
+    torch.manual_seed(0)
+    assert GradCAM(Two(None).eval(), "last").explain(torch.randn(3, 64, 64), 1).status == "ok"
+    assert not probes
+
+
+@pytest.mark.parametrize(
+    "crop",
+    [lambda x: x[..., 24:-24, 24:-24], lambda x: x[..., 16:, 16:], lambda x: x[..., :40]],
+    ids=["small", "at a corner", "the left side"],
+)
+def test_a_small_crop_and_one_off_center_are_probed(crop, probes):
+    model, x = net(crop, "image")
+    assert answer(model, "last", x) in {"rejected", "layout_unverified"}
+    assert len(probes) == 1
+
+
+class Fused(Net):
+    """The same with an attention layer, whose fused kernel is not intercepted."""
+
+    def __init__(self, move) -> None:
+        super().__init__(move)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.move(self.second(self.first(x).relu()).relu())
+        tokens = self.last(x).relu().flatten(2).mT
+        return self.head((tokens + self.attention(tokens, tokens, tokens, need_weights=False)[0]).mean(1))
+
+
+@pytest.mark.usefixtures("passes_of_maps_alone")
+def test_a_model_with_fused_attention_is_followed_in_a_pass_of_its_own(probes):
+    torch.manual_seed(0)
+    x = torch.randn(3, 64, 64)
+    passes = []
+    model = Fused(lambda y: y).eval()
+    forward = model.first.forward
+    model.first.forward = lambda y: (passes.append(len(y)), forward(y))[1]
+    assert GradCAM(model, "last").explain(x, 1).status == "ok"
+    assert GradCAM(model, "last").explain(x, 1).status == "ok"
+    assert (passes, probes) == ([1, 1, 1], [])
+    assert answer(Fused(MOVES["mirrored"]).eval(), "last", x) == "rejected"
+
+
+def test_moved_planes_are_told_from_planes_in_place():
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(3, 4, 3, padding=1), torch.randn(2, 3, 12, 12)
+    with torch.no_grad(), SpatialMapTracker(model, (12, 12)) as tracker:
+        in_place = model(x)
+        mirrored = in_place.flip(3)
+        convolved = F.conv2d(mirrored, torch.randn(4, 4, 1, 1))
+        both = in_place + convolved
+        sorted_rows = in_place.sort(3).values
+        of_sorted = F.conv2d(sorted_rows, torch.randn(4, 4, 1, 1))
+    assert [tracker.is_spatial_map(one) for one in (in_place, mirrored, convolved, both, of_sorted)] == [True] + [
+        False
+    ] * 4
+    assert [tracker.is_moved(one) for one in (in_place, mirrored, convolved, both)] == [False, True, True, False]
+
+
+def test_layers_tell_whether_their_planes_were_moved():
+    model, x = net(MOVES["rolled"])
+    layers = {layer.name: layer for layer in find_spatial_layers(model, lambda: model(x[None]), (1, 3, 64, 64))}
+    assert [(layers[name].by_construction, layers[name].is_moved) for name in ("second", "last")] == [
+        (True, False),
+        (False, True),
+    ]
