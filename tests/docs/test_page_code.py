@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torchvision import models as torchvision_models
 
 import camscope
+from camscope.explainers import METHODS
 from camscope.models import load_model
 from camscope.phantom import draw_radiograph
 
@@ -77,10 +78,15 @@ def files(tmp_path, monkeypatch):
 def test_the_code_of_a_page_runs(page, files, random_weights):
     torch.manual_seed(0)
     np.random.seed(0)
+    registered = dict(METHODS)
     names = {"__name__": "__main__"}
     run, not_run = find_blocks(page)
-    for code in run:
-        exec(compile(code, str(page), "exec"), names)
+    try:
+        for code in run:
+            exec(compile(code, str(page), "exec"), names)
+    finally:
+        for name in METHODS.keys() - registered.keys():  # of a method that a page defines
+            del METHODS[name]
     for code in not_run:
         compile(code, str(page), "exec")
     if page.name == "README.md":
