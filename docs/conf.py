@@ -1,6 +1,7 @@
 """Sphinx configuration of the documentation: `make docs` builds it strictly and without a network."""
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -54,8 +55,11 @@ intersphinx_mapping = {
     for name, address in write_inventories(DOCS / "inventories", DOCS / "_build" / "inventories").items()
 }
 
+EXAMPLES = DOCS / "_build" / "examples"  # a copy: what an example writes stays out of the sources
+shutil.copytree(DOCS.parent / "examples", EXAMPLES, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+
 sphinx_gallery_conf = {
-    "examples_dirs": "../examples",
+    "examples_dirs": str(EXAMPLES),
     "gallery_dirs": "tutorials",
     "filename_pattern": r"(quickstart|custom_method|hooks_tour)\.py$",
     "abort_on_example_error": True,

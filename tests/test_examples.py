@@ -24,8 +24,9 @@ def test_every_example_is_run_by_a_test():
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 
-def test_quickstart_finds_the_nodule_and_keeps_the_map(tmp_path, capsys):
-    runpy.run_path(str(EXAMPLES / "quickstart.py"))["main"](tmp_path)
+def test_quickstart_finds_the_nodule_and_keeps_the_map(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLES / "quickstart.py"))
     printed = capsys.readouterr().out
     assert "inside the nodule" in printed
     assert {path.name for path in tmp_path.iterdir()} == {"nodule.png", "nodule.npz", "all.png"}
