@@ -476,10 +476,10 @@ def test_a_budget_admits_what_fits_and_what_is_too_large_alone():
 def test_waiting_images_count_until_they_are_freed(monkeypatch):
     monkeypatch.setattr(batch_memory, "MAX_WAITING_BYTES", 100)
     budget, image = MemoryBudget(1), np.zeros((5, 6, 3), np.uint8)
-    assert budget.try_keep_waiting(image, None)
-    assert not budget.try_keep_waiting(np.zeros((5, 6, 3), np.uint8))
+    assert budget.try_keep_images(image, None)
+    assert not budget.try_keep_images(np.zeros((5, 6, 3), np.uint8))
     del image
-    assert budget.try_keep_waiting(np.zeros((5, 6, 3), np.uint8))
+    assert budget.try_keep_images(np.zeros((5, 6, 3), np.uint8))
 
 
 # --- disks

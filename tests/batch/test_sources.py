@@ -225,7 +225,7 @@ def test_reduced_decoding_keeps_the_place_and_nearly_the_map(model, tmp_path):
     np.testing.assert_allclose(one.placement.matrix, whole.placement.matrix, rtol=1e-6, atol=1e-6)
     assert not np.array_equal(one.attribution, whole.attribution)
     np.testing.assert_allclose(one.attribution, whole.attribution, atol=0.05 * abs(whole.attribution).max())
-    with pytest.raises(PreprocessError, match="reduced decoding needs the size"):
+    with pytest.raises(PreprocessError, match=r"reduced decoding needs a camscope\.Preprocess"):
         run_batch(
             GradCAM(model, preprocess=lambda image: torch.zeros(3, 8, 8)),
             [tmp_path / "one.jpg"],

@@ -146,7 +146,7 @@ def compute_chunks(
     """Compute one chunk after another while threads read images ahead."""
     table, memory = worker.manifest.table, MemoryBudget(num_threads)
     rows = (row for task in tasks for row in task.select_rows(plan, table).to_pylist())
-    with closing(load_images(worker.manifest, rows, worker.read_item, num_threads, memory)) as images:
+    with closing(load_images(worker.manifest, rows, worker.prepare_model_input, num_threads, memory)) as images:
         for task in tasks:
             chunk_images = islice(images, task.select_rows(plan, table).num_rows)
             with closing(write_chunk(task, chunk_images, worker, store, num_threads, memory)) as steps:

@@ -173,7 +173,7 @@ def _complete_chunk(
         return table.num_rows, store.count_failures([task.chunk])
     manifest, memory = replace(worker.manifest, table=table), MemoryBudget(num_threads)
     rows, failures = manifest.rows(0, table.num_rows), Counter[Failure]()
-    with contextlib.closing(load_images(manifest, rows, worker.read_item, num_threads, memory)) as images:
+    with contextlib.closing(load_images(manifest, rows, worker.prepare_model_input, num_threads, memory)) as images:
         for _, batch_failures in write_chunk(task, images, worker, store, num_threads, memory):
             failures.update(batch_failures)
     return table.num_rows, failures
