@@ -205,7 +205,7 @@ def _convert_to_microseconds(column: Any) -> Any:
         return column.cast(pa.string()) if not pa.types.is_duration(arrow_type) else column.cast(pa.int64())
 
 
-def reserved_names(names: Sequence[str]) -> list[str]:
+def find_reserved_names(names: Sequence[str]) -> list[str]:
     """Return the names that a run uses itself, in any case: SQL does not distinguish `Label` from `label`."""
     return sorted(name for name in names if name.lower() in RESULT_COLUMNS)
 
@@ -213,7 +213,7 @@ def reserved_names(names: Sequence[str]) -> list[str]:
 def _check_column_names(names: Sequence[str], source_name: str, *, strict: bool) -> None:
     if "path" not in names:
         raise InputError(f"{source_name}: no column of {len(names)} is called 'path'; does the first row hold names?")
-    if strict and (reserved := reserved_names(names)):
+    if strict and (reserved := find_reserved_names(names)):
         raise InputError(
             f"{source_name}: the names {', '.join(reserved)} are reserved for columns of the result; rename your columns"
         )
