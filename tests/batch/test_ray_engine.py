@@ -367,7 +367,7 @@ def test_failures_are_counted_over_all_workers(folder, tmp_path):
     met.mkdir()
     tool = GradCAM(Refuses(), "layer", preprocess=WaitsUntilTwoHaveMet(met))
     good = [folder / f"{n:02}.png" for n in (0, 1, 2, 3, 6, 7, 8, 9)]
-    with pytest.raises(RunError, match=r"^8 images failed, more than 7: RuntimeError: no \(8 x\)$"):
+    with pytest.raises(RunError, match=r"^8 images failed, more than the limit of 7: RuntimeError: no \(8 x\)$"):
         run_batch(tool, good, tmp_path / "out", options=BatchOptions(chunk_size=1, engine="ray", max_failures=7))
     assert len(list(met.iterdir())) == 2
 

@@ -134,7 +134,7 @@ def test_a_dataset_of_hugging_face_is_read_undecoded_with_its_columns(model, tmp
     assert (by_name.n_processed, by_name.n_failures) == (3, 0)
     run = BatchRun(tmp_path / "named", fetch=True)
     rows = run.table().to_pylist()
-    with pytest.raises(ImageError, match="fetched on request only: pass --fetch"):
+    with pytest.raises(ImageError, match="not downloaded by default; pass --fetch"):
         BatchRun(tmp_path / "named").read_image(rows[2])
     np.testing.assert_array_equal(run.read_image(rows[2]), np.asarray(pictures(3)[2]))
     with pytest.raises(ImageError, match="BatchRun\\(folder, dataset\\)"):

@@ -16,7 +16,7 @@ import torch
 
 from camscope.batch.batch_worker import BatchWorker
 from camscope.batch.image_loading import MemoryBudget, load_images
-from camscope.batch.local_engine import ChunkPlan, ChunkTask, Failure, Steps, write_chunk
+from camscope.batch.local_engine import ChunkPlan, ChunkProgress, ChunkTask, Failure, write_chunk
 from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, RunError
 from camscope.explainers.core.evaluation_context import device_and_dtype
@@ -39,7 +39,7 @@ def compute_chunks_on_ray(
     address: str | None,
     num_workers: int | None,
     tasks: Sequence[ChunkTask],
-) -> Steps:
+) -> ChunkProgress:
     """Compute chunks on a Ray cluster; raise a RunError if a part is missing at the end."""
     device = device_and_dtype(unwrap(worker.explainers[0].model))[0]
     on_cuda = device.type == "cuda"
@@ -72,7 +72,7 @@ def _iter_steps(
     tasks: Sequence[ChunkTask],
     plan: ChunkPlan,
     table: "pa.Table",
-) -> Steps:
+) -> ChunkProgress:
     """Yield what became of each chunk as soon as it is known."""
     open_tasks, n_open = iter(tasks), len(tasks)
     # an actor gets its first chunk when it is ready, since it may wait for free CPUs

@@ -13,9 +13,9 @@ from camscope.batch.image_loading import require_valid_num_threads
 from camscope.batch.local_engine import (
     BatchOutcome,
     ChunkPlan,
+    ChunkProgress,
     ChunkTask,
     OutcomeCallback,
-    Steps,
     compute_chunks,
     run_chunks,
 )
@@ -230,7 +230,7 @@ def _add_overlay_writer(
 
 def _choose_engine(
     worker: BatchWorker, store: RunStore, plan: ChunkPlan, num_threads: int | None, options: BatchOptions
-) -> Callable[[Sequence[ChunkTask]], Steps]:
+) -> Callable[[Sequence[ChunkTask]], ChunkProgress]:
     """Return the function that computes the tasks of a run."""
     if options.engine == "local":
         return partial(compute_chunks, worker, store, plan, num_threads or choose_num_threads(worker.manifest))
