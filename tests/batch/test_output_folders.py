@@ -65,14 +65,14 @@ def test_overwriting_removes_no_parts_that_no_run_json_claims(folder, model, tmp
     foreign = tmp_path / "out" / "parts" / "part-00000000.parquet"
     foreign.parent.mkdir(parents=True)
     foreign.write_bytes(b"mine")
-    with pytest.raises(OutputError, match=r"parts without a run\.json"):
+    with pytest.raises(OutputError, match=r"holds part files but no run\.json"):
         run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True)
     assert foreign.read_bytes() == b"mine"
 
 
 def test_values_do_not_replace_the_maps_they_are_computed_from(folder, model, tmp_path):
     run_batch(GradCAM(model), folder, tmp_path / "out")
-    with pytest.raises(OutputError, match="holds maps, which are not replaced by metric values"):
+    with pytest.raises(OutputError, match="holds maps, which cannot be replaced by metric values"):
         evaluate(tmp_path / "out", tmp_path / "out", overwrite=True)
     assert len(BatchRun(tmp_path / "out")) == 4
 

@@ -459,7 +459,7 @@ def test_what_is_ones_own_is_known_again_by_another_process(tmp_path):
 def test_two_functions_of_one_name_cannot_be_told_apart(folder, model, tmp_path):
     targets = [lambda logits: logits[:, 0], lambda logits: logits[:, 1]]
     with pytest.raises(
-        InputError, match=r"two targets are called .*lambda.*: define them as functions with different names"
+        InputError, match=r"two targets are called .*lambda.*; define them as functions with different names"
     ):
         run_batch(GradCAM(model), folder, tmp_path / "out", targets)
 

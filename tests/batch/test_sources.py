@@ -157,7 +157,7 @@ def test_a_dataset_of_torchvision_by_its_name(tmp_path):
     with pytest.raises(InputError, match=r"torchvision has no dataset 'CIFAR11'; its datasets are .*CIFAR10"):
         load_dataset_by_name("torchvision:CIFAR11")
     assert len(load_dataset_by_name("torchvision:FakeData")) == 1000
-    with pytest.raises(InputError, match="torchvision:SBU: it cannot be loaded"):
+    with pytest.raises(InputError, match="the dataset torchvision:SBU cannot be loaded"):
         load_dataset_by_name("torchvision:SBU:nothing", tmp_path)
 
 
