@@ -247,8 +247,8 @@ def apply_privacy_options(manifest: Manifest, privacy: PrivacyOptions, preproces
         return pseudonymize_manifest(manifest, privacy.keep_columns)
     if privacy.keep_columns:
         raise InputError(
-            "keep_columns is an option of profile='research', and other runs keep all columns; leave it out, or pass "
-            "profile='research'"
+            "keep_columns needs profile='research', since any other run keeps all columns; pass this profile, or leave "
+            "keep_columns out"
         )
     return manifest
 
