@@ -116,10 +116,10 @@ def test_a_saved_volume_moves(suffix, tmp_path):
 def test_a_flat_map_has_no_planes(tmp_path):
     flat = volume(attribution=np.ones((4, 5)), input_size=(8, 10), placement=None, image=None, model_input_image=None)
     for view in (flat.planes, flat.slices, flat.projection, flat.volume):
-        with pytest.raises(InputError, match=r"a map \(4, 5\) of 2 axes is not that of a volume: expected 3 axes"):
+        with pytest.raises(InputError, match=r"the map \(4, 5\) has 2 axes and is not a volume: expected 3 axes"):
             view()
     with pytest.raises(
-        InputError, match=r"a map \(4, 5\) of 2 axes is not that of a volume: expected 3 axes; draw it by overlay\(\)"
+        InputError, match=r"the map \(4, 5\) has 2 axes and is not a volume: expected 3 axes; draw it by overlay\(\)"
     ):
         flat.animate(tmp_path / "why.gif")
     with pytest.raises(OutputError, match=r"cannot write \.gif"):
@@ -187,7 +187,7 @@ def test_a_video_stays_a_strip_and_a_place_makes_it_a_volume():
     np.testing.assert_array_equal(
         one.overlay(), render.draw_frames(film, one.heatmap("input"), columns=render.MAX_FRAMES), "a strip of frames"
     )
-    with pytest.raises(InputError, match="neither outlines nor boxes"):
+    with pytest.raises(InputError, match="outlines and boxes need 2 axes"):
         one.overlay(mask=np.ones((6, 8, 10)))
     placed = volume(Placed, image=None, model_input_image=film, affine=np.eye(4))
     assert (placed.overlay() != replace(placed, attribution=-placed.attribution).overlay()).any()

@@ -80,7 +80,7 @@ def test_arrays_are_weighed_before_they_are_read(tmp_path):
     assert Explanation.load(path).image.nbytes == 27_000_000
 
     def refused():
-        with pytest.raises(InputError, match=r"its arrays have 27,00\d,\d+ bytes, more than the limit of 20,000,000"):
+        with pytest.raises(InputError, match=r"the arrays have 27,00\d,\d+ bytes, more than the limit of 20,000,000"):
             Explanation.load(path, max_bytes=20_000_000)
 
     refused()  # what is imported is none of the second call's memory

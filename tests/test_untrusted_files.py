@@ -255,11 +255,11 @@ def test_nothing_is_fetched_unless_asked_for(run, images, tmp_path, monkeypatch)
     model = load_model("phantom")
     kept = BatchRun(made)
     page = kept.save_html(tmp_path / "page.html").read_text()
-    assert "Original missing: it is not on this machine and is fetched on request only: pass --fetch" in page
+    assert "Original missing: the image is not on this machine; to fetch it, pass --fetch" in page
     told = kept.export(tmp_path / "png", "png")
     assert (told.n_files, list(told.failure_counts)) == (
         0,
-        ["it is not on this machine and is fetched on request only: pass --fetch (Python: fetch=True)"],
+        ["the image is not on this machine; to fetch it, pass --fetch (Python: fetch=True)"],
     )
     assert len(list(kept)) == 3
     assert kept.n_unfetched_images == 3
@@ -308,8 +308,8 @@ def test_a_run_names_neither_a_dataset_to_download_nor_the_folder_for_it(run, tm
     made, asked = received(run, tmp_path / "run", change), []
     monkeypatch.setattr(map_collection, "build_manifest", lambda *words: asked.append(words) or build_manifest(*words))
     page = BatchRun(made).save_html(tmp_path / "page.html").read_text()
-    assert "fetched on request only: pass --fetch" in page
-    with pytest.raises(ImageError, match="the dataset 'torchvision:FakeData', which is fetched on request only"):
+    assert "not downloaded by default; pass --fetch" in page
+    with pytest.raises(ImageError, match="the dataset 'torchvision:FakeData', which is not downloaded by default"):
         BatchRun(made).require_images()
     assert asked == []
     BatchRun(made, fetch=True).require_images()
@@ -325,7 +325,7 @@ def test_a_run_is_read_with_what_it_was_made_of_wherever_it_says_that_is(run, im
         table.read_image(table.table().to_pylist()[2]), np.asarray(Image.open(images / "2.png"))
     )
     one = BatchRun(made, images / "0.png")
-    with pytest.raises(ImageError, match=r"^no row 2: this is not the manifest of the run"):
+    with pytest.raises(ImageError, match=r"^the manifest has no row 2, so it is not the manifest of the run"):
         one.read_image(one.table().to_pylist()[2])
 
 
@@ -366,7 +366,7 @@ def test_a_folder_of_a_run_or_an_audit_with_a_pipe_in_it_is_an_error(run, tmp_pa
     for part in (made / "parts").iterdir():
         part.unlink()
         os.mkfifo(part)
-    with pytest.raises(InputError, match="no part of the run is finished"):
+    with pytest.raises(InputError, match="the run has no finished part file"):
         BatchRun(made).table()
     (made / "run.json").unlink()
     os.mkfifo(made / "run.json")
@@ -490,7 +490,7 @@ def test_masks_behind_urls_are_read_as_images_are(images, tmp_path):
         file.write((tmp_path / "mask.png").read_bytes())
     row = {"mask": "memory://masks/1.png", "row": 0}
     assert load_ground_truth("mask", ["mask"], tmp_path).load_mask(row, (24, 24)).all()
-    with pytest.raises(InputError, match="fetched on request only"):
+    with pytest.raises(InputError, match="is not on this machine; to fetch it"):
         load_ground_truth("mask", ["mask"], PathResolver(tmp_path, fetch=False)).load_mask(row, (24, 24))
     coco = {
         "images": [{"id": 1, "file_name": "a.png", "height": 24, "width": 24}],
@@ -499,7 +499,7 @@ def test_masks_behind_urls_are_read_as_images_are(images, tmp_path):
     }
     (tmp_path / "coco.json").write_text(json.dumps(coco))
     received = load_ground_truth(tmp_path / "coco.json", [], PathResolver(tmp_path, fetch=False))
-    with pytest.raises(InputError, match="fetched on request only"):
+    with pytest.raises(InputError, match="is not on this machine; to fetch it"):
         received.load_mask({"path": "a.png", "row": 0}, (24, 24))
     with pytest.raises(InputError, match=r"the mask memory://masks/2\.png cannot be read: FileNotFoundError"):
         load_ground_truth("mask", ["mask"], tmp_path).load_mask({**row, "mask": "memory://masks/2.png"}, (24, 24))
@@ -713,7 +713,7 @@ def test_a_column_of_another_type_is_one_error(run, kind, tmp_path):
             continue
         if kind in TYPES and str(columns_of(kind).type) == kinds[name].replace("element", "item"):
             continue
-        with pytest.raises(InputError, match=f"^a part of the run cannot be read|^the parts .*{name}"):
+        with pytest.raises(InputError, match=f"^a part of the run cannot be read|^the part files .*{name}"):
             BatchRun(made).table()
         with pytest.raises(CamscopeError):
             BatchRun(made).export(tmp_path / f"out{n}", ["csv", "npz"])
@@ -726,13 +726,13 @@ def test_a_row_without_its_key_is_one_error_wherever_a_run_is_read(run, name, im
         return table.set_column(table.schema.get_field_index(name), name, column)
 
     made, runner = changed_parts(run, tmp_path / "run", change), CliRunner()
-    with pytest.raises(InputError, match=f"1 row has no {name}"):
+    with pytest.raises(InputError, match=f"1 row has no value in the column {name}"):
         BatchRun(made).table()
     for command in ("show", "export", "evaluate", "compare"):
         output = tmp_path / ("page.html" if command == "show" else command)
         told = runner.invoke(app, [command, str(made), "-o", str(output)])
         assert told.exit_code in (1, 2), command
-        assert f"1 row has no {name}" in told.stderr, (command, told.stderr)
+        assert f"1 row has no value in the column {name}" in told.stderr, (command, told.stderr)
     for again in (False, True):
         with contextlib.suppress(CamscopeError):  # what is done is not looked at again unless it is asked for
             explainer = GradCAM(load_model("phantom"))

@@ -41,7 +41,7 @@ class CamscopeError(Exception):
 
     @property
     def problem(self) -> str:
-        """The message without the fix."""
+        """The error message without the suggested fix."""
         return str(self).removesuffix(f"; {self.fix}") if self.fix else str(self)
 
 
@@ -129,7 +129,7 @@ REQUESTED_SIZE_PATTERN = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: MemoryError of Python, NumPy or Arrow, and what PyTorch, CUDA and OpenCV raise instead."""
+    """Return whether an error of Python, NumPy, Arrow, PyTorch, CUDA or OpenCV means that memory ran out."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError):
@@ -139,16 +139,15 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def describe_out_of_memory(error: BaseException) -> str:
-    """Return `out of memory (8.00 GiB requested)`, without the stack frames and addresses that libraries add."""
+    """Return a short text such as `out of memory (8.00 GiB requested)`."""
     match = REQUESTED_SIZE_PATTERN.search(str(error))
     return f"{OUT_OF_MEMORY} ({match[1]} requested)" if match else OUT_OF_MEMORY
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether reading the same file again may succeed: it was missing or out of reach, or memory or threads ran out.
+    """Return whether a retry may succeed, because a file was missing or unreachable or memory ran out.
 
-    A file that is not an image, and a path that cannot lead to one, are permanent failures. The causes of an error count too,
-    because readers convert the errors of the system.
+    A file that is not an image is a permanent failure. The causes of an error are checked too.
     """
     return any(
         is_out_of_memory(cause)
@@ -161,7 +160,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its causes, including those raised `from None`."""
+    """Yield an error and all its causes, including causes that `from None` hides."""
     visited: set[int] = set()
     while error is not None and id(error) not in visited:
         visited.add(id(error))
@@ -170,7 +169,7 @@ def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def warn_caller(message: str) -> None:
-    """Issue a CamscopeWarning at the line of user code that led here, so that Python shows it there once."""
+    """Issue a CamscopeWarning at the line of user code that called camscope."""
     frame, outermost = sys._getframe(1), sys._getframe(1)
     while frame.f_back is not None:
         if _is_camscope_module(frame.f_globals):

@@ -1,4 +1,4 @@
-"""Explanation: the raw map of one image, with its target, its score, its place on the image, and views of the map."""
+"""`Explanation`: the attribution map of one image with its target, score and position, and functions to draw it."""
 
 import html
 import os
@@ -107,7 +107,7 @@ class Explanation:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """The number of cells of the map along each axis, (h,w)."""
+        """The shape of the map in cells, (h,w) for an image."""
         return self.attribution.shape
 
     @property
@@ -117,7 +117,7 @@ class Explanation:
 
     @property
     def peak(self) -> tuple[int, ...]:
-        """The pixel of the original image, or the voxel of the volume, with the largest value; the first of equal ones.
+        """The pixel of the original image, or the voxel of the volume, with the largest value.
 
         The cross hairs of a signed map in `planes` are at the largest absolute value instead.
         """
@@ -126,7 +126,7 @@ class Explanation:
 
     @property
     def peak_mm(self) -> tuple[float, ...] | None:
-        """The peak in millimeters to the right, to the front and up (RAS+), or None where the image has no known place."""
+        """The peak in millimeters (RAS+: right, anterior, superior), or None if the image has no affine."""
         if self.affine is None:
             return None
         index = (0,) * (3 - len(self.peak)) + self.peak
@@ -134,27 +134,27 @@ class Explanation:
 
     @property
     def label_and_score(self) -> str:
-        """Label and probability or score: `tabby (p=0.93)`."""
+        """Label and probability or score, such as `tabby (p=0.93)`."""
         score_text = f"p={self.probability:.2f}" if self.probability is not None else f"score {self.score:.3g}"
         return f"{self.label} ({score_text})"
 
     @property
     def method_title(self) -> str:
-        """The method as its paper writes it: `Grad-CAM` for the method "gradcam"."""
+        """The title of the method in its paper, such as `Grad-CAM` for the method "gradcam"."""
         return METHODS.display_name(self.method)
 
     @property
     def caption(self) -> str:
-        """Label, method and layer: `tabby (p=0.93) · Grad-CAM · layer4`."""
+        """Label, method and layer, such as `tabby (p=0.93) · Grad-CAM · layer4`."""
         return " · ".join(filter(None, (self.label_and_score, self.method_title, self.layer)))
 
     @property
     def warning_text(self) -> str | None:
-        """The status as text for a figure, or None if it is "ok"."""
+        """The status as text for a figure, or None if the status is "ok"."""
         return None if self.status == STATUS_OK else self.status.replace("_", " ")
 
     def coverage_mask(self, size: MapSize = "image") -> npt.NDArray[np.bool_]:
-        """Return which pixels the model received.
+        """Return a mask of the pixels that the model received.
 
         Args:
             size: "image", "input" or "grid", as for `heatmap`.
@@ -173,17 +173,17 @@ class Explanation:
 
     @property
     def colormap(self) -> str:
-        """The colormap that suits the map: diverging, white at zero, if it has negative values, otherwise inferno."""
+        """The default colormap: a diverging colormap if the map has negative values, otherwise "inferno"."""
         return render.DIVERGING if bool((self.attribution < 0).any()) else "inferno"
 
     def _resolve_scale(self, scale: ScaleOption) -> render.Scale | None:
-        """Return the scale for "auto": robust for a map of single pixels, otherwise the maximum."""
+        """Replace the scale "auto" by "robust" for a map at input resolution, otherwise by "max"."""
         if scale != "auto":
             return scale
         return "robust" if self.grid == self.input_size else "max"
 
     def heatmap(self, size: MapSize = "image", scale: ScaleOption = "max") -> FloatArray:
-        """Return the map resized to the original image, to the model's input, or in the layer's own grid.
+        """Return the map, resized to the original image or the model's input, or at the layer's resolution.
 
         Args:
             size: "image", "input" or "grid".
@@ -219,7 +219,7 @@ class Explanation:
         colorbar: bool = False,
         height: int | None = None,
     ) -> PixelArray:
-        """Draw the map over the original image, or over the model's input where its place on the image is unknown.
+        """Draw the map over the original image, or over the model's input if the map has no known position.
 
         A signal is drawn as a trace over the map's colors, a volume as its three planes, a video as a strip of frames.
 
@@ -287,7 +287,7 @@ class Explanation:
 
     @property
     def _is_volume(self) -> bool:
-        """Whether three axes are those of a volume: it is gray, or has an affine. A video has neither."""
+        """Whether a map with three axes belongs to a volume instead of a video."""
         if self.attribution.ndim != 3 or self.affine is not None:
             return self.attribution.ndim == 3
         return (
@@ -306,7 +306,7 @@ class Explanation:
         mask: render.Masks | None = None,
         window: tuple[float, float] | None = None,
     ) -> render.Volume:
-        """Return the map of three axes over its volume, for the functions of `camscope.render`.
+        """Return the map with three axes and its volume, for the functions of `camscope.render`.
 
         The background is the original volume where it is available, otherwise the model's input.
 
@@ -327,7 +327,7 @@ class Explanation:
         """
         if self.attribution.ndim != 3:
             raise InputError(
-                f"a map {self.grid} of {plural(self.attribution.ndim, 'axis')} is not that of a volume: expected 3 axes",
+                f"the map {self.grid} has {plural(self.attribution.ndim, 'axis')} and is not a volume: expected 3 axes",
                 fix="draw it by overlay()",
             )
         size = size or self._best_size()
@@ -353,7 +353,7 @@ class Explanation:
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
     ) -> PixelArray:
-        """Draw the slices through one voxel along each axis.
+        """Draw three slices through one voxel, one along each axis.
 
         Args:
             voxel: Index of the voxel; by default that of the peak.
@@ -379,7 +379,7 @@ class Explanation:
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
     ) -> PixelArray:
-        """Draw evenly spaced slices along an axis, the peak's among them.
+        """Draw evenly spaced slices along an axis, including the slice of the peak.
 
         Args:
             axis: Index or name of the axis, as for `render.draw_slices`.
@@ -407,7 +407,7 @@ class Explanation:
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
     ) -> PixelArray:
-        """Draw the strongest value along an axis.
+        """Draw a projection along an axis that shows the strongest value of each line of voxels.
 
         Args:
             axis: Index or name of the axis, as for `render.draw_projection`; by default every axis.
@@ -468,7 +468,7 @@ class Explanation:
         return write_bytes(path, data, overwrite=overwrite)
 
     def _affine_at_size(self, size: MapSize) -> npt.NDArray[np.float64] | None:
-        """Return (4,4) from voxels of the original, the input or the grid to millimeters, or None where it is unknown."""
+        """Return the affine (4,4) from voxels at the given size to millimeters, or None if it is unknown."""
         if size == "image" or self.affine is None:
             return self.affine
         if self.placement is None:
@@ -480,12 +480,12 @@ class Explanation:
     def _check_two_axes(self) -> None:
         if self.attribution.ndim != 2:
             raise InputError(
-                f"a map {self.grid} of {plural(self.attribution.ndim, 'axis')} has neither outlines nor boxes: expected 2 axes",
+                f"the map {self.grid} has {plural(self.attribution.ndim, 'axis')}; outlines and boxes need 2 axes",
                 fix="use the values of heatmap(), or a slice of a volume",
             )
 
     def contours(self, level: float = 0.5, size: MapSize | None = None) -> list[FloatArray]:
-        """Return the outlines of what reaches a share of the maximum.
+        """Return the outlines of the regions whose values reach a share of the maximum.
 
         Args:
             level: Share of the maximum, 0..1.
@@ -502,7 +502,7 @@ class Explanation:
         return list(render.find_contours(self.heatmap(size or self._best_size()), level))
 
     def boxes(self, threshold: float = 0.5, size: MapSize | None = None) -> list[render.Box]:
-        """Return boxes around what reaches a share of the maximum, the strongest first.
+        """Return boxes around the regions whose values reach a share of the maximum, the strongest first.
 
         Args:
             threshold: Share of the maximum, 0..1.
@@ -523,13 +523,13 @@ class Explanation:
         return render.find_boxes(self.heatmap(size or self._best_size()), threshold)
 
     def show(self) -> None:
-        """Open the overlay in the system's image viewer. In a notebook, make the explanation the last line of a cell instead."""
+        """Open the overlay in the image viewer of the system. A notebook shows an explanation without `show`."""
         from PIL import Image
 
         Image.fromarray(self.overlay(colorbar=True)).show(title=self.caption)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-        """Write the overlay, or the explanation itself.
+        """Write the overlay as an image file, or the explanation as a `.npz` or `.json` file.
 
         An overlay has the size of the original image, with a warning strip if the status is not "ok".
 
@@ -569,7 +569,7 @@ class Explanation:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, max_bytes: int = MAX_ARRAY_BYTES) -> "Explanation":
-        """Read an explanation that `save` wrote as `.npz` or `.json`. Nothing is unpickled.
+        """Read an explanation from a `.npz` or `.json` file that `save` wrote, without unpickling.
 
         Args:
             path: The file.
@@ -589,7 +589,7 @@ class Explanation:
             return check_explanation(cls(**fields))
 
     def annotated_image(self, height: int | None = None) -> PixelArray:
-        """Draw the overlay (H,W,3) in `height` rows, with a warning strip if the status is not "ok"."""
+        """Draw the overlay (H,W,3) with a height of `height` pixels, and a warning if the status is not "ok"."""
         if self._is_volume and height is None:
             return self.planes()
         image = self.overlay(height=height)
@@ -622,7 +622,7 @@ class Explanation:
             raise GeometryError(f"size={size!r}: expected 'image', 'input' or 'grid'")
         if self.placement is None:
             raise GeometryError(
-                "where the model's input lies on the image is unknown (the preprocessing is random or not affine); "
+                "the position of the model's input on the image is unknown, since the preprocessing is random or not affine; "
                 "use size='input'"
             )
         return self.placement.project(values)
@@ -646,7 +646,7 @@ def figure(
     colorbar: bool = True,
     height: int | None = None,
 ) -> PixelArray:
-    """Draw several explanations side by side with captions, and mark those whose status is not "ok".
+    """Draw several explanations side by side with captions. A mark shows that a status is not "ok".
 
     Args:
         explanations: The explanations.
@@ -676,7 +676,7 @@ def figure(
 
 
 def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> list[ScaleOption]:
-    """Return one scale, symmetric for signed maps, for the maps of each method and layer, so that classes can be compared."""
+    """Return a scale per explanation. Maps of one method and layer share a scale, so that they can be compared."""
     colormaps = [explanation.colormap for explanation in explanations] if colormap == AUTO else [colormap]
     is_signed = render.DIVERGING in colormaps
     largest: dict[object, float] = {}
@@ -692,6 +692,6 @@ def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> 
 
 
 def check_explanation(explanation: Explanation) -> Explanation:
-    """Return an explanation that was read from a file, or raise InputError where a field does not hold what it should."""
+    """Return the explanation unchanged. Raise an InputError if a field has an invalid type, shape or size."""
     explanation_io.check_fields(explanation, STATUS_MEANINGS)
     return explanation

@@ -1,4 +1,4 @@
-"""Explanation files: what an explanation holds as `.npz` and `.json`, and the check of what a file holds."""
+"""Write, read and check explanation files in the formats `.npz` and `.json`."""
 
 import io
 import json
@@ -22,13 +22,13 @@ MAX_CELLS, MAX_AXES = 2**28, 4  # of a map, its input or its image, when it is r
 
 
 def encode_json(explanation: Any) -> bytes:
-    """Encode an `Explanation` as JSON, with its maps and without pixels."""
+    """Encode an `Explanation` as JSON, with its attribution map and without images."""
     arrays = {name: array.tolist() for name in JSON_ARRAY_FIELDS if (array := getattr(explanation, name)) is not None}
     return json.dumps({**_to_metadata(explanation), **arrays}, indent=1).encode()
 
 
 def encode_npz(explanation: Any) -> bytes:
-    """Encode an `Explanation` as a compressed archive of NumPy arrays, with its maps and images."""
+    """Encode an `Explanation` as a compressed NumPy archive (.npz), with its attribution map and images."""
     buffer = io.BytesIO()
     arrays = {name: array for name in ARRAY_FIELDS if (array := getattr(explanation, name)) is not None}
     np.savez_compressed(buffer, facts=np.array(json.dumps(_to_metadata(explanation))), **arrays)
@@ -36,7 +36,7 @@ def encode_npz(explanation: Any) -> bytes:
 
 
 def _to_metadata(explanation: Any) -> dict[str, Any]:
-    """Every field that is not an array, as JSON takes it."""
+    """Return the fields of an `Explanation` without its maps and images, as values that JSON can hold."""
     names = [field.name for field in fields(explanation) if field.name not in ARRAY_FIELDS]
     return {
         **{name: getattr(explanation, name) for name in names},
@@ -51,7 +51,7 @@ def _to_metadata(explanation: Any) -> dict[str, Any]:
 
 
 def read_fields(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
-    """Read the unchecked fields of an explanation from a `.json` or `.npz` file, without unpickling."""
+    """Read the fields of an `Explanation` from a `.json` or `.npz` file. They must be checked afterwards."""
     if Path(path).suffix.lower() == ".json":
         metadata = read_json(path)
         dtype = np.dtype(metadata["dtype"])
@@ -74,12 +74,12 @@ def read_fields(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
 
 def _parse_floats(values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype.kind != "f":  # a string of 2 GB, for example
-        raise TypeError(f"a map of {dtype}; expected floats")
+        raise TypeError(f"the attribution map has the type {dtype}; expected floats")
     return np.asarray(values, dtype)
 
 
 def check_fields(explanation: Any, statuses: Collection[str]) -> None:
-    """Check the fields of an `Explanation` from a file, with limits for sizes. An InputError names those that are wrong."""
+    """Raise an InputError that names the fields of an `Explanation` with an invalid type, shape or size."""
     axes, placement, affine = explanation.attribution.ndim, explanation.placement, explanation.affine
     error, image, input_image = explanation.standard_error, explanation.image, explanation.model_input_image
     sizes = [explanation.input_size, *([placement.input_size, placement.image_size] if placement else [])]
@@ -110,7 +110,7 @@ def check_fields(explanation: Any, statuses: Collection[str]) -> None:
         "versions": isinstance(explanation.versions, Mapping),
     }
     if wrong := [name for name, holds in rules.items() if not holds]:
-        raise InputError(f"{', '.join(wrong)}: not what an explanation has there")
+        raise InputError(f"invalid fields of the explanation: {', '.join(wrong)}")
 
 
 def _is_int(value: object) -> bool:
@@ -126,6 +126,6 @@ def _is_size(size: object) -> bool:
 
 
 def _has_image_shape(pixels: NDArray[Any], size: tuple[int, ...]) -> bool:
-    """Whether the pixels are an image of this size: (*size,3) in color, (*size) in gray, or a drawn signal."""
+    """Return whether pixels are a color image (*size,3), a gray image (*size) or a drawn signal."""
     fits = pixels.shape in ((*size, 3), size) or (pixels.ndim == 2 and pixels.shape[1:] == size)
     return pixels.dtype == np.uint8 and pixels.size > 0 and fits

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, under safe names, and regular files that are read."""
+"""Write files and folders atomically under safe names, lock folders, and read only regular files."""
 
 import contextlib
 import errno
@@ -41,7 +41,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = 
 
 
 def write_generated(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = False) -> Path:
-    """Write a file that every start of a command generates again; OutputError where one with other bytes exists."""
+    """Write a file unless it exists with the same bytes. Raise an OutputError if it exists with other bytes."""
     path = Path(path)
     if not overwrite and path.is_file() and path.read_bytes() == data:
         return path
@@ -52,7 +52,7 @@ def write_generated(path: str | os.PathLike[str], data: bytes, *, overwrite: boo
 def open_atomic(
     path: str | os.PathLike[str], *, overwrite: bool = True, sync: bool = True, n_bytes: int | None = None
 ) -> Iterator[BinaryIO]:
-    """Write a temporary sibling, sync it and rename it: a reader gets the old file or the new one, never a part.
+    """Open a file that is written completely or not at all: a temporary file is renamed at the end.
 
     `n_bytes` is the size, if it is known in advance. A failure is an OutputError with the path and the reason.
     """
@@ -85,7 +85,7 @@ def open_atomic(
 
 
 def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
-    """Raise an OutputError for a path that exists, unless it may be overwritten."""
+    """Raise an OutputError if a path exists and `overwrite` is False."""
     if not overwrite and os.path.lexists(path):
         raise OutputError(f"{path} exists; allow overwriting, or choose another name")
 
@@ -99,25 +99,25 @@ def _parse_output_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise an OutputError for a folder, a pipe, a socket, a device, or a link to one, which a file never replaces."""
+    """Raise an OutputError if a path leads to a folder, a pipe, a socket or a device."""
     try:
         mode = path.stat().st_mode
     except OSError:  # nothing exists, or a dangling link
         return
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else f"no {NOT_REGULAR}"
-        raise OutputError(f"{path} is {kind}, which is not replaced; choose another name")
+        raise OutputError(f"{path} is {kind}, which is not replaced by a file; choose another name")
 
 
 class _TemporaryFile(io.FileIO):
-    """A temporary sibling whose write errors name the final file."""
+    """A temporary file whose write errors name the final file."""
 
     def __init__(self, temporary_path: Path, path: Path, n_bytes: int | None) -> None:
         super().__init__(temporary_path, "xb")
         self._path, self._n_bytes = path, n_bytes
 
     def write(self, data: Any, /) -> int:
-        """Write some bytes."""
+        """Write bytes. Raise an OutputError with the name of the final file if writing fails."""
         try:
             return super().write(data)
         except OSError as error:
@@ -127,7 +127,7 @@ class _TemporaryFile(io.FileIO):
 
 @contextlib.contextmanager
 def _write_errors_converted(path: Path) -> Iterator[None]:
-    """Convert the system's error for a file that cannot be written to an OutputError that names the file."""
+    """Convert an OSError inside a `with` block to an OutputError that names the file."""
     try:
         yield
     except OutputError:
@@ -139,7 +139,7 @@ def _write_errors_converted(path: Path) -> Iterator[None]:
 def make_write_error(
     path: Path, error: OSError, n_bytes: int | None = None, *, is_lower_bound: bool = False
 ) -> OutputError:
-    """Create the error for a file or folder that cannot be written, on a full disk with the bytes needed and free."""
+    """Convert an OSError to an OutputError. If the disk is full, the message has the needed and free bytes."""
     reason = (error.strerror or str(error)).rstrip(".")
     advice = "choose another place"
     if error.errno in NO_SPACE_ERRNOS:
@@ -162,7 +162,7 @@ def make_write_error(
 def create_folder_atomically(
     path: str | os.PathLike[str], is_replaceable: Callable[[Path], bool] | None = None
 ) -> Iterator[Path]:
-    """Create a folder with all its files or not at all, in place of an empty one, or of one with replaceable files alone."""
+    """Create a folder with all its files, or not at all. Replace a folder that is empty or has only replaceable files."""
     path = _parse_output_path(path)
     existing = list(path.iterdir()) if path.is_dir() else []
     if not all(is_replaceable and is_replaceable(file) for file in existing) or (
@@ -185,7 +185,7 @@ def create_folder_atomically(
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents, or raise an OutputError."""
+    """Create a folder and its parents. Raise an OutputError if this fails."""
     _parse_output_path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -197,7 +197,7 @@ def make_folder(path: Path) -> None:
 
 
 class FolderLock:
-    """A lock on a folder, which the system releases when the process ends in any way. It leaves no file.
+    """A lock on a folder. The operating system releases the lock when the process ends.
 
     Where the system has no such locks (Windows, some network file systems) every request succeeds.
     """
@@ -209,11 +209,11 @@ class FolderLock:
             self.release = weakref.finalize(self, os.close, self._handle)
 
     def acquire_exclusive(self) -> bool:
-        """Acquire the lock alone; False where another process or another thread's lock holds it."""
+        """Try to acquire the lock alone. Return False if another process or thread holds the lock."""
         return self._try_lock("LOCK_EX")
 
     def acquire_shared(self) -> bool:
-        """Acquire the lock with others. Wait briefly for a process that is clearing the folder."""
+        """Try to acquire the lock together with other processes. Return False if it stays locked for ten seconds."""
         end = time.monotonic() + LOCK_WAIT_SECONDS
         while not (granted := self._try_lock("LOCK_SH")) and time.monotonic() < end:
             time.sleep(0.05)
@@ -233,7 +233,7 @@ class FolderLock:
 
 @contextlib.contextmanager
 def folder_locked(folder: Path) -> Iterator[None]:
-    """Lock a folder for one process at a time. One that is created for it and empty at the end is removed."""
+    """Lock a folder for a `with` block. A folder that is created here is removed at the end if it is empty."""
     new = not folder.exists()
     make_folder(folder)
     lock = FolderLock(folder)
@@ -249,7 +249,7 @@ def folder_locked(folder: Path) -> Iterator[None]:
 
 
 def _move_without_overwrite(temporary_path: Path, path: Path) -> None:
-    """Rename unless the target exists: of several processes at once, one succeeds."""
+    """Rename a file. Raise an OutputError if the target exists."""
     try:
         path.hardlink_to(temporary_path)
     except OSError:  # it exists, or this is a file system without hard links
@@ -259,18 +259,18 @@ def _move_without_overwrite(temporary_path: Path, path: Path) -> None:
 
 
 def slug(text: str) -> str:
-    """Return at most 40 letters, digits and hyphens of a text, safe for file systems and shells."""
+    """Convert text to at most 40 letters, digits and hyphens for a file name."""
     ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9]+", "-", ascii_text)[:40].strip("-") or "image"
 
 
 def build_output_path(folder: str | os.PathLike[str], *names: str) -> Path:
-    """Return the path of an output in `folder`. An unsafe name is an OutputError, and so is a link that leads out of `folder`."""
+    """Join a folder and names. Raise an OutputError if a name is unsafe or a link leads out of the folder."""
     for name in names:
         if not SAFE_FILE_NAME.fullmatch(name):
             raise OutputError(
-                f"{name[:200]!r} is not a safe file name: expected at most 240 ASCII letters, digits, '.', '_' and '-', "
-                "the first a letter, a digit or '_'"
+                f"{name[:200]!r} is not a safe file name; expected at most 240 ASCII letters, digits, '.', '_' and '-', "
+                "and a letter, a digit or '_' at the start"
             )
     path = _parse_output_path(Path(folder, *names))
     check_inside_folder(path, folder)
@@ -278,13 +278,13 @@ def build_output_path(folder: str | os.PathLike[str], *names: str) -> Path:
 
 
 def check_inside_folder(path: Path, folder: str | os.PathLike[str]) -> None:
-    """Raise an OutputError where a path leads out of a folder through a link."""
+    """Raise an OutputError if a link in a path leads out of a folder."""
     if not path.resolve().is_relative_to(Path(folder).resolve()):
         raise OutputError(f"{path} leads out of {folder} through a link; remove the link or choose another folder")
 
 
 def describe_file_problem(path: str | os.PathLike[str]) -> str:
-    """Describe why a path is not a regular file."""
+    """Return the reason why a path is not a regular file."""
     path = Path(path)
     if path.is_dir():
         return "it is a folder"
@@ -292,13 +292,13 @@ def describe_file_problem(path: str | os.PathLike[str]) -> str:
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int | None = None) -> bytes:
-    """Read the bytes of a regular file. See `open_regular_file`."""
+    """Read the bytes of a regular file. Raise an OSError for a pipe, a device or a file over `max_bytes`."""
     with open_regular_file(path, max_bytes) as file:
         return file.read()
 
 
 def open_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None) -> io.BufferedReader:
-    """Open a regular file for reading; OSError as from `check_regular_file`. A file of size 0 is empty, also an endless one."""
+    """Open a regular file for reading. Raise an OSError for a pipe, a device or a file over `max_bytes`."""
     check_regular_file(path, max_bytes)  # before it is opened, which may already change a device
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
     try:
@@ -309,17 +309,17 @@ def open_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None
         raise
     if status.st_size:
         return file
-    file.close()
+    file.close()  # special files of size 0 may be endless
     return Path(os.devnull).open("rb")
 
 
 def check_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None) -> None:
-    """Raise an OSError for a pipe, a device, a socket, a folder, or more than `max_bytes` bytes. Nothing is opened."""
+    """Raise an OSError unless a path is a regular file with at most `max_bytes` bytes. The file is not opened."""
     _check_file_status(os.stat(path), max_bytes)  # noqa: PTH116 - a Path costs more than a small file takes to read
 
 
 def check_regular_files(folder: str | os.PathLike[str]) -> None:
-    """Raise an OSError where a folder from someone else holds a pipe, a socket or a device, or a link to one."""
+    """Raise an OSError if a folder contains a pipe, a socket or a device, or a link to one."""
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent, name)

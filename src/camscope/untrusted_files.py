@@ -1,4 +1,4 @@
-"""Readers of data files from others: sizes are checked before anything is read, and every failure is one clear error."""
+"""Read JSON, TOML, NumPy, zip and Parquet files from untrusted sources: check sizes first, and raise clear errors."""
 
 import atexit
 import json
@@ -35,7 +35,7 @@ def read_errors_converted(
     quote_original: bool = True,
     wrap_camscope_errors: bool = False,
 ) -> Iterator[None]:
-    """Convert any exception inside to one error that begins with `message`, because readers of damaged files raise anything.
+    """Convert any exception inside a `with` block to one error whose text begins with `message`.
 
     `quote_original` includes the text of a foreign error, which may name a patient. Errors of camscope name the file
     themselves, and are converted only with `wrap_camscope_errors`.
@@ -61,19 +61,19 @@ def read_errors_converted(
 
 
 def read_json(path: str | os.PathLike[str], message: str | None = None, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """Read a JSON file; InputError, beginning with `message` or the path, for any other file."""
+    """Read a JSON file. Raise an InputError that begins with `message` if it cannot be read."""
     with read_errors_converted(message or f"{path} is no JSON file that can be read"):
         return json.loads(read_bytes(path, max_bytes))
 
 
 def read_toml(path: str | os.PathLike[str], message: str | None = None) -> dict[str, Any]:
-    """Read a TOML file; InputError, beginning with `message` or the path, for any other file."""
+    """Read a TOML file. Raise an InputError that begins with `message` if it cannot be read."""
     with read_errors_converted(message or f"{path}: this is no TOML file"):
         return tomllib.loads(read_bytes(path, MAX_TOML_BYTES).decode("utf-8"))
 
 
 def parse_toml(text: str, message: str) -> dict[str, Any]:
-    """Parse the text of a TOML file; InputError, beginning with `message`, for any other text."""
+    """Parse TOML text. Raise an InputError that begins with `message` if the text is invalid."""
     with read_errors_converted(message):
         return tomllib.loads(text)
 
@@ -81,13 +81,13 @@ def parse_toml(text: str, message: str) -> dict[str, Any]:
 def read_npz(
     path: str | os.PathLike[str], names: Sequence[str], max_bytes: int = MAX_ARRAY_BYTES
 ) -> dict[str, NDArray[Any]]:
-    """Read those of the named arrays that a .npz file holds, in all at most `max_bytes`. Nothing is unpickled."""
+    """Read the named arrays from a .npz file without unpickling. Names that the file does not have are left out."""
     with open_regular_file(path) as file, zipfile.ZipFile(file) as archive:
         members = {name: f"{name}.npy" for name in names if f"{name}.npy" in archive.namelist()}
         declared = sum(_read_declared_bytes(archive, member) for member in members.values())
         if declared > max_bytes:
             raise InputError(
-                f"its arrays have {plural(declared, 'byte', spec=',')}, more than the limit of {max_bytes:,}"
+                f"the arrays have {plural(declared, 'byte', spec=',')}, more than the limit of {max_bytes:,}"
             )
         arrays = {}
         for name, member in members.items():
@@ -97,7 +97,7 @@ def read_npz(
 
 
 def _read_declared_bytes(archive: zipfile.ZipFile, member: str) -> int:
-    """Return the bytes of an array by its header, which has to agree with the archive's directory."""
+    """Return the size of an array in bytes. Raise an InputError if header and zip directory do not agree."""
     size = archive.getinfo(member).file_size
     readers: dict[Any, Any] = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -107,15 +107,17 @@ def _read_declared_bytes(archive: zipfile.ZipFile, member: str) -> int:
         shape, _, dtype = readers[np.lib.format.read_magic(stream)](stream)
         start = stream.tell()
     if dtype.hasobject or any(side < 0 for side in shape):
-        raise InputError(f"an array of {dtype} with shape {shape}; expected numbers")
+        raise InputError(f"an array has the type {dtype} and the shape {shape}; expected an array of numbers")
     declared = int(np.prod([int(side) for side in shape], dtype=object)) * int(dtype.itemsize)
     if declared + start != size:
-        raise InputError(f"{member} declares {plural(declared, 'byte', spec=',')} and the archive {size - start:,}")
+        raise InputError(
+            f"the header of {member} declares {plural(declared, 'byte', spec=',')}, but the archive has {size - start:,}"
+        )
     return declared
 
 
 def check_zip(path: str | os.PathLike[str]) -> None:
-    """Raise an InputError for a zip archive that would unpack to more bytes than it has. Only its directory is read."""
+    """Raise an InputError if a zip archive would unpack to more bytes than the file has."""
     size = Path(path).stat().st_size
     with zipfile.ZipFile(path) as archive:
         declared = sum(member.file_size for member in archive.infolist())
@@ -126,7 +128,7 @@ def check_zip(path: str | os.PathLike[str]) -> None:
 
 
 def read_parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Any:
-    """Read a Parquet file as a PyArrow table; InputError, without any cell's text, for any other file."""
+    """Read a Parquet file as a PyArrow table. Raise an InputError, which quotes no cell, if it cannot be read."""
     parquet: Any = import_module("pyarrow.parquet")
     with read_errors_converted(f"{path}: this is no Parquet table", quote_original=False):
         check_parquet([path])
@@ -137,7 +139,7 @@ def read_parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = N
 
 @cache
 def _open_footer_database(process: int) -> Any:
-    """Open an empty database once in each process, which takes longer than a query of a footer."""
+    """Open an empty DuckDB database, once in each process."""
     return require("duckdb", extra="batch").connect(config={"autoinstall_known_extensions": "false"})
 
 
@@ -145,7 +147,7 @@ atexit.register(_open_footer_database.cache_clear)  # DuckDB reports a connectio
 
 
 def check_parquet(paths: Sequence[str | os.PathLike[str]]) -> None:
-    """Raise an InputError where a column of a Parquet file claims more values than its bytes can hold."""
+    """Raise an InputError if a Parquet file is damaged or declares more values than its bytes can hold."""
     duckdb = require("duckdb", extra="batch")  # it reads only the footers; PyArrow 26 crashes on a damaged one
     database = _open_footer_database(os.getpid())
     names = [re.sub(r"([*?[])", r"[\1]", os.fspath(path)) for path in paths]  # these characters would be a pattern
@@ -156,11 +158,11 @@ def check_parquet(paths: Sequence[str | os.PathLike[str]]) -> None:
             if len(paths) > 1:  # find the damaged one
                 for path in paths:
                     check_parquet([path])
-            raise InputError(f"{paths[0]}: it is no Parquet file, or damaged") from error
+            raise InputError(f"{paths[0]}: it is not a Parquet file, or it is damaged") from error
     for name, too_few, n_excess, n_bytes in claims:
         if too_few or n_excess > MAX_EXCESS_VALUES or n_bytes > Path(name).stat().st_size:
             raise InputError(
-                f"{name}: a column claims more values than its bytes hold; it is damaged, or made to fill memory"
+                f"{name}: a column claims more values than its bytes hold; the file is damaged or malicious"
             )
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from camscope import Explanation, GradCAM, LayerCAM, load_model
-from camscope.batch.export import CellEscaper, map_annotations, open_coco_writer
+from camscope.batch.export import CellEscaper, build_coco_annotations, open_coco_writer
 from camscope.cli import app
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.geometry import Placement
@@ -98,7 +98,7 @@ def test_nothing_is_replaced_unasked(run, tmp_path):
     next(iter(before)).write_bytes(b"mine")
     made = run.export(tmp_path, "png", '"row" in (0, 1)')
     assert dict(made.failure_counts) == {
-        "its file exists; allow overwriting (--overwrite), or choose another folder": 2
+        "the file exists; allow overwriting (--overwrite), or choose another folder": 2
     }
     assert made.n_files == 2
     assert next(iter(before)).read_bytes() == b"mine"
@@ -120,7 +120,7 @@ def test_a_map_that_was_asked_for_twice_is_one_file(tmp_path):
 
 
 def test_what_cannot_be_exported_is_said(run, tmp_path):
-    with pytest.raises(InputError, match="formats gif; expected some of png, jpg, webp, npz, json, csv, coco"):
+    with pytest.raises(InputError, match="formats gif; expected one or more of png, jpg, webp, npz, json, csv, coco"):
         run.export(tmp_path, ["png", "gif"])
     with pytest.raises(InputError, match="threshold=0"):
         run.export(tmp_path, "coco", threshold=0)
@@ -203,7 +203,7 @@ def explained(heat, size=None):
 def test_pieces_are_boxes_and_outlines_on_the_images_pixels():
     heat = np.zeros((8, 9))
     heat[1:3, 3:7], heat[6, 0] = 2.0, 1.5
-    block, dot = map_annotations(explained(heat), 0.5)
+    block, dot = build_coco_annotations(explained(heat), 0.5)
     assert (block["bbox"], block["area"], block["score"], block["peak"], block["iscrowd"]) == (
         [3, 1, 4, 2],
         8,
@@ -214,11 +214,11 @@ def test_pieces_are_boxes_and_outlines_on_the_images_pixels():
     (outline,) = block["segmentation"]
     assert {*zip(outline[::2], outline[1::2], strict=True)} == {(3, 1), (7, 1), (7, 3), (3, 3)}  # x, y
     assert (dot["bbox"], dot["area"], dot["peak"]) == ([0, 6, 1, 1], 1, 0.75)
-    assert [one["bbox"] for one in map_annotations(explained(heat), 0.8)] == [[3, 1, 4, 2]]
-    assert map_annotations(explained(-heat), 0.5) == []
+    assert [one["bbox"] for one in build_coco_annotations(explained(heat), 0.8)] == [[3, 1, 4, 2]]
+    assert build_coco_annotations(explained(-heat), 0.5) == []
     ring = np.ones((5, 5))
     ring[1:4, 1:4] = 0
-    ((filled),) = map_annotations(explained(ring), 0.5)
+    ((filled),) = build_coco_annotations(explained(ring), 0.5)
     assert (len(filled["segmentation"]), filled["area"]) == (1, 25)
 
 
@@ -226,7 +226,7 @@ def test_every_piece_of_any_map_has_its_own_outline():
     drawn = np.random.default_rng(0)
     for _ in range(200):
         heat = (drawn.random((7, 8)) < drawn.uniform(0.2, 0.9)) * drawn.uniform(0.5, 1, (7, 8))
-        for one in map_annotations(explained(heat), 0.5):
+        for one in build_coco_annotations(explained(heat), 0.5):
             outline = np.reshape(one["segmentation"][0], (-1, 2))
             left, top, width, height = one["bbox"]
             assert outline.min(0).tolist() == [left, top]
@@ -236,8 +236,8 @@ def test_every_piece_of_any_map_has_its_own_outline():
 
 def test_a_map_without_a_place_has_no_annotations():
     one = explained(np.ones((2, 2)))
-    with pytest.raises(GeometryError, match="where the map lies on the image is unknown"):
-        map_annotations(Explanation(one.attribution, "x", None, "cat", 1.0, input_size=(2, 2)), 0.5)
+    with pytest.raises(GeometryError, match="the position of the map on the image is unknown"):
+        build_coco_annotations(Explanation(one.attribution, "x", None, "cat", 1.0, input_size=(2, 2)), 0.5)
 
 
 def test_a_coco_file_keeps_the_formats_rules(run, tmp_path):

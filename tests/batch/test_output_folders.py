@@ -66,14 +66,14 @@ def test_overwriting_removes_no_parts_that_no_run_json_claims(folder, model, tmp
     foreign = tmp_path / "out" / "parts" / "part-00000000.parquet"
     foreign.parent.mkdir(parents=True)
     foreign.write_bytes(b"mine")
-    with pytest.raises(OutputError, match=r"parts without a run\.json"):
+    with pytest.raises(OutputError, match=r"holds part files but no run\.json"):
         run_batch(GradCAM(model), folder, tmp_path / "out", overwrite=True)
     assert foreign.read_bytes() == b"mine"
 
 
 def test_values_do_not_replace_the_maps_they_are_computed_from(folder, model, tmp_path):
     run_batch(GradCAM(model), folder, tmp_path / "out")
-    with pytest.raises(OutputError, match="holds maps, which are not replaced by metric values"):
+    with pytest.raises(OutputError, match="holds maps, which cannot be replaced by metric values"):
         evaluate(tmp_path / "out", tmp_path / "out", overwrite=True)
     assert len(BatchRun(tmp_path / "out")) == 4
 
@@ -509,10 +509,10 @@ def test_large_images_are_decoded_and_drawn_one_after_the_other(model, tmp_path,
 def test_waiting_images_count_until_they_are_freed(monkeypatch):
     monkeypatch.setattr(batch_memory, "MAX_WAITING_BYTES", 100)
     budget, image = MemoryBudget(1), np.zeros((5, 6, 3), np.uint8)
-    assert budget.try_keep_waiting(image, None)
-    assert not budget.try_keep_waiting(np.zeros((5, 6, 3), np.uint8))
+    assert budget.try_keep_images(image, None)
+    assert not budget.try_keep_images(np.zeros((5, 6, 3), np.uint8))
     del image
-    assert budget.try_keep_waiting(np.zeros((5, 6, 3), np.uint8))
+    assert budget.try_keep_images(np.zeros((5, 6, 3), np.uint8))
 
 
 # --- disks

@@ -97,7 +97,7 @@ def test_columns_are_those_asked_for_in_their_order(run):
         {"method": "gradcam", "attribution": [2, 2.5]},
         {"method": "layercam", "attribution": [3, 3.5]},
     ]
-    with pytest.raises(InputError, match="no column heet; the columns are row, id, path, sha256, status"):
+    with pytest.raises(InputError, match="the run has no column heet; its columns are row, id, path, sha256, status"):
         run.query(columns=["id", "heet"])
 
 
@@ -167,7 +167,7 @@ def test_what_is_no_order_is_one_clear_error(run, sort):
 
 
 def test_the_limit_is_a_number_of_rows(run):
-    with pytest.raises(InputError, match="limit=0; expected at least 1 row"):
+    with pytest.raises(InputError, match="limit=0; expected a number of rows from 1"):
         run.query(limit=0)
     assert Query("row < 5", limit=2).count_matching(run.dataset) == 10
 

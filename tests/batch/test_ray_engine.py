@@ -326,7 +326,9 @@ def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_t
 def test_images_whose_worker_always_dies_end_the_run_with_their_numbers(folder, model, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_engine, "MAX_ATTEMPTS_PER_CHUNK", 1)
     tool = GradCAM(model, "layer4", preprocess=DiesOfThePortrait(tmp_path))
-    with pytest.raises(RunError, match=r"rows 4 to 5 of the manifest, from .*/04\.png on: their worker died 1 time"):
+    with pytest.raises(
+        RunError, match=r"rows 4 to 5 of the manifest, from .*/04\.png on: the worker process crashed 1 time"
+    ):
         run_batch(tool, folder, tmp_path / "out", options=BatchOptions(chunk_size=2, engine="ray", num_workers=1))
     assert len(list(tmp_path.glob("DiesOfThePortrait-*"))) == 1
 
@@ -367,7 +369,7 @@ def test_failures_are_counted_over_all_workers(folder, tmp_path):
     met.mkdir()
     tool = GradCAM(Refuses(), "layer", preprocess=WaitsUntilTwoHaveMet(met))
     good = [folder / f"{n:02}.png" for n in (0, 1, 2, 3, 6, 7, 8, 9)]
-    with pytest.raises(RunError, match=r"^8 images failed, more than 7: RuntimeError: no \(8 x\)$"):
+    with pytest.raises(RunError, match=r"^8 images failed, more than the limit of 7: RuntimeError: no \(8 x\)$"):
         run_batch(tool, good, tmp_path / "out", options=BatchOptions(chunk_size=1, engine="ray", max_failures=7))
     assert len(list(met.iterdir())) == 2
 
@@ -415,7 +417,7 @@ def test_arguments_of_the_other_engine_and_rays_that_are_not_there(folder, model
     with pytest.raises(InputError, match="address and num_workers are options of Ray"):
         run_batch(GradCAM(model), folder, tmp_path / "out", options=BatchOptions(num_workers=2))
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(RunError, match=r"no Ray at 127\.0\.0\.1:9 \(.*refused\); leave the address out"):
+    with pytest.raises(RunError, match=r"no Ray cluster at 127\.0\.0\.1:9 \(.*refused\); leave the address out"):
         run_batch(GradCAM(model), folder, tmp_path / "out", options=BatchOptions(engine="ray", address="127.0.0.1:9"))
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r'ray is not installed; run: pip install "camscope\[ray\]"'):

@@ -116,12 +116,12 @@ def test_a_table_carries_its_other_columns_along(kind, tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"file": ["1.png"]}, "no column of 1 is called .path."),
+        ({"file": ["1.png"]}, "the manifest has 1 column, but none is called .path."),
         ({"path": ["1.png", None]}, "row 1 has no path"),
         ({"path": ["1.png", "2.png"], "id": ["a", "a"]}, "1 row repeats an id"),
-        ({"path": ["1.png"], "attribution": [1], "score": [2]}, "the names attribution, score are reserved"),
-        ({"path": pa.array([], pa.string())}, "it has no rows"),
-        ({"path": ["1.png"], "Label": ["x"]}, "the names Label are reserved"),  # SQL knows no capitals
+        ({"path": ["1.png"], "attribution": [1], "score": [2]}, "the column names attribution, score are reserved"),
+        ({"path": pa.array([], pa.string())}, "the manifest has no rows"),
+        ({"path": ["1.png"], "Label": ["x"]}, "the column names Label are reserved"),  # SQL knows no capitals
         ({"path": ["1.png"], "age": [1], "Age": [2]}, "several columns are called age"),
         ({"path": pa.array([b"\xff.png"])}, "the column path cannot be read as string"),
         ({"path": pa.array([["1.png"]])}, "the column path cannot be read as string"),
@@ -158,10 +158,10 @@ def test_a_path_may_not_leave_the_root_unless_it_is_allowed_to(folder, model, tm
     (tmp_path / "lists" / "list.csv").write_text("path\n../images/0.png\n")
     outcome = run_batch(GradCAM(model), tmp_path / "lists" / "list.csv", tmp_path / "out")
     (reason,) = outcome.failure_counts
-    assert reason.startswith("../images/0.png: it leads out of")
+    assert reason.startswith("../images/0.png: the path leads out of")
     inside = run_batch(GradCAM(model), tmp_path / "lists" / "list.csv", tmp_path / "in", root=tmp_path)
     assert list(inside.failure_counts) == [
-        f"../images/0.png: it leads out of {tmp_path}; move it there, or pass --anywhere"
+        f"../images/0.png: the path leads out of {tmp_path}; move the file there, or pass --anywhere"
     ]
     assert build_manifest(tmp_path / "lists" / "list.csv", root="").root is None
 
@@ -274,7 +274,7 @@ def test_what_every_image_would_fail_of_ends_the_run(folder, model, tmp_path):
         run_batch(GradCAM(model), folder, tmp_path / "one", ["tulip"])
     with pytest.raises(LayerError):
         run_batch(GradCAM(model, "head"), folder, tmp_path / "two")
-    with pytest.raises(RunError, match=r"1 image failed, more than 0: .*format that Pillow knows"):
+    with pytest.raises(RunError, match=r"1 image failed, more than the limit of 0: .*format that Pillow knows"):
         run_batch(GradCAM(model), folder, tmp_path / "three", options=BatchOptions(max_failures=0))
 
 
@@ -350,7 +350,7 @@ def test_a_run_that_is_ended_goes_on_where_it_was(folder, model, tmp_path, monke
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
     done = run_batch(tools(model), folder, tmp_path / "parts", options=BatchOptions(chunk_size=2, max_failures=1))
     assert (done.n_processed, done.failure_counts) == (0, outcome.failure_counts)
-    with pytest.raises(RunError, match="1 image failed, more than 0"):
+    with pytest.raises(RunError, match="1 image failed, more than the limit of 0"):
         run_batch(tools(model), folder, tmp_path / "parts", options=BatchOptions(chunk_size=2, max_failures=0))
 
 
@@ -459,7 +459,7 @@ def test_what_is_ones_own_is_known_again_by_another_process(tmp_path):
 def test_two_functions_of_one_name_cannot_be_told_apart(folder, model, tmp_path):
     targets = [lambda logits: logits[:, 0], lambda logits: logits[:, 1]]
     with pytest.raises(
-        InputError, match=r"two targets are called .*lambda.*: define them as functions with different names"
+        InputError, match=r"two targets are called .*lambda.*; define them as functions with different names"
     ):
         run_batch(GradCAM(model), folder, tmp_path / "out", targets)
 

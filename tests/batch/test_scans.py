@@ -100,7 +100,7 @@ def test_a_run_of_scans_says_nothing_of_a_patient_and_all_of_the_maps(scans, tmp
     np.testing.assert_array_equal(again.affine, one.affine)
     assert again.scan_steps == one.scan_steps
     assert again.peak_mm == one.peak_mm
-    with pytest.raises(ImageError, match="does not name its scans"):
+    with pytest.raises(ImageError, match="the file names of the run are pseudonyms"):
         BatchRun(out).read_image(rows[2])
     assert BatchRun(out, scans / "list.csv").read_image(rows[2]).shape == (128, 128, 3)
     again = run_batch(tool, scans / "list.csv", out, overlays="png", privacy=PrivacyOptions(keep_columns=["site"]))

@@ -67,7 +67,7 @@ def test_an_explanation_of_any_rank_is_a_picture(name, tmp_path):
     assert np.asarray(Image.open(found.save(tmp_path / "why.png"))).std() > 0
     assert notebook_picture(found).std() > 0
     assert (found.overlay(alpha=0.0) != found.overlay(alpha=1.0)).any()
-    with pytest.raises(InputError, match="neither outlines nor boxes"):
+    with pytest.raises(InputError, match="outlines and boxes need 2 axes"):
         found.overlay(contour=0.5)
     back = type(found).load(found.save(tmp_path / "why.npz"))
     assert (back.overlay() == found.overlay()).all()

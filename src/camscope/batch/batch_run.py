@@ -37,7 +37,7 @@ class BatchRun(MapCollection):
         image_height: int = 224,
         overwrite: bool = False,
     ) -> Path:
-        """Write a contact sheet of the selected rows: one HTML file that contains its images and no scripts.
+        """Write a contact sheet of the selected rows: one HTML file with embedded images and no scripts.
 
         Args:
             path: The file to write.
@@ -70,7 +70,7 @@ class BatchRun(MapCollection):
         threshold: float = 0.5,
         overwrite: bool = False,
     ) -> ExportResult:
-        """Write files of the selected rows.
+        """Export the selected rows as images, maps or tables.
 
         Args:
             folder: The folder of the files.

@@ -1,4 +1,4 @@
-"""Compute the rows of a batch of images, which share forward passes but fail one by one."""
+"""Compute the rows of a batch of images. An image that fails does not affect the others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ MIN_DEFAULT_BATCH_SIZE, MAX_DEFAULT_BATCH_SIZE = 16, 64  # images
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """Images that share a forward pass, with their inputs `x` (N,C,*S), or None for images that could not be read."""
+    """Images that share a forward pass, and their inputs `x` (N,C,*S). `x` is None if no image could be read."""
 
     images: Sequence[LoadedImage]
     x: Tensor | None
@@ -50,7 +50,7 @@ class ImageBatch:
 
 @dataclass(frozen=True)
 class BatchWorker:
-    """Compute rows with explainers of one model: `targets` are those of images whose row has none."""
+    """Compute rows with explainers of one model. `targets` apply to images without a target in the manifest."""
 
     explainers: Sequence[Explainer]
     targets: Sequence[TargetLike]
@@ -68,17 +68,17 @@ class BatchWorker:
         preprocess = self.explainers[0].preprocess
         if self.reduced_decoding and not isinstance(preprocess, Preprocess):
             raise PreprocessError(
-                f"reduced decoding needs the size that images are resized to, which {preprocess!r} does not tell; "
+                f"reduced decoding needs a camscope.Preprocess, but the preprocessing is {preprocess!r}; "
                 "pass a camscope.Preprocess, or leave reduced_decoding out"
             )
 
     @cached_property
     def model_digest(self) -> str:
-        """The digest of the model, which does not change during a run."""
+        """The digest of the model, computed once per run."""
         return compute_model_digest(unwrap(self.explainers[0].model))
 
-    def read_item(self, source: Any) -> ModelInput:
-        """Prepare the bytes of a file, or an image of a dataset, as model input on the CPU."""
+    def prepare_model_input(self, source: Any) -> ModelInput:
+        """Convert the bytes of a file, or an image of a dataset, to the model input on the CPU."""
         return prepare_input(
             source,
             self.explainers[0],
@@ -90,24 +90,24 @@ class BatchWorker:
         )
 
     def targets_for(self, image: LoadedImage) -> Sequence[TargetLike]:
-        """Return the target of the row, or the targets of the run."""
+        """Return the target of the image in the manifest, or else the targets of the run."""
         target = image.row.get("target")
         return self.targets if target is None else [parse_target(target)]
 
     def batch_key(self, image: LoadedImage) -> object:
-        """Return the key of images that share a forward pass: the shape of the input, and whether the row has a target."""
+        """Return a key that is equal for images that can share a forward pass."""
         has_target = image.row.get("target") is not None
         return None if image.item is None else (tuple(image.item.x.shape), has_target)
 
     def batch_size_for(self, image: LoadedImage) -> int:
-        """Return how many images of this size share a forward pass."""
+        """Return the batch size for images of this size."""
         if image.item is None:
             return MIN_DEFAULT_BATCH_SIZE
         default = DEFAULT_PIXELS_PER_BATCH // max(1, image.item.x[0].numel())
         return self.batch_size or min(MAX_DEFAULT_BATCH_SIZE, max(MIN_DEFAULT_BATCH_SIZE, default))
 
     def collate(self, images: Sequence[LoadedImage]) -> ImageBatch:
-        """Stack the inputs of images with the same batch key, in pinned memory if the model is on a GPU."""
+        """Stack the inputs of images with equal batch keys, in pinned memory if the model is on a GPU."""
         inputs = [image.item.x for image in images if image.item is not None]
         if not inputs:
             return ImageBatch(images, None)
@@ -116,7 +116,7 @@ class BatchWorker:
         return ImageBatch(images, x.pin_memory() if copies_to_gpu else x)
 
     def compute_rows(self, batch: ImageBatch, overlay_queue: OverlayQueue | None = None) -> list[dict[str, Any]]:
-        """Return the rows of a batch, by image, target and method, and queue their overlays."""
+        """Compute one row per image, target and method of a batch, and queue the overlays."""
         if batch.x is None:
             images = ((image, image.error or "", image.is_transient) for image in batch.images)
             return [row for failure in images for row in self._build_failure_rows(*failure)]
@@ -142,7 +142,7 @@ class BatchWorker:
     def _explain_batch(
         self, images: Sequence[LoadedImage], x: Tensor, overlay_queue: OverlayQueue | None
     ) -> list[dict[str, Any]]:
-        """Return the rows of a batch, image by image."""
+        """Explain all images of a batch together, and return their rows ordered by image."""
         items = [image.item for image in images if image.item is not None]
         targets_by_image = [self.targets_for(image) for image in images]
         bound_targets = [
@@ -184,19 +184,19 @@ class BatchWorker:
         row["notes"] = [*row["notes"], *image.notes]
         if overlay_queue is None:
             return row
-        return {**row, "overlay": overlay_queue(row, explanation, image, partial(self._read_background, image))}
+        return {**row, "overlay": overlay_queue(row, explanation, image, partial(self._read_overlay_images, image))}
 
-    def _read_background(self, image: LoadedImage) -> tuple[PixelArray | None, PixelArray | None]:
-        """Return the image and the image that the model saw; read them again if they were not kept in memory."""
+    def _read_overlay_images(self, image: LoadedImage) -> tuple[PixelArray | None, PixelArray | None]:
+        """Return the original image and the model's input image. Read the file again if they are not in memory."""
         if not image.images_dropped:
             return image.image, image.model_input_image
         try:
             source = self.manifest.read_source(image.row)
         except OSError as error:
-            raise ImageError(f"it cannot be read again: {error.strerror or type(error).__name__}") from error
+            raise ImageError(f"the image cannot be read again: {error.strerror or type(error).__name__}") from error
         if hash_source(source) != image.sha256:
-            raise ImageError("it has changed since it was explained")
-        item = self.read_item(source)
+            raise ImageError("the image has changed since it was explained")
+        item = self.prepare_model_input(source)
         return item.image, item.model_input_image
 
     def _build_failure_rows(self, image: LoadedImage, error: str, is_transient: bool) -> list[dict[str, Any]]:
@@ -209,7 +209,7 @@ class BatchWorker:
         ]
 
     def _image_columns(self, image: LoadedImage) -> dict[str, Any]:
-        """Return the columns that all rows of one image share."""
+        """Return the columns that are equal in all rows of an image."""
         names = ("row", "id", "path", *self.manifest.extra_columns)
         return {**{name: image.row[name] for name in names}, "sha256": image.sha256}
 
@@ -220,6 +220,6 @@ class BatchWorker:
 
 
 def parse_target(cell: Any) -> TargetLike:
-    """Return the class index or class name of a table cell, in which both may be text."""
+    """Convert a table cell to a class index or a class name. The index may be text, such as "3"."""
     text = str(cell)
     return int(text) if text.lstrip("-").isdecimal() else text

@@ -1,4 +1,4 @@
-"""Export rows of a run as files for other programs: images, arrays, a CSV table, or COCO boxes and outlines."""
+"""Export rows of a run for other programs: images, arrays, a CSV table, or COCO boxes and outlines."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -82,16 +82,16 @@ class Exporter:
     def __post_init__(self) -> None:
         unknown = [name for name in self.formats if name not in FORMATS]
         if unknown or not self.formats:
-            raise InputError(f"formats {', '.join(unknown) or 'none'}; expected some of {', '.join(FORMATS)}")
+            raise InputError(f"formats {', '.join(unknown) or 'none'}; expected one or more of {', '.join(FORMATS)}")
         if not 0 < self.threshold <= 1:
             raise InputError(f"threshold={self.threshold}; expected a fraction of the maximum, above 0 and up to 1")
 
     def table_path(self, table_format: str) -> Path:
-        """Return the file of a table."""
+        """Return the path of the CSV or COCO file."""
         return self.table_file or build_output_path(self.folder, TABLE_FILES[table_format])
 
     def write(self, query: Query, num_threads: int, on_progress: Callable[[int], None]) -> ExportResult:
-        """Write the files of the rows that a query selects. Rows that fail are counted in the result."""
+        """Export the rows that a query selects. The result counts the rows that fail."""
         for table_format in set(self.formats) & set(TABLE_FILES):
             check_free(self.table_path(table_format), self.overwrite)
         if self.table_file is None:
@@ -122,7 +122,7 @@ class Exporter:
         return result
 
     def _export_image(self, rows: Sequence[ResultRow]) -> list[_RowExport]:
-        """Write the files of the rows of one image, which is read once, or not at all if only maps are written."""
+        """Write the files of all rows of one image. The image is read at most once."""
         image = missing_image_reason = None
         if set(self.formats) & set(IMAGE_FORMATS) and any(row["attribution"] is not None for row in rows):
             image, missing_image_reason = read_original(self.run, rows[0])
@@ -141,7 +141,7 @@ class Exporter:
     def _export_row(
         self, row: ResultRow, stem: str, explanation: Explanation, missing_image_reason: str | None
     ) -> _RowExport:
-        """Write the files of one row. `missing_image_reason` tells why no image file can be drawn."""
+        """Write the files of one row. Image files are left out if there is a `missing_image_reason`."""
         n_files = 0
         try:
             for file_format in self.formats:
@@ -149,7 +149,7 @@ class Exporter:
                 if file_format in MAP_FORMATS or (is_image and missing_image_reason is None):
                     self._write_file(stem, file_format, explanation if is_image else replace(explanation, image=None))
                     n_files += 1
-            annotations = map_annotations(explanation, self.threshold) if "coco" in self.formats else None
+            annotations = build_coco_annotations(explanation, self.threshold) if "coco" in self.formats else None
             return _RowExport(row, n_files, annotations, explanation.target, missing_image_reason)
         except Exception as error:  # a disk and a decoder may raise anything; the other rows are still exported
             if isinstance(error, OutputError) and error.errno in DISK_ERRNOS:  # all further files would fail too
@@ -159,7 +159,7 @@ class Exporter:
     def _write_file(self, stem: str, file_format: str, explanation: Explanation) -> None:
         path = build_output_path(self.folder, f"{stem}.{file_format}")
         if not self.overwrite and os.path.lexists(path):
-            raise OutputError("its file exists; allow overwriting (--overwrite), or choose another folder")
+            raise OutputError("the file exists; allow overwriting (--overwrite), or choose another folder")
         if file_format in MAP_FORMATS:
             explanation.save(path, overwrite=self.overwrite)
         else:  # not synced to disk: an image can be drawn again
@@ -199,8 +199,15 @@ FORMULA_PATTERN = re.compile(
 )
 
 
-def write_csv(run: MapCollection, path: Path, query: Query, *, overwrite: bool) -> tuple[int, int]:
-    """Write rows and the peak of each map as CSV; return the number of rows and of cells with an apostrophe."""
+class CsvCounts(NamedTuple):
+    """The numbers of rows in a CSV file, and of cells that got an apostrophe."""
+
+    n_rows: int
+    n_escaped_cells: int
+
+
+def write_csv(run: MapCollection, path: Path, query: Query, *, overwrite: bool) -> CsvCounts:
+    """Write the rows and the peaks of their maps to a CSV file."""
     schema = [field for field in run.dataset.schema if field.name not in OMITTED_COLUMNS]
     quoted = ['"{}"'.format(field.name.replace('"', '""')) for field in schema]
     # times with a zone are cast to text, since DuckDB would need another package for them
@@ -209,13 +216,13 @@ def write_csv(run: MapCollection, path: Path, query: Query, *, overwrite: bool) 
         for name, field in zip(quoted, schema, strict=True)
     ]
     rows = query.iter_rows(run.dataset, [*columns, PEAK_CELL_SQL, "grid", "input_size", "placement"])
-    cells = ((*row[: len(columns)], *_peak_row_and_column(*row[len(columns) :])) for row in rows)
+    cells = ((*row[: len(columns)], *_locate_peak(*row[len(columns) :])) for row in rows)
     with open_atomic(path, overwrite=overwrite) as file:
         return write_escaped_csv(file, [*(field.name for field in schema), "peak_row", "peak_column"], cells)
 
 
-def write_escaped_csv(file: BinaryIO, names: Sequence[str], rows: Iterable[Iterable[Any]]) -> tuple[int, int]:
-    """Write a CSV table; return the number of rows, and of cells that got an apostrophe so that they are not formulas."""
+def write_escaped_csv(file: BinaryIO, names: Sequence[str], rows: Iterable[Iterable[Any]]) -> CsvCounts:
+    """Write a CSV table. An apostrophe is put before text that a spreadsheet would read as a formula."""
     text = io.TextIOWrapper(file, "utf-8-sig", newline="")  # the byte order mark tells Excel that it is UTF-8
     writer, escaper, n_rows = csv.writer(text), CellEscaper(), 0
     writer.writerow(map(escaper.escape, names))
@@ -223,17 +230,17 @@ def write_escaped_csv(file: BinaryIO, names: Sequence[str], rows: Iterable[Itera
         writer.writerow(map(escaper.escape, row))
         n_rows += 1
     text.detach()
-    return n_rows, escaper.n_escaped
+    return CsvCounts(n_rows, escaper.n_escaped)
 
 
 class CellEscaper:
-    """Converts values to cells of a CSV file, and counts the cells that had to be changed."""
+    """Converts values to cells of a CSV file, and counts the cells that get an apostrophe."""
 
     def __init__(self) -> None:
         self.n_escaped = 0
 
     def escape(self, value: Any) -> Any:
-        """Return a value as a cell: numbers unchanged, lists as JSON, formulas with an apostrophe in front."""
+        """Convert a value to a CSV cell. Lists become JSON, and formulas get a leading apostrophe."""
         if isinstance(value, Mapping | list | tuple):
             text = json.dumps(value, default=str, ensure_ascii=False) if value else ""
             if '"' not in text:  # only numbers
@@ -246,13 +253,16 @@ class CellEscaper:
         return text
 
 
-def _peak_row_and_column(
-    cell: int | None, grid: Sequence[int] | None, input_size: Sequence[int] | None, placement: Sequence[float] | None
+def _locate_peak(
+    cell_index: int | None,
+    grid: Sequence[int] | None,
+    input_size: Sequence[int] | None,
+    placement: Sequence[float] | None,
 ) -> tuple[float | None, float | None]:
-    """Return row and column of the peak's center in pixels of the image, or None if it is unknown or no value is positive."""
-    if cell is None or placement is None or grid is None or input_size is None or len(grid) != 2:
+    """Convert the cell index of a peak to row and column in pixels of the image, or None if they are unknown."""
+    if cell_index is None or placement is None or grid is None or input_size is None or len(grid) != 2:
         return None, None
-    grid_row, grid_column = divmod(cell, grid[1])
+    grid_row, grid_column = divmod(cell_index, grid[1])
     point = ((grid_row + 0.5) * input_size[0] / grid[0], (grid_column + 0.5) * input_size[1] / grid[1], 1.0)
     row, column = (sum(map(operator.mul, placement[start : start + 3], point)) for start in (0, 3))
     return round(row, 1), round(column, 1)
@@ -263,10 +273,10 @@ SCORE_DESCRIPTION = (
 )
 
 
-def map_annotations(explanation: Explanation, threshold: float) -> list[dict[str, Any]]:
-    """Return a box, an outline without holes and an area, in image pixels, for each region above `threshold` x maximum."""
+def build_coco_annotations(explanation: Explanation, threshold: float) -> list[dict[str, Any]]:
+    """Return a COCO box, outline and area in image pixels for each region above `threshold` x maximum."""
     if explanation.placement is None:
-        raise GeometryError("where the map lies on the image is unknown")
+        raise GeometryError("the position of the map on the image is unknown")
     explanation._check_two_axes()
     values = explanation.heatmap("image")
     outlines = {}
@@ -299,11 +309,11 @@ class CocoWriter:
         self._n_annotations = self._n_images = 0
 
     def add_rows(self, row_exports: Sequence[_RowExport]) -> None:
-        """Add rows of one image with their annotations, and the image, whose id is the row number."""
+        """Add an image and the annotations of its rows."""
         row = row_exports[0].row
         height, width = row["image_size"]
         entry = {"id": row["row"], "file_name": row["path"], "height": height, "width": width, "name": row["id"]}
-        self._image_buffer.write(_json_item(entry, first=not self._n_images))
+        self._image_buffer.write(_encode_json_list_item(entry, first=not self._n_images))
         self._n_images += 1
         for row_export in row_exports:
             self.add_annotations(row_export.row, row_export.target, row_export.annotations or ())
@@ -311,7 +321,7 @@ class CocoWriter:
     def add_annotations(
         self, row: Mapping[str, Any], target: int | None, annotations: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Add the annotations of a row. `target` is a class index, or None if the target is not a class."""
+        """Add the annotations of one row. `target` is a class index, or None if the target is not a class."""
         for annotation in annotations:
             category_id = (target or 0) + 1
             if target is None or target >= self._n_classes:
@@ -319,7 +329,7 @@ class CocoWriter:
                 category_id = self.extra_category_ids.setdefault(row["label"], new_id)
             entry = {"id": self._n_annotations + 1, "image_id": row["row"], "category_id": category_id, **annotation}
             entry |= {"method": row["method"], "layer": row["layer"]}
-            self._file.write(_json_item(entry, first=not self._n_annotations))
+            self._file.write(_encode_json_list_item(entry, first=not self._n_annotations))
             self._n_annotations += 1
 
 
@@ -327,7 +337,7 @@ class CocoWriter:
 def open_coco_writer(
     path: Path, class_names: Sequence[str], info: Mapping[str, Any], *, overwrite: bool
 ) -> Iterator[CocoWriter]:
-    """Open a COCO file, which appears only if the `with` block succeeds. The ids of `class_names` are 1, 2 …"""
+    """Open a COCO file for writing. The file appears only if the `with` block succeeds."""
     with open_atomic(path, overwrite=overwrite) as file, tempfile.TemporaryFile() as image_buffer:
         file.write(b'{\n"annotations": [')
         writer = CocoWriter(file, image_buffer, class_names)
@@ -341,5 +351,5 @@ def open_coco_writer(
         file.write(f'\n],\n"categories": {categories},\n"info": {description}\n}}\n'.encode())
 
 
-def _json_item(value: Mapping[str, Any], *, first: bool) -> bytes:
+def _encode_json_list_item(value: Mapping[str, Any], *, first: bool) -> bytes:
     return (b"\n" if first else b",\n") + json.dumps(value).encode()

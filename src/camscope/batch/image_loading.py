@@ -1,4 +1,4 @@
-"""Read and decode images in threads while the model runs, within a limit of memory."""
+"""Read and decode images in threads while the model runs, within a memory limit."""
 
 import ctypes
 import hashlib
@@ -58,19 +58,19 @@ TRIM_THRESHOLD_BYTES = 2**28  # work after which free memory is returned to the 
 
 @cache
 def _find_malloc_trim() -> Any:
-    """Return `malloc_trim` of the C library, which returns free memory to the system, or None if there is none."""
+    """Return the function `malloc_trim` of the C library, or None if the library does not have it."""
     with suppress(OSError, TypeError):
         return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def trim_free_memory(n_bytes: int) -> None:
-    """Return free memory to the system after work of many bytes; glibc keeps it for each thread that decoded a large image."""
+    """Return free memory to the operating system after work that used more than `TRIM_THRESHOLD_BYTES`."""
     if n_bytes > TRIM_THRESHOLD_BYTES and (trim := _find_malloc_trim()) is not None:
         trim(0)
 
 
 class MemoryBudget:
-    """A number of bytes that threads share. A request for more than all of them waits until it can have all of them."""
+    """A memory limit that threads share. A larger request waits until the whole memory is free."""
 
     def __init__(self, num_threads: int) -> None:
         self._free = self._total = min(MAX_BUDGET_BYTES, max(MIN_BUDGET_BYTES, BYTES_PER_THREAD * num_threads))
@@ -79,7 +79,7 @@ class MemoryBudget:
 
     @contextmanager
     def reserve(self, n_bytes: int) -> Iterator[None]:
-        """Reserve bytes for a `with` block. Do not nest reservations: they would wait for each other."""
+        """Wait for free memory and reserve it for a `with` block. Nested reservations would wait forever."""
         n_bytes = min(n_bytes, self._total)
         with self._changed:
             self._changed.wait_for(lambda: self._free >= n_bytes)
@@ -92,8 +92,8 @@ class MemoryBudget:
                 self._free += n_bytes
                 self._changed.notify_all()
 
-    def try_keep_waiting(self, *images: PixelArray | None) -> bool:
-        """Return whether images may wait in memory until they are drawn on. They count until they are freed."""
+    def try_keep_images(self, *images: PixelArray | None) -> bool:
+        """Return whether there is memory to keep decoded images until their overlays are drawn."""
         arrays = [image for image in images if image is not None]
         n_bytes = sum(array.nbytes for array in arrays)
         with self._changed:
@@ -101,17 +101,17 @@ class MemoryBudget:
                 return False
             for array in arrays:
                 self._waiting_free -= array.nbytes
-                weakref.finalize(array, self._release_waiting, array.nbytes).atexit = False
+                weakref.finalize(array, self._release_images, array.nbytes).atexit = False
         return True
 
-    def _release_waiting(self, n_bytes: int) -> None:
+    def _release_images(self, n_bytes: int) -> None:
         with self._changed:
             self._waiting_free += n_bytes
 
 
 @dataclass(frozen=True)
 class LoadedImage:
-    """A row of the manifest with its model input, or with the error why it has none, which a retry may mend if it is transient.
+    """A row of the manifest with its model input, or with an error. A retry may succeed if the error is transient.
 
     `sha256` is the digest of the file, or of the pixels of an image of a dataset. `image` (with `n_pixels`) is what
     overlays are drawn on, and `model_input_image` is what the model saw. They are dropped to save memory, and read again.
@@ -132,17 +132,17 @@ class LoadedImage:
 def load_images(
     manifest: Manifest,
     rows: Iterable[ManifestRow],
-    read_item: Callable[[Any], ModelInput],
+    prepare_model_input: Callable[[Any], ModelInput],
     num_threads: int,
     memory: MemoryBudget | None = None,
 ) -> Generator[LoadedImage, None, None]:
-    """Yield the images of rows, in order. `read_item` turns an image into the model input and runs in several threads."""
+    """Load the images of manifest rows in threads, and yield them in order."""
     remaining = iter(rows)
     # a few images at a time, since handing over one image costs as much as opening a small file
     row_groups = iter(lambda: list(islice(remaining, IMAGES_PER_THREAD_TASK)), [])
 
     def load_group(group: list[ManifestRow]) -> list[LoadedImage]:
-        return [_load_image(manifest, row, read_item, memory) for row in group]
+        return [_load_image(manifest, row, prepare_model_input, memory) for row in group]
 
     with closing(map_in_order(load_group, row_groups, num_threads, max_ahead=num_threads)) as image_groups:
         for images in image_groups:
@@ -150,7 +150,7 @@ def load_images(
 
 
 def _load_image(
-    manifest: Manifest, row: ManifestRow, read_item: Callable[[Any], ModelInput], memory: MemoryBudget | None
+    manifest: Manifest, row: ManifestRow, prepare_model_input: Callable[[Any], ModelInput], memory: MemoryBudget | None
 ) -> LoadedImage:
     hides_names = manifest.is_pseudonymized
     try:
@@ -166,25 +166,25 @@ def _load_image(
         reason = describe_out_of_memory(error) if is_out_of_memory(error) else reason
         may_succeed = "://" in row["path"] or is_transient(error)
         return LoadedImage(row, None, error=f"it cannot be read: {reason}", is_transient=may_succeed)
-    return _decode_image(manifest, row, source, read_item, memory)
+    return _decode_image(manifest, row, source, prepare_model_input, memory)
 
 
 def _decode_image(
     manifest: Manifest,
     row: ManifestRow,
     source: Any,
-    read_item: Callable[[Any], ModelInput],
+    prepare_model_input: Callable[[Any], ModelInput],
     memory: MemoryBudget | None,
 ) -> LoadedImage:
     hides_names, digest = manifest.is_pseudonymized, hash_source(source)
     try:
         n_bytes = DECODING_BYTES_PER_PIXEL * read_pixel_count(source) if memory and isinstance(source, bytes) else 0
         with memory.reserve(n_bytes) if memory else nullcontext():
-            item = read_item(source)
+            item = prepare_model_input(source)
             keeps_images = (
                 memory is None
                 or manifest.images is not None
-                or memory.try_keep_waiting(item.image, item.model_input_image)
+                or memory.try_keep_images(item.image, item.model_input_image)
             )
         notes: tuple[str, ...] = ()
         with suppress(ImageError):  # only a later frame is damaged, and it is not used
@@ -212,7 +212,7 @@ def _decode_image(
 
 
 def hash_source(source: Any) -> str | None:
-    """Return the SHA-256 digest of a file, of the files of a folder in any order, or of decoded pixels, or None."""
+    """Return the SHA-256 digest of a file, a folder or pixels, or None if it cannot be computed."""
     if isinstance(source, bytes):
         return hashlib.sha256(source).hexdigest()
     if isinstance(source, Path):
@@ -224,14 +224,14 @@ def hash_source(source: Any) -> str | None:
 
 
 def _hash_files(location: Path) -> str | None:
-    """Return the digest of a file or folder, or None if it cannot be read: the reader reports the reason."""
+    """Return the digest of a file or folder, or None if it cannot be read."""
     path, selector = split_selector(location)
     digests = []
     try:
         for file in (entry for entry in path.iterdir() if entry.is_file()) if path.is_dir() else [path]:
             with open_regular_file(file) as opened:
                 digests.append(hashlib.file_digest(opened, "sha256").hexdigest())
-    except OSError:
+    except OSError:  # the reader reports the reason
         return None
     if selector is None and not path.is_dir():
         return digests[0]
@@ -244,7 +244,7 @@ ResultT = TypeVar("ResultT")
 
 
 def require_valid_num_threads(num_threads: int | None) -> None:
-    """Raise an InputError unless `num_threads` is None or a number of threads that a process can have."""
+    """Raise an InputError unless `num_threads` is None or a number from 1 to `MAX_THREADS`."""
     if num_threads is not None and not (isinstance(num_threads, int) and 1 <= num_threads <= MAX_THREADS):
         raise InputError(f"num_threads={num_threads}; expected 1 to {MAX_THREADS:,}, or None")
 
@@ -252,7 +252,10 @@ def require_valid_num_threads(num_threads: int | None) -> None:
 def map_in_order(
     function: Callable[[ItemT], ResultT], items: Iterable[ItemT], num_threads: int, *, max_ahead: int | None = None
 ) -> Generator[ResultT, None, None]:
-    """Yield `function(item)` in order, computed by threads at most `max_ahead` items ahead (default: two per thread)."""
+    """Apply a function to items in threads, and yield the results in order.
+
+    At most `max_ahead` results are computed in advance (default: two per thread).
+    """
     futures: deque[Future[ResultT]] = deque()
     with ThreadPoolExecutor(num_threads, thread_name_prefix="camscope") as pool:
         try:
@@ -281,7 +284,7 @@ def prepare_input(
     allow_burned_in_text: bool = False,
     reject_unlabeled_scans: bool = False,
 ) -> ModelInput:
-    """Prepare the model input of an image on the CPU, with the image if `keep_image` asks for an overlay.
+    """Convert an image to the model input on the CPU. With `keep_image`, the result also holds the image.
 
     `reject_unlabeled_scans` rejects a scan whose file name does not show that it is one.
     """
@@ -291,7 +294,7 @@ def prepare_input(
     if is_path or isinstance(preprocess, ScanPreprocess) or is_scan(source):
         if reject_unlabeled_scans and not is_path and not isinstance(preprocess, ScanPreprocess):
             raise ImageError(
-                "this is a scan, which its file name does not show; choose profile='research' or 'clinical'"
+                "the file is a scan, but its name does not show this; choose profile='research' or 'clinical'"
             )
         if is_path and isinstance(preprocess, MonaiPreprocess):
             item = read_model_input(source, preprocess, unwrap(explainer.model), CPU_FLOAT32)
@@ -308,7 +311,7 @@ def prepare_input(
 
 
 def _decode_photo(source: Any, explainer: Explainer, reduced_decoding: bool) -> tuple[PixelArray, tuple[int, ...]]:
-    """Return the decoded pixels (h,w,3) and the full size (H,W) of the image."""
+    """Decode a photo, reduced in size if requested. Return the pixels (h,w,3) and the full size (H,W)."""
     preprocess = explainer.preprocess
     if not reduced_decoding or not isinstance(source, bytes) or not isinstance(preprocess, Preprocess):
         pixels = read_photo(source).pixels

@@ -1,4 +1,4 @@
-"""The chunks of a run: which are open, what became of them, and the local engine, which computes them in this process."""
+"""Divide a run into chunks, track their progress, and compute them in this process (the local engine)."""
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 Failure = tuple[str, str | None]  # reason, and kind: "transient" or "permanent"
 OutcomeCallback = Callable[["BatchOutcome"], None]  # called with the outcome so far
-Steps = Generator[tuple[int, Mapping[Failure, int]], None, None]  # how many images were processed, and their failures
+ChunkProgress = Generator[
+    tuple[int, Mapping[Failure, int]], None, None
+]  # number of processed images, and their failures
 
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """The division of a manifest into chunks of `chunk_size` rows. A shard (i, n) has every n-th chunk, starting with i."""
+    """Division of a manifest into chunks of `chunk_size` rows. Shard (i, n) has every n-th chunk, starting with i."""
 
     n_images: int
     chunk_size: int
@@ -38,13 +40,13 @@ class ChunkPlan:
         return range(self.shard[0], -(-self.n_images // self.chunk_size), self.shard[1])
 
     def row_range(self, chunk: int) -> tuple[int, int]:
-        """Return the position of the first row of a chunk, and the position after the last one."""
+        """Return the manifest positions (start, stop) of the rows of a chunk."""
         return chunk * self.chunk_size, min(self.n_images, (chunk + 1) * self.chunk_size)
 
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """A chunk to compute. `row_numbers` are the rows to retry in a part that exists; None means all rows."""
+    """A chunk to compute. `row_numbers` are the rows to compute again; None means all rows."""
 
     chunk: int
     row_numbers: tuple[int, ...] | None = None
@@ -61,14 +63,14 @@ class ChunkTask:
 
 @dataclass
 class BatchOutcome:
-    """The outcome of a run or a shard: how many images were explained, and why others have no map.
+    """The outcome of a run or a shard: how many images were explained, and why other images have no map.
 
     Attributes:
         n_images: Images of the run, or of this shard.
         n_done_before: Images that an earlier start had processed.
         n_processed: Images that this start has processed.
         failure_counts: Images without a map, by reason.
-        transient_failure_counts: Those of them that a retry may explain, by reason.
+        transient_failure_counts: Images without a map for which a retry may succeed, by reason.
 
     >>> BatchOutcome(n_images=3, n_processed=3).n_failures
     0
@@ -88,7 +90,7 @@ class BatchOutcome:
 
     @property
     def failure_counts_by_kind(self) -> Counter[Failure]:
-        """The number of images without a map, by reason and kind of failure ("transient" or "permanent")."""
+        """The number of images without a map by reason and kind of failure ("transient" or "permanent")."""
         counts: Counter[Failure] = Counter()
         for reason, count in self.failure_counts.items():
             counts[reason, result_rows.TRANSIENT] = self.transient_failure_counts[reason]
@@ -96,7 +98,7 @@ class BatchOutcome:
         return +counts
 
     def add_failures(self, failures: Mapping[Failure, int]) -> None:
-        """Add the numbers of images without a map, by the reason and by the kind of failure."""
+        """Add numbers of images without a map, by reason and kind of failure."""
         for (reason, kind), count in failures.items():
             self.failure_counts[reason] += count
             if kind == result_rows.TRANSIENT:
@@ -104,7 +106,7 @@ class BatchOutcome:
 
 
 def list_open_tasks(plan: ChunkPlan, store: RunStore, retry_failed: bool) -> tuple[list[ChunkTask], BatchOutcome]:
-    """List the tasks that remain, and return them with the outcome of the parts that exist."""
+    """Return the chunks that remain to compute, and the outcome of the finished chunks."""
     sizes = {chunk: stop - start for chunk in plan.shard_chunks for start, stop in [plan.row_range(chunk)]}
     done = store.select_parts_of_run(sorted(sizes.keys() & store.finished_chunks()))
     outcome = BatchOutcome(sum(sizes.values()), sum(sizes[chunk] for chunk in done))
@@ -118,7 +120,7 @@ def list_open_tasks(plan: ChunkPlan, store: RunStore, retry_failed: bool) -> tup
 
 
 def run_chunks(
-    compute: Callable[[Sequence[ChunkTask]], Steps],
+    compute: Callable[[Sequence[ChunkTask]], ChunkProgress],
     store: RunStore,
     plan: ChunkPlan,
     max_failures: int | None = None,
@@ -126,7 +128,7 @@ def run_chunks(
     *,
     retry_failed: bool = False,
 ) -> BatchOutcome:
-    """Let an engine compute all chunks that have no part file yet. RunError if more than `max_failures` images fail."""
+    """Compute all chunks without a part file. Raise a RunError if more than `max_failures` images fail."""
     tasks, outcome = list_open_tasks(plan, store, retry_failed)
     with closing(compute(tasks)) as steps:
         for n_images, failures in chain([(0, {})], steps if tasks else ()):
@@ -136,17 +138,19 @@ def run_chunks(
                 on_progress(outcome)
             if max_failures is not None and outcome.n_failures > max_failures:
                 reasons = "; ".join(f"{reason} ({count} x)" for reason, count in outcome.failure_counts.most_common(3))
-                raise RunError(f"{plural(outcome.n_failures, 'image')} failed, more than {max_failures}: {reasons}")
+                raise RunError(
+                    f"{plural(outcome.n_failures, 'image')} failed, more than the limit of {max_failures}: {reasons}"
+                )
     return outcome
 
 
 def compute_chunks(
     worker: BatchWorker, store: RunStore, plan: ChunkPlan, num_threads: int, tasks: Sequence[ChunkTask]
-) -> Steps:
-    """Compute one chunk after another while threads read images ahead."""
+) -> ChunkProgress:
+    """Compute one chunk after another in this process, while threads read the next images."""
     table, memory = worker.manifest.table, MemoryBudget(num_threads)
     rows = (row for task in tasks for row in task.select_rows(plan, table).to_pylist())
-    with closing(load_images(worker.manifest, rows, worker.read_item, num_threads, memory)) as images:
+    with closing(load_images(worker.manifest, rows, worker.prepare_model_input, num_threads, memory)) as images:
         for task in tasks:
             chunk_images = islice(images, task.select_rows(plan, table).num_rows)
             with closing(write_chunk(task, chunk_images, worker, store, num_threads, memory)) as steps:
@@ -160,8 +164,8 @@ def write_chunk(
     store: RunStore,
     num_threads: int,
     memory: MemoryBudget,
-) -> Steps:
-    """Compute the rows of a chunk, while threads draw overlays, and write its part when all overlays are written."""
+) -> ChunkProgress:
+    """Compute the rows of a chunk and write its part file. Threads draw the overlays meanwhile."""
     rows: list[dict[str, Any]] = []
     writer = worker.overlay_writer
     with nullcontext() if writer is None else writer.open_queue(num_threads, memory) as overlay_queue:
@@ -172,7 +176,7 @@ def write_chunk(
             failures = {row["row"]: (row["error"], row["failure_kind"]) for row in failed_rows}
             yield len(batch.images), Counter(failures.values())
         if overlay_queue is not None:
-            overlay_queue.wait_and_note_failures(rows)
+            overlay_queue.wait_and_record_failures(rows)
     rows.sort(key=lambda row: row["row"])
     schema = result_rows.part_schema(worker.manifest, with_overlays=writer is not None)
     table = result_rows.rows_to_table(rows, schema)
@@ -185,7 +189,7 @@ def write_chunk(
 
 
 def group_into_batches(images: Iterator[LoadedImage], worker: BatchWorker) -> Iterator[ImageBatch]:
-    """Group consecutive images that can share a forward pass into batches."""
+    """Group consecutive images into batches that can share a forward pass."""
     for _, group in groupby(images, worker.batch_key):
         remaining = iter(group)
         for first in remaining:
@@ -193,7 +197,7 @@ def group_into_batches(images: Iterator[LoadedImage], worker: BatchWorker) -> It
 
 
 def prefetch_batches(batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
-    """Yield batches while a thread builds the next one."""
+    """Yield batches, and build the next batch in a thread."""
     with ThreadPoolExecutor(1, thread_name_prefix="camscope-collating") as pool:
         future = pool.submit(next, batches, None)
         while (batch := future.result()) is not None:

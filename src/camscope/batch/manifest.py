@@ -1,4 +1,4 @@
-"""The manifest: the images of a run as an Arrow table with one row per image, which may name no file and no patient."""
+"""The manifest: an Arrow table with one row per image of a run, optionally without names of files and patients."""
 
 import hashlib
 import io
@@ -91,17 +91,17 @@ class Manifest:
 
     @property
     def is_pseudonymized(self) -> bool:
-        """Whether no row may name or quote a file."""
+        """Whether the file names are replaced by pseudonyms."""
         return self.dataset == PSEUDONYMIZED_DATASET
 
     @cached_property
     def extra_columns(self) -> list[str]:
-        """The columns that a run copies unchanged."""
+        """The names of the columns that a run copies unchanged."""
         return [name for name in self.table.column_names if name not in RESERVED_COLUMNS]
 
     @property
     def has_relative_paths(self) -> bool:
-        """Whether any path depends on the folder where relative paths begin."""
+        """Whether any path is relative."""
         if self.images is not None:
             return False
         compute = import_arrow("compute")
@@ -118,27 +118,28 @@ class Manifest:
         return self.path_resolver.read(row["path"]) if self.images is None else self.images[row["row"]]
 
     def row_by_number(self, number: int) -> dict[str, Any]:
-        """Return the row with this number, which is not its position if the manifest holds only some rows."""
+        """Return the row whose column `row` has the given number."""
         position = int(np.searchsorted(self._row_numbers, number))
         if position == len(self._row_numbers) or self._row_numbers[position] != number:
             raise InputError(
-                f"no row {number}: this is not the manifest of the run; pass the one that the run was made from"
+                f"the manifest has no row {number}, so it is not the manifest of the run; pass the manifest of the run"
             )
         return self.rows(position, position + 1)[0]
 
     @cached_property
     def _row_numbers(self) -> "npt.NDArray[np.int64]":
-        """The numbers of the rows, ascending."""
+        """The values of the column `row`, in ascending order."""
         return np.asarray(self.table["row"].to_numpy(), np.int64)
 
     @cached_property
     def path_resolver(self) -> PathResolver:
-        """The rule for paths in the table. A dataset has no folder, so its masks lie below the working folder."""
+        """The resolver of the paths in the table."""
+        # a dataset has no folder: its masks lie below the working folder
         return PathResolver(self.root, confined=self.root is not None or self.images is not None)
 
 
 def hash_manifest(manifest: Manifest) -> str:
-    """Return 16 hex digits that change with any cell of a manifest."""
+    """Return a hash of all cells of a manifest as 16 hex digits."""
     file = _HashingFile()
     stream = import_arrow().PythonFile(file, mode="w")
     with import_arrow("ipc").new_stream(stream, manifest.table.schema.remove_metadata()) as writer:
@@ -154,13 +155,16 @@ class _HashingFile(io.BytesIO):
         self.sha256 = hashlib.sha256()
 
     def write(self, data: Any) -> int:
-        """Hash some bytes."""
+        """Add bytes to the hash."""
         self.sha256.update(data)
         return len(data)
 
 
 def add_row_columns(table: "pa.Table", source_name: str, *, strict: bool = True) -> "pa.Table":
-    """Put `row`, `id` and `path` in front. Without `strict`, empty paths, repeated ids and reserved names are kept."""
+    """Add the columns `row` and `id` to a table with a column `path`, and check the table.
+
+    Without `strict`, empty paths, repeated ids and reserved names are accepted.
+    """
     with read_errors_converted(f"{source_name}: it cannot be read", quote_original=False):  # names may be invalid UTF-8
         return _build_manifest_table(table, source_name, strict=strict)
 
@@ -171,7 +175,7 @@ def _build_manifest_table(table: "pa.Table", source_name: str, *, strict: bool) 
     table = table.rename_columns([name or f"Unnamed: {index}" for index, name in enumerate(table.column_names)])
     _check_column_names(table.column_names, source_name, strict=strict)
     if not table.num_rows:
-        raise InputError(f"{source_name}: it has no rows; expected one row per image")
+        raise InputError(f"{source_name} has no rows; expected one row per image")
     paths = _cast_column(table["path"], pa.string(), "path", source_name)
     if not strict:
         paths = compute.coalesce(paths, pa.scalar(""))
@@ -194,7 +198,7 @@ def _build_manifest_table(table: "pa.Table", source_name: str, *, strict: bool) 
 
 
 def _convert_to_microseconds(column: Any) -> Any:
-    """Convert nanoseconds to microseconds, the resolution of Python, or to text if that would lose digits."""
+    """Convert times in nanoseconds to microseconds, or to text if digits would be lost."""
     pa, arrow_type = import_arrow(), column.type
     if getattr(arrow_type, "unit", None) != "ns":
         return column
@@ -205,17 +209,20 @@ def _convert_to_microseconds(column: Any) -> Any:
         return column.cast(pa.string()) if not pa.types.is_duration(arrow_type) else column.cast(pa.int64())
 
 
-def reserved_names(names: Sequence[str]) -> list[str]:
-    """Return the names that a run uses itself, in any case: SQL does not distinguish `Label` from `label`."""
+def find_reserved_names(names: Sequence[str]) -> list[str]:
+    """Return the names that are equal to result columns of a run. Upper and lower case are not distinguished."""
     return sorted(name for name in names if name.lower() in RESULT_COLUMNS)
 
 
 def _check_column_names(names: Sequence[str], source_name: str, *, strict: bool) -> None:
     if "path" not in names:
-        raise InputError(f"{source_name}: no column of {len(names)} is called 'path'; does the first row hold names?")
-    if strict and (reserved := reserved_names(names)):
         raise InputError(
-            f"{source_name}: the names {', '.join(reserved)} are reserved for columns of the result; rename your columns"
+            f"{source_name} has {plural(len(names), 'column')}, but none is called 'path'; check that the first row holds the "
+            "column names"
+        )
+    if strict and (reserved := find_reserved_names(names)):
+        raise InputError(
+            f"{source_name}: the column names {', '.join(reserved)} are reserved for results; rename your columns"
         )
     repeated = sorted(name for name, count in Counter(map(str.lower, names)).items() if count > 1)
     if repeated:
@@ -225,7 +232,7 @@ def _check_column_names(names: Sequence[str], source_name: str, *, strict: bool)
 
 
 def require_columns(names: Iterable[str | None], existing: Sequence[str], purpose: str) -> None:
-    """Raise an InputError, with the existing columns, for a name that is not one of them."""
+    """Raise an InputError if a name is not one of the existing columns."""
     for name in names:
         if name is not None and name not in existing:
             raise InputError(f"no column {name!r} {purpose}; the columns are {', '.join(existing) or 'none'}")
@@ -240,7 +247,7 @@ def _cast_column(column: Any, arrow_type: Any, name: str, source_name: str) -> A
 
 @dataclass(frozen=True, eq=False)
 class ImageAccessor:
-    """The images of a manifest by row number, for a pseudonymized manifest that does not name them."""
+    """Access to the images of a manifest by row number, without their file names."""
 
     manifest: Manifest
 
@@ -250,7 +257,7 @@ class ImageAccessor:
 
 
 def contains_scans(manifest: Manifest) -> bool:
-    """Return whether any path is that of a scan, by its suffix or first bytes, or of a folder (a series)."""
+    """Return whether any path leads to a scan file or to a folder of slices."""
     if manifest.images is not None:
         return False
     compute, paths = import_arrow("compute"), manifest.table["path"]
@@ -262,7 +269,7 @@ def contains_scans(manifest: Manifest) -> bool:
 
 
 def _is_scan_path(manifest: Manifest, path: str) -> bool:
-    """Return whether a path is a folder or holds a scan. A path outside the root is not read."""
+    """Return whether a path leads to a folder or a scan. A path outside the root is not read."""
     try:
         location = manifest.path_resolver.resolve(path)
     except InputError:
@@ -271,7 +278,7 @@ def _is_scan_path(manifest: Manifest, path: str) -> bool:
 
 
 def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) -> Manifest:
-    """Replace each path, and each id that is a path, by a keyed hash. Only `target` and `keep_columns` remain."""
+    """Replace paths, and ids that are paths, by keyed hashes. Of the other columns, keep `target` and `keep_columns`."""
     require_columns(keep_columns, manifest.extra_columns, "to keep")
     pa, compute, table = import_arrow(), import_arrow("compute"), manifest.table
     if manifest.images is not None:  # the number of an image in a named dataset
@@ -287,5 +294,5 @@ def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) 
 
 
 def import_arrow(submodule: str = "") -> Any:
-    """Import PyArrow or one of its modules, which may not be installed."""
+    """Import PyArrow or one of its modules. Raise a MissingExtraError if PyArrow is not installed."""
     return require(f"pyarrow.{submodule}" if submodule else "pyarrow", extra="batch")

@@ -1,4 +1,4 @@
-"""Read the maps and images of a run, complete or not, as an Arrow table or one explanation at a time."""
+"""Read the maps and images of a run as an Arrow table or as single explanations. The run may be incomplete."""
 
 import html
 import os
@@ -62,12 +62,12 @@ class MapCollection:
 
     @property
     def dataset(self) -> "ds.Dataset":
-        """The rows as an Arrow dataset, which reads them when needed."""
+        """The rows as an Arrow dataset. Nothing is read until the dataset is used."""
         store = RunStore(self.folder)
         parts = [str(store.part_path(chunk)) for chunk in sorted(store.finished_chunks())]
         if not parts:
             raise InputError(
-                f"{self.folder}: no part of the run is finished; wait for the first part, or start the run again"
+                f"{self.folder}: the run has no finished part file; wait for the first one, or start the run again"
             )
         return open_map_parts(parts)
 
@@ -96,7 +96,7 @@ class MapCollection:
         limit: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> "pa.Table":
-        """Return the rows for which a condition holds: `run.query("label = 'nodule' and probability < 0.6", "probability", 10)`.
+        """Return the rows that meet an SQL condition, such as `run.query("label = 'nodule'", "probability", 10)`.
 
         Args:
             where: A condition in DuckDB's SQL over the columns of the run. Failed rows are included: `status = 'failed'`.
@@ -113,7 +113,9 @@ class MapCollection:
         """
         rows = self.dataset
         if unknown := [name for name in columns or () if name not in rows.schema.names]:
-            raise InputError(f"no column {', '.join(unknown)}; the columns are {', '.join(rows.schema.names)}")
+            raise InputError(
+                f"the run has no column {', '.join(unknown)}; its columns are {', '.join(rows.schema.names)}"
+            )
         positions = Query(where, sort, limit).find_positions(rows)
         with translate_part_errors():
             return RowReader(rows).take(positions, columns)
@@ -127,13 +129,13 @@ class MapCollection:
                     yield self.explanation(row)
 
     def read_image(self, row: Mapping[str, Any]) -> PixelArray:
-        """Read the image of a row (H,W,3) again; raise an ImageError if it is missing or has changed since it was explained."""
+        """Read the image (H,W,3) of a row. Raise an ImageError if the image is missing or has changed."""
         source = self.read_source(row)
         require_unchanged(row, source)
         return read_display_image(source, self.run_info["run_config"].get("window"))
 
     def require_images(self) -> None:
-        """Raise an ImageError if images would have to be fetched, or belong to a dataset that was not passed."""
+        """Raise an ImageError if the images are not available on this machine or in the dataset that was passed."""
         with self._open_lock:
             _ = self._images
         if count := self.n_unfetched_images:
@@ -144,7 +146,7 @@ class MapCollection:
 
     @property
     def n_unfetched_images(self) -> int:
-        """The number of images that are not on this machine and may not be fetched."""
+        """The number of remote images, if fetching is not allowed."""
         manifest = self.run_info["run_config"]["manifest"]
         if self.fetch or self._source is not None or manifest["dataset"] == PSEUDONYMIZED_DATASET:
             return 0
@@ -155,12 +157,12 @@ class MapCollection:
 
     @cached_property
     def path_resolver(self) -> PathResolver:
-        """The rule for the paths in the rows."""
+        """The resolver of the paths in the rows."""
         root = self.run_info["root"]
         return PathResolver(Path(root["folder"]), confined=bool(root["confined"]), fetch=self.fetch)
 
     def read_source(self, row: Mapping[str, Any]) -> Any:
-        """Return the bytes of the file of a row, or its image of a dataset; raise an ImageError if it cannot be read."""
+        """Return the file bytes, scan path or dataset image of a row. Raise an ImageError if it cannot be read."""
         path = row["path"]
         try:
             with self._open_lock:
@@ -182,24 +184,24 @@ class MapCollection:
 
     @property
     def is_pseudonymized(self) -> bool:
-        """Whether the rows do not name their files."""
+        """Whether the file names are replaced by pseudonyms."""
         return bool(self.run_info["run_config"]["manifest"]["dataset"] == PSEUDONYMIZED_DATASET)
 
     @property
     def source_manifest(self) -> Manifest | None:
-        """The manifest of the source that was passed, or None."""
+        """The manifest of the image source that the caller passed, or None if none was passed."""
         with self._open_lock:
             images = self._images if self._source is not None else None
         return images.manifest if isinstance(images, ImageAccessor) else None
 
     def original_row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the row, with the path and columns of the manifest added if the source was passed."""
+        """Add the original path and manifest columns to a row, if the caller passed the image source."""
         manifest = self.source_manifest
         return row if manifest is None else {**row, **manifest.row_by_number(row["row"])}
 
     @cached_property
     def _images(self) -> SupportsImageIndex | None:
-        """The images of the source that was passed, or of the dataset that the run names; None: the files of the rows."""
+        """The images of the dataset that the caller passed or the run names. None: the rows name image files."""
         dataset_name = self.run_info["run_config"]["manifest"]["dataset"]
         if self._source is not None:
             manifest = build_manifest(self._source)
@@ -209,20 +211,22 @@ class MapCollection:
         if dataset_name is None:
             return None
         if dataset_name == PSEUDONYMIZED_DATASET:
-            raise ImageError("the run does not name its scans; pass the source of the run: BatchRun(folder, manifest)")
+            raise ImageError(
+                "the file names of the run are pseudonyms; pass the source of the images: BatchRun(folder, manifest)"
+            )
         if not dataset_name.startswith(DATASET_PREFIXES):
             raise ImageError(
-                f"the images are those of the dataset {dataset_name!r}; pass it: BatchRun(folder, dataset)"
+                f"the images belong to the dataset {dataset_name!r}; pass the dataset: BatchRun(folder, dataset)"
             )
         if not self.fetch:
             raise ImageError(
-                f"the images are those of the dataset {dataset_name!r}, which is fetched on request only: pass --fetch "
-                "(Python: fetch=True), or the source of the run: BatchRun(folder, dataset)"
+                f"the images belong to the dataset {dataset_name!r}, which is not downloaded by default; pass --fetch "
+                "(Python: fetch=True), or pass the dataset: BatchRun(folder, dataset)"
             )
         return build_manifest(dataset_name).images  # never from a folder that the run names
 
     def explanation(self, row: Mapping[str, Any], image: PixelArray | None = None) -> Explanation:
-        """Build the explanation of a row.
+        """Convert a row of the run to an `Explanation`.
 
         Args:
             row: A row of `table` or `query`, as a dictionary.
@@ -304,7 +308,7 @@ class MapCollection:
 
 
 def _check_run_info(run_info: Mapping[str, Any]) -> dict[str, bool]:
-    """Check the entries of a run.json: name of the entry -> whether it is valid."""
+    """Return for each entry of a run.json whether it is valid."""
     run_config = run_info["run_config"]
     methods, targets, class_names = run_config.get("methods"), run_config.get("targets"), run_info.get("class_names")
     entries = (run_config.get("model"), run_config.get("manifest"), run_info.get("root"), run_info.get("versions"))
@@ -327,7 +331,7 @@ def _check_run_info(run_info: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def read_display_image(source: Any, window: str | None = None) -> PixelArray:
-    """Return the display pixels of an image: (H,W,3), or (D,H,W) for a volume. A gray scan is shown through `window`.
+    """Read the display pixels (H,W,3) of an image, or (D,H,W) of a volume. `window` applies to gray scans.
 
     Raises an ImageError if text may be burned into a scan.
     """
@@ -335,12 +339,12 @@ def read_display_image(source: Any, window: str | None = None) -> PixelArray:
         return read_photo(source).pixels
     scan = read_scan(source)
     if not scan.is_safe_to_display:
-        raise ImageError(f"{scan.name}: it is not shown, since text may be burned into it")
+        raise ImageError(f"{scan.name}: the scan is not shown, since text may be burned into its pixels")
     return convert_scan_to_display_pixels(scan, window)
 
 
 def require_unchanged(row: Mapping[str, Any], source: Any) -> None:
-    """Raise an ImageError unless the source of a row is bit-exact what was explained."""
+    """Raise an ImageError if the image of a row has changed since it was explained."""
     if hash_source(source) != row["sha256"]:
         raise ImageError(f"{row['path']}: it has changed since it was explained")
 
@@ -349,7 +353,7 @@ OVERSAMPLING = 2  # pixels that are drawn per pixel of a thumbnail, in each dire
 
 
 def read_original(maps: MapCollection, row: Mapping[str, Any]) -> tuple[PixelArray | None, str | None]:
-    """Return the image (H,W,3) of a row, or None and the reason why it cannot be shown."""
+    """Return the image (H,W,3) of a row and None, or None and the reason why the image cannot be shown."""
     try:
         return maps.read_image(row), None
     except Exception as error:  # the package of a store may raise anything
@@ -357,20 +361,20 @@ def read_original(maps: MapCollection, row: Mapping[str, Any]) -> tuple[PixelArr
 
 
 def render_thumbnail(explanation: Explanation, image: PixelArray | None, height: int) -> PixelArray:
-    """Draw a map over its image, or on gray, at a height of `height` pixels. A large image is reduced first."""
+    """Draw a map over its image, or on gray, with a height of `height` pixels."""
     placement = explanation.placement
     if placement is None or explanation.attribution.ndim != 2:
         return explanation.overlay(height=height)
     max_height, full_size = OVERSAMPLING * height, placement.image_size
     factor = min(1.0, max_height / full_size[0], 2 * max_height / full_size[1])
-    if image is not None and factor < 1:
+    if image is not None and factor < 1:  # drawing a large image would be slow
         image = render.resize_to_fit(image, max_height, 2 * max_height)
     size = [max(1, round(length * factor)) for length in full_size] if image is None else image.shape[:2]
     return replace(explanation, image=image, placement=placement.on_resized_image(size)).overlay("image", height=height)
 
 
 def strip_file_name(error: Exception, name: str) -> str:
-    """Return the message of an error without the leading file name, so that equal reasons can be counted together."""
+    """Return the message of an error without its leading file name."""
     message = str(error) if isinstance(error, CamscopeError) else f"{type(error).__name__}: {error}"
     head, colon, reason = message.partition(": ")
     return reason if colon and (head == "the file" or head.endswith(name)) else message

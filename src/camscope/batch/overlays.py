@@ -1,4 +1,4 @@
-"""Overlays of a run, drawn and encoded by threads while the model runs."""
+"""Draw and write the overlays of a run in threads, while the model runs."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ ImageReader = Callable[[], tuple[PixelArray | None, PixelArray | None]]  # the i
 
 @dataclass(frozen=True)
 class OverlayWriter:
-    """Writes overlays into the folder of a run: "jpg", "png" or "webp", and a height in pixels (None: that of the image)."""
+    """Writes overlays of one image format and height into the folder of a run. Height None: that of the image."""
 
     folder: Path
     image_format: str
@@ -45,31 +45,31 @@ class OverlayWriter:
 
     @contextmanager
     def open_queue(self, num_threads: int, memory: MemoryBudget) -> Iterator["OverlayQueue"]:
-        """Open a queue of overlays that `num_threads` threads draw. The `with` block ends when all are drawn."""
+        """Start `num_threads` threads that draw overlays. The `with` block ends when all overlays are drawn."""
         with ThreadPoolExecutor(num_threads, thread_name_prefix="camscope-drawing") as pool:
             yield OverlayQueue(self, pool, 8 * num_threads, memory)
 
     def write(
         self, path: Path, explanation: Explanation, loaded: LoadedImage, read_images: ImageReader, memory: MemoryBudget
     ) -> None:
-        """Draw and write an overlay. It is not synced to disk, since it can be drawn again from the map."""
+        """Draw the overlay of an explanation and write it to a file."""
         n_bytes = DRAWING_BYTES_PER_PIXEL * min(loaded.n_pixels, MAX_OVERLAY_PIXELS)
         if loaded.images_dropped:
             n_bytes = max(n_bytes, DECODING_BYTES_PER_PIXEL * loaded.n_pixels)
         with memory.reserve(n_bytes):
             image, model_input_image = read_images()
             if image is not None and explanation.attribution.ndim == 2:
-                image = limit_pixels(image)
+                image = reduce_large_image(image)
             if image is not None and explanation.placement is not None:
                 size = image.shape[: len(explanation.placement.image_size)]
                 explanation = replace(explanation, placement=explanation.placement.on_resized_image(size))
             explanation = replace(explanation, image=image, model_input_image=model_input_image)
             data = render.encode_image(explanation.annotated_image(self.height), path.suffix)
-        write_bytes(path, data, sync=False)
+        write_bytes(path, data, sync=False)  # an overlay can be drawn again from the map
 
 
-def limit_pixels(image: PixelArray) -> PixelArray:
-    """Return the image (H,W,3), reduced to at most `MAX_OVERLAY_PIXELS` pixels."""
+def reduce_large_image(image: PixelArray) -> PixelArray:
+    """Reduce an image (H,W,3) to at most `MAX_OVERLAY_PIXELS` pixels."""
     height, width = image.shape[:2]
     if height * width <= MAX_OVERLAY_PIXELS:
         return image
@@ -78,7 +78,7 @@ def limit_pixels(image: PixelArray) -> PixelArray:
 
 
 class OverlayQueue:
-    """Overlays that threads draw. A call waits if too many of them are pending."""
+    """A queue of overlays that threads draw. Adding an overlay waits if too many are pending."""
 
     def __init__(self, writer: OverlayWriter, pool: ThreadPoolExecutor, max_waiting: int, memory: MemoryBudget) -> None:
         self._memory = memory
@@ -98,8 +98,8 @@ class OverlayQueue:
         self._pending[name] = future
         return name
 
-    def wait_and_note_failures(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Wait for all overlays. One that cannot be drawn becomes a note of its row. A full disk ends the run."""
+    def wait_and_record_failures(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Wait for all overlays, and add a note to each row whose overlay failed. Raise if the disk is full."""
         errors = {name: error for name, future in self._pending.items() if (error := future.exception()) is not None}
         for row in rows:
             error = errors.get(row.get("overlay", ""))

@@ -1,4 +1,4 @@
-"""`PathResolver`: where the paths in a table may lead, and what may be opened there."""
+"""`PathResolver`: resolve and read the file paths and URLs of a table, with limits on where they may lead."""
 
 import os
 import re
@@ -27,7 +27,7 @@ NETWORK_SHARE = re.compile(r"[\\/]{2}[^\\/]")  # on Windows: \\server\share
 
 @dataclass(frozen=True)
 class PathResolver:
-    """Resolve and read the paths in a table, which begin in `root` or in the working folder.
+    """Resolve and read the paths of a table. Relative paths begin in `root`, or in the working folder.
 
     If `confined`, a path must stay there behind symlinks, and a URL must name a remote store. `fetch` allows URLs to be read.
     """
@@ -39,37 +39,39 @@ class PathResolver:
     _real_folders: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def resolve(self, path: str) -> str:
-        """Return the file, folder or URL of a path; raise an InputError if it leads out of `root`."""
+        """Return the location of a file, folder or URL. Raise an InputError if it leads out of `root`."""
         if is_url(path):
             if self.confined and not is_remote_store_url(path):
                 raise InputError(
-                    f"{path}: expected the URL of a remote store, such as https:// or s3://, since other URLs can lead out of "
+                    f"{path}: expected the URL of a remote store, such as https:// or s3://, since this URL can lead out of "
                     f"{self._base_folder}; use a path, or pass --anywhere"
                 )
             return path
         location = path if self.root is None else os.path.join(self.root, path)  # noqa: PTH118 - a Path costs as much time as a small file
         if self.confined:
             file = str(split_selector(location)[0]) if "#" in path else location
-            for part in (file, *_list_linked_companions(file)):
+            for part in (file, *_list_symlinks_read_with(file)):
                 if not self._is_inside(part):
-                    raise InputError(f"{path}: it leads out of {self._base_folder}; move it there, or pass --anywhere")
+                    raise InputError(
+                        f"{path}: the path leads out of {self._base_folder}; move the file there, or pass --anywhere"
+                    )
         return location
 
     def read(self, path: str) -> bytes | Path:
-        """Return the bytes of a file, or the path of a scan, which may be several files or a part of one."""
+        """Return the bytes of an image file, or the path of a scan. A scan may consist of several files."""
         if not self.fetch and self.is_remote_path(path):
             raise ImageError(
-                f"{path}: it is not on this machine and is fetched on request only: pass --fetch (Python: fetch=True)"
+                f"{path}: the image is not on this machine; to fetch it, pass --fetch (Python: fetch=True)"
             )
         return read_image_source(self.resolve(path))
 
     def resolve_or_fetch(self, path: str) -> str | bytes:
-        """Return the path of a file, or the bytes behind a URL; raise the same errors as `read`."""
+        """Return the path of a file, or the downloaded bytes of a URL."""
         source = self.read(path) if is_url(path) else self.resolve(path)
         return str(source) if isinstance(source, Path) else source
 
     def is_remote_path(self, path: str) -> bool:
-        """Return whether a path leads to another machine, without contacting it."""
+        """Return whether a path is a URL or on a network share."""
         return is_url(path) or is_network_share(path if self.root is None else os.path.join(self.root, path))  # noqa: PTH118
 
     @property
@@ -84,7 +86,7 @@ class PathResolver:
             return False
 
     def _real_path(self, path: str) -> str:
-        """Resolve symlinks. The folder of a file that is not a symlink is resolved only once."""
+        """Return the path without symlinks. Resolved folders are cached."""
         folder, name = os.path.split(path)
         if name in ("", os.curdir, os.pardir) or os.path.islink(path):  # noqa: PTH114
             return os.path.realpath(path)
@@ -97,17 +99,17 @@ class PathResolver:
 
 
 def is_url(path: str) -> bool:
-    """Return whether a path is a URL, which fsspec reads."""
+    """Return whether a path is a URL."""
     return "://" in path
 
 
 def is_network_share(path: str, *, windows: bool = os.name == "nt") -> bool:
-    """Return whether a path is a network share, for which Windows would contact another machine."""
+    """Return whether a path leads to a network share of Windows."""
     return windows and NETWORK_SHARE.match(path) is not None
 
 
 def is_remote_store_url(url: str) -> bool:
-    """Return whether every element of a URL chain such as `zip://a.png::s3://bucket/b.zip` uses a known remote scheme."""
+    """Return whether all schemes of a URL are known and remote, also in a chain such as `zip://a.png::s3://b.zip`."""
     *wrappers, last = (element.partition("://") for element in url.split("::"))
     is_wrapped = all(
         scheme in WRAPPER_SCHEMES or (scheme in REMOTE_SCHEMES and separator) for scheme, separator, _ in wrappers
@@ -115,8 +117,8 @@ def is_remote_store_url(url: str) -> bool:
     return is_wrapped and last[0] in REMOTE_SCHEMES and bool(last[1])
 
 
-def _list_linked_companions(file: str) -> Iterator[str]:
-    """List symlinks that are read together with a file: those in a folder of slices, or in the folder of an .mhd file."""
+def _list_symlinks_read_with(file: str) -> Iterator[str]:
+    """List the symlinks in a folder of slices, or in the folder of an .mhd file."""
     if file.lower().endswith(PHOTO_SUFFIXES):
         return
     folder = file if os.path.isdir(file) else os.path.dirname(file) if file.lower().endswith(".mhd") else None  # noqa: PTH112, PTH120
@@ -127,7 +129,7 @@ def _list_linked_companions(file: str) -> Iterator[str]:
 
 
 def read_image_source(location: str) -> bytes | Path:
-    """Return the bytes of a file or URL, or the path of a scan on this machine."""
+    """Return the bytes of an image file or URL, or the path of a local scan."""
     if not is_url(location) and not location.lower().endswith(PHOTO_SUFFIXES):
         file = split_selector(location)[0]
         if file.is_dir():
@@ -139,7 +141,7 @@ def read_image_source(location: str) -> bytes | Path:
 
 
 def read_location_bytes(location: str) -> bytes:
-    """Return the bytes of a file or URL. fsspec reads URLs such as `s3://bucket/cat.jpg` with the package of the store."""
+    """Return the bytes of a file or of a URL such as `s3://bucket/cat.jpg`."""
     if not is_url(location):
         with open_regular_file(location, MAX_FILE_BYTES) as local_file:
             return local_file.read()

@@ -1,4 +1,4 @@
-"""Query the rows of a run in SQL that can read nothing but the run."""
+"""Query the rows of a run in SQL. A query has no access to other files or data."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -51,26 +51,26 @@ class Query:
 
     def __post_init__(self) -> None:
         if self.limit is not None and not 1 <= self.limit < 2**63:
-            raise InputError(f"limit={self.limit}; expected at least 1 row, and less than 2**63")
+            raise InputError(f"limit={self.limit}; expected a number of rows from 1 to 2**63 - 1")
         for name, sql in (("where", self.where), ("sort", self.sort)):
             if sql is not None and not sql.strip():
                 raise InputError(f"{name} is empty; expected SQL, such as label = 'nodule', or None")
 
     @property
     def description(self) -> str:
-        """The query in one line."""
+        """The query as one line of text."""
         parts = {"where": self.where, "sorted by": self.sort, "the first": self.limit}
         return ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
 
     def count_matching(self, dataset: "ds.Dataset") -> int:
-        """Count the rows for which `where` holds, without the limit."""
+        """Count the rows that meet the condition `where`. The limit is ignored."""
         if self.where is None:
             return int(dataset.count_rows())
         with self._execute(dataset, "count(*) AS matching", ignore_limit=True) as result:
             return int(result.fetchone()[0])
 
     def find_positions(self, dataset: "ds.Dataset") -> RowPositions:
-        """Return the positions of the rows in the run, in the order of `sort`. Only columns of the query are read."""
+        """Return the positions of the selected rows in the dataset, in the order of `sort`."""
         if self.where is None and self.sort is None:
             with translate_part_errors():
                 count = int(dataset.count_rows())
@@ -82,14 +82,14 @@ class Query:
             return np.asarray(result.fetchnumpy()[POSITION_COLUMN.strip('"')], np.int64)
 
     def iter_rows(self, dataset: "ds.Dataset", columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """Iterate over the rows. `columns` are the columns or SQL expressions to read."""
+        """Iterate over the selected rows. `columns` are column names or SQL expressions."""
         with self._execute(dataset, ", ".join(columns)) as result:
             while rows := result.fetchmany(ROWS_PER_FETCH):
                 yield from rows
 
     @contextlib.contextmanager
     def _execute(self, dataset: "ds.Dataset", columns: str, *, ignore_limit: bool = False) -> Iterator[Any]:
-        """Execute the query, and yield the result of DuckDB while its connection is open."""
+        """Execute the query, and yield the DuckDB result while the connection is open."""
         duckdb = require("duckdb", extra="batch")
         with translate_part_errors(), duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
             connection.register("run", dataset)
@@ -114,13 +114,13 @@ class Query:
         return sql
 
     def _require_single_condition_and_sort(self, connection: Any) -> None:
-        """Raise an InputError unless `where` is one condition and `sort` is one list, which cannot close their brackets."""
+        """Raise an InputError unless `where` and `sort` are single SQL expressions."""
         statements = [] if self.where is None else [f"SELECT {self.where}", f"SELECT (\n{self.where}\n)"]
         if self.sort is not None:  # a clause such as LIMIT would fail before a further column
             statements.append(f"SELECT 1 ORDER BY {self.sort}")
         for sql in statements:
             if len(connection.extract_statements(sql)) != 1:
-                raise InputError(f"the query ({self.description}) holds several statements; expected one condition")
+                raise InputError(f"the query ({self.description}) has several statements; expected one condition")
 
 
 class RowReader:
@@ -135,7 +135,7 @@ class RowReader:
         self._group_starts = np.cumsum([0, *sizes])
 
     def take(self, positions: RowPositions, columns: Sequence[str] | None = None) -> "pa.Table":
-        """Return the rows at these positions, in this order."""
+        """Return the rows at the given positions, in the given order."""
         order = np.argsort(positions, kind="stable")
         tables = list(self.iter_tables(positions[order], columns))
         table = import_arrow().concat_tables(tables) if tables else self._schema.empty_table()
@@ -144,7 +144,7 @@ class RowReader:
         return table.take(np.argsort(order, kind="stable"))
 
     def iter_tables(self, positions: RowPositions, columns: Sequence[str] | None = None) -> "Iterator[pa.Table]":
-        """Iterate over the rows at ascending positions, with one table per row group."""
+        """Iterate over the rows at ascending positions, as one table per Parquet row group."""
         group_numbers = np.searchsorted(self._group_starts, positions, side="right") - 1
         for group_positions in np.split(positions, np.flatnonzero(np.diff(group_numbers)) + 1):
             if len(group_positions):
@@ -160,7 +160,7 @@ class RowReader:
 
 
 def open_parts(parts: Sequence[str], schema: "pa.Schema | None" = None) -> "ds.Dataset":
-    """Open part files as one dataset without reading rows; raise an InputError for a file that is not Parquet."""
+    """Open part files as one Arrow dataset without reading rows. Raise an InputError for a file that is not Parquet."""
     with translate_part_errors():
         rows = import_arrow("dataset").dataset(list(parts), schema=schema, format="parquet")
         _require_column_types(rows.schema)
@@ -168,17 +168,17 @@ def open_parts(parts: Sequence[str], schema: "pa.Schema | None" = None) -> "ds.D
 
 
 def open_map_parts(parts: Sequence[str]) -> "ds.Dataset":
-    """Open parts of a run of maps; raise an InputError if a column of such a run is missing."""
+    """Open part files that hold maps. Raise an InputError if a required column is missing."""
     rows = open_parts(parts)
     if missing := [name for name in column_types() if name not in (*OPTIONAL_COLUMNS, *rows.schema.names)]:
         raise InputError(
-            f"the parts of the run have no column {', '.join(missing)}: they are damaged or belong to another program"
+            f"the part files have no column {', '.join(missing)}; they are damaged or belong to another program"
         )
     return rows
 
 
 def _require_column_types(schema: "pa.Schema") -> None:
-    """Raise an InputError if a column of a run has another type, or if two columns have the same name."""
+    """Raise an InputError if a result column has a wrong type, or if two columns have the same name."""
     repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if repeated:
         raise InputError(f"several columns are named {', '.join(repeated)}")
@@ -188,19 +188,19 @@ def _require_column_types(schema: "pa.Schema") -> None:
         # the names of list items may differ
         is_same_list = is_list(actual) and is_list(expected) and actual.value_type == expected.value_type
         if actual != expected and not is_same_list:
-            raise InputError(f"its column {name} holds {actual}; expected {expected}")
+            raise InputError(f"the column {name} has the type {actual}; expected {expected}")
 
 
 def require_key_columns(table: "pa.Table") -> "pa.Table":
-    """Return the table; raise an InputError if a row has no value in a column that identifies it."""
+    """Return the table unchanged. Raise an InputError if a row has no number, id, status or method."""
     for name in REQUIRED_COLUMNS:
         if name in table.column_names and (count := table[name].null_count):
-            raise InputError(f"{plural(count, 'row has', 'rows have')} no {name}")
+            raise InputError(f"{plural(count, 'row has', 'rows have')} no value in the column {name}")
     return table
 
 
 def read_rows(dataset: "ds.Dataset", columns: Sequence[str] | None = None, filter_expression: Any = None) -> "pa.Table":
-    """Read the rows of a dataset, optionally only some columns, or the rows that match a PyArrow expression."""
+    """Read the rows of a dataset that match a PyArrow filter expression. None reads all rows or columns."""
     with translate_part_errors():
         check_parquet(dataset.files)
         return require_key_columns(
@@ -209,7 +209,7 @@ def read_rows(dataset: "ds.Dataset", columns: Sequence[str] | None = None, filte
 
 
 def translate_part_errors(part_name: str = "a part of the run") -> contextlib.AbstractContextManager[None]:
-    """Translate all errors that Arrow raises for a damaged part into one InputError."""
+    """Convert errors of Arrow inside a `with` block to an InputError that names the damaged part file."""
     return read_errors_converted(
         f"{part_name} cannot be read; remove it, and it is computed again",
         quote_original=False,
@@ -218,19 +218,19 @@ def translate_part_errors(part_name: str = "a part of the run") -> contextlib.Ab
 
 
 def iter_rows_by_image(dataset: "ds.Dataset", positions: RowPositions) -> Iterator[list[dict[str, Any]]]:
-    """Iterate over the rows at ascending positions as lists of dictionaries, one list per image."""
+    """Iterate over images: yield the rows of each image at ascending positions as dictionaries."""
     for table in RowReader(dataset).iter_tables(positions):
         yield from group_rows_by_image(table)
 
 
 def group_rows_by_image(table: "pa.Table") -> Iterator[list[dict[str, Any]]]:
-    """Iterate over the rows of a table as lists of dictionaries, one list per image."""
+    """Iterate over images: yield the table rows of each image as dictionaries."""
     for _, rows in groupby(table_to_dicts(table), lambda row: row["row"]):
         yield list(rows)
 
 
 def table_to_dicts(table: "pa.Table") -> list[dict[str, Any]]:
-    """Convert the rows of a table to dictionaries. Maps stay arrays, since Python numbers would be ten times as large."""
+    """Convert the rows of a table to dictionaries. Attribution maps stay arrays."""
     with translate_part_errors():
         attributions = [scalar.values for scalar in table["attribution"]]
         other_values = table.drop_columns(["attribution"]).to_pylist()

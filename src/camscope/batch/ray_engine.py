@@ -1,4 +1,4 @@
-"""The Ray engine: actors in worker processes compute one chunk at a time with the code of the local engine."""
+"""The Ray engine: compute the chunks of a run in worker processes of a Ray cluster."""
 
 import contextlib
 import logging
@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from camscope.batch.batch_worker import BatchWorker
 from camscope.batch.image_loading import MemoryBudget, load_images
-from camscope.batch.local_engine import ChunkPlan, ChunkTask, Failure, Steps, write_chunk
+from camscope.batch.local_engine import ChunkPlan, ChunkProgress, ChunkTask, Failure, write_chunk
 from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, RunError
 from camscope.explainers.core.evaluation_context import device_and_dtype
@@ -39,12 +39,12 @@ def compute_chunks_on_ray(
     address: str | None,
     num_workers: int | None,
     tasks: Sequence[ChunkTask],
-) -> Steps:
-    """Compute chunks on a Ray cluster; raise a RunError if a part is missing at the end."""
+) -> ChunkProgress:
+    """Compute chunks on a Ray cluster. Raise a RunError if a part file is missing at the end."""
     device = device_and_dtype(unwrap(worker.explainers[0].model))[0]
     on_cuda = device.type == "cuda"
     if on_cuda and device.index:
-        raise InputError(f"the model is on {device}; Ray gives each worker one GPU as cuda:0: put the model there")
+        raise InputError(f"the model is on {device}, but each Ray worker has one GPU, cuda:0; move the model to cuda:0")
     with ray_connection(address) as ray:
         n_actors, num_cpus = plan_actor_pool(ray.nodes(), num_workers, on_cuda)
         payload = _pickle_payload(worker, store, num_threads or num_cpus)
@@ -61,7 +61,8 @@ def compute_chunks_on_ray(
     n_missing = len({task.chunk for task in tasks} - store.finished_chunks())
     if n_missing:
         raise RunError(
-            f"{n_missing} of {plural(len(tasks), 'part')} missing in {store.parts_folder}; choose a folder that all nodes share"
+            f"{n_missing} of {plural(len(tasks), 'part file')} missing in {store.parts_folder}; choose a folder that all nodes "
+            "share"
         )
 
 
@@ -72,8 +73,8 @@ def _iter_steps(
     tasks: Sequence[ChunkTask],
     plan: ChunkPlan,
     table: "pa.Table",
-) -> Steps:
-    """Yield what became of each chunk as soon as it is known."""
+) -> ChunkProgress:
+    """Yield the progress of each chunk when it is finished."""
     open_tasks, n_open = iter(tasks), len(tasks)
     # an actor gets its first chunk when it is ready, since it may wait for free CPUs
     running: dict[Any, tuple[Any, pa.Table | None]] = {
@@ -88,9 +89,9 @@ def _iter_steps(
             if rows is not None and isinstance(error, ray.exceptions.RayActorError):
                 first, last, path = rows["row"][0], rows["row"][-1], rows["path"][0]
                 raise RunError(
-                    f"rows {first} to {last} of the manifest, from {path} on: their worker died "
-                    f"{plural(MAX_ATTEMPTS_PER_CHUNK, 'time')}. Either memory ran out (use fewer workers), or a file crashes its "
-                    "decoder (leave these rows out)"
+                    f"rows {first} to {last} of the manifest, from {path} on: the worker process crashed "
+                    f"{plural(MAX_ATTEMPTS_PER_CHUNK, 'time')}. If memory ran out, use fewer workers. If an image file crashes "
+                    "its decoder, leave these rows out"
                 ) from error
             message = str(error).strip().partition("\n")[0]
             raise RunError(
@@ -108,7 +109,7 @@ def _iter_steps(
 
 
 def _pickle_payload(worker: BatchWorker, store: RunStore, num_threads: int) -> bytes:
-    """Pickle what actors need, with classes of a script or of `--model FILE.py:FUNCTION`. Others are imported."""
+    """Pickle the worker, the run store and the number of threads for the Ray actors."""
     manifest, root = worker.manifest, worker.manifest.root
     is_relative = not root.is_absolute() if root is not None else manifest.has_relative_paths
     working_folder = str(Path.cwd()) if is_relative or not store.folder.is_absolute() else None
@@ -123,23 +124,23 @@ def _pickle_payload(worker: BatchWorker, store: RunStore, num_threads: int) -> b
 
 
 class Actor:
-    """An object in a worker process of Ray, which computes chunks and returns pickled steps."""
+    """A Ray actor: computes chunks in a worker process and returns pickled results."""
 
     def __init__(self, num_cpus: int) -> None:
         self._num_cpus = num_cpus
         self._payload: tuple[BatchWorker, RunStore, int] | None = None
 
     def wait_until_ready(self) -> bytes:
-        """Return an empty step when the process has started."""
+        """Return an empty result when the process has started."""
         return cloudpickle_dumps(None)
 
     def compute(self, payload_refs: Sequence[Any], task: ChunkTask, table: "pa.Table") -> bytes:
-        """Compute a chunk. An error is returned as a step, because Ray would wrap a raised one in its own traceback."""
+        """Compute a chunk and return the pickled result, or the pickled error if it fails."""
         try:
             if self._payload is None:  # an error of the constructor would not be reported
                 self._payload = self._load_payload(payload_refs)
-            return cloudpickle_dumps(_complete_chunk(*self._payload, task, table))
-        except Exception as error:
+            return cloudpickle_dumps(_compute_unless_finished(*self._payload, task, table))
+        except Exception as error:  # Ray would wrap a raised error in its own traceback
             return pickle_error(error)
 
     def _load_payload(self, payload_refs: Sequence[Any]) -> tuple[BatchWorker, RunStore, int]:
@@ -164,31 +165,31 @@ class Actor:
         return worker, store, num_threads
 
 
-def _complete_chunk(
+def _compute_unless_finished(
     worker: BatchWorker, store: RunStore, num_threads: int, task: ChunkTask, table: "pa.Table"
 ) -> tuple[int, Mapping[Failure, int]]:
-    """Compute the part of a chunk from its rows of the manifest. A part that exists is only read, unless rows are retried."""
+    """Compute a chunk unless its part file exists. Return the number of images and their failures."""
     if task.row_numbers is None and store.select_parts_of_run(store.finished_chunks() & {task.chunk}):
         # the worker that wrote it died before it could report
         return table.num_rows, store.count_failures([task.chunk])
     manifest, memory = replace(worker.manifest, table=table), MemoryBudget(num_threads)
     rows, failures = manifest.rows(0, table.num_rows), Counter[Failure]()
-    with contextlib.closing(load_images(manifest, rows, worker.read_item, num_threads, memory)) as images:
+    with contextlib.closing(load_images(manifest, rows, worker.prepare_model_input, num_threads, memory)) as images:
         for _, batch_failures in write_chunk(task, images, worker, store, num_threads, memory):
             failures.update(batch_failures)
     return table.num_rows, failures
 
 
 def require_shared_folder(folder: str | Path, purpose: str) -> None:
-    """Raise a RunError if a folder of the driver does not exist on this node."""
+    """Raise a RunError if a folder does not exist on this node of the cluster."""
     if not Path(folder).is_dir():
         raise RunError(
-            f"{socket.gethostname()} has no folder {folder}, {purpose}; choose a folder that all nodes share"
+            f"the node {socket.gethostname()} has no folder {folder}, {purpose}; choose a folder that all nodes share"
         )
 
 
 def pickle_error(error: Exception) -> bytes:
-    """Pickle an error for the driver; replace one that cannot be pickled by a RunError with its message."""
+    """Pickle an error. Replace an error that cannot be pickled by a RunError with its message."""
     try:
         pickled = cloudpickle_dumps(error)
         pickle.loads(pickled)  # noqa: S301 - our own bytes
@@ -198,7 +199,7 @@ def pickle_error(error: Exception) -> bytes:
 
 
 def cloudpickle_dumps(value: object) -> bytes:
-    """Pickle a value with the pickler of Ray, which includes classes of scripts and of files loaded by path."""
+    """Pickle a value with cloudpickle, which includes classes that are defined in a script."""
     import ray.cloudpickle
 
     pickled: bytes = ray.cloudpickle.dumps(value)
@@ -207,7 +208,7 @@ def cloudpickle_dumps(value: object) -> bytes:
 
 @contextlib.contextmanager
 def ray_connection(address: str | None = None) -> Iterator[Any]:
-    """Connect to Ray for a `with` block, or keep an existing connection; raise a RunError if the address does not answer."""
+    """Connect to Ray for a `with` block. Raise a RunError if the address does not answer."""
     ray = require("ray", extra="ray")
     if ray.is_initialized():
         yield ray
@@ -220,15 +221,24 @@ def ray_connection(address: str | None = None) -> Iterator[Any]:
     except (OSError, RuntimeError, ValueError) as error:
         where = address or os.environ.get("RAY_ADDRESS", "this machine")
         message = str(error).strip().partition("\n")[0]
-        raise RunError(f"no Ray at {where} ({message}); leave the address out to start one here") from error
+        raise RunError(
+            f"no Ray cluster at {where} ({message}); leave the address out to start Ray on this machine"
+        ) from error
     try:
         yield ray
     finally:
         ray.shutdown()
 
 
-def plan_actor_pool(nodes: list[dict[str, Any]], num_workers: int | None, on_cuda: bool) -> tuple[int, int]:
-    """Return how many actors to start (default: one per GPU of a model on CUDA, or per CPU), and the CPUs of each."""
+class ActorPool(NamedTuple):
+    """The number of Ray actors, and the number of CPUs of each actor."""
+
+    n_actors: int
+    cpus_per_actor: int
+
+
+def plan_actor_pool(nodes: list[dict[str, Any]], num_workers: int | None, on_cuda: bool) -> ActorPool:
+    """Choose the number of actors: `num_workers`, or one per GPU (model on CUDA) or per CPU."""
     resources = [node["Resources"] for node in nodes if node["Alive"]]
     cpus_and_gpus = [(int(resource.get("CPU", 0)), int(resource.get("GPU", 0))) for resource in resources]
     if on_cuda and not any(gpus for _, gpus in cpus_and_gpus):
@@ -237,5 +247,5 @@ def plan_actor_pool(nodes: list[dict[str, Any]], num_workers: int | None, on_cud
     max_cpus = max((cpus for cpus, gpus in cpus_and_gpus if gpus or not on_cuda), default=1)
     for share in range(max_cpus, 1, -1):
         if sum(min(cpus // share, gpus) if on_cuda else cpus // share for cpus, gpus in cpus_and_gpus) >= n_actors:
-            return n_actors, share
-    return n_actors, 1
+            return ActorPool(n_actors, share)
+    return ActorPool(n_actors, 1)

@@ -1,4 +1,4 @@
-"""Rows of a run (one per image, target and method) and the names of their files: numbers, short hashes and slugs."""
+"""Build the result rows of a run (one per image, target and method) and the file names of each row."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ TRANSIENT, PERMANENT = "transient", "permanent"  # kinds of failure: a retry may
 
 
 def part_schema(manifest: Manifest, *, with_overlays: bool = False) -> "pa.Schema":
-    """Return the columns of a part: those of `column_types`, where arrays are flat, then those of the manifest."""
+    """Return the Arrow schema of a part file: the result columns, then the columns of the manifest."""
     pa = import_arrow()
     types = {name: arrow_type for name, arrow_type in column_types().items() if with_overlays or name != "overlay"}
     types |= {name: manifest.table.schema.field(name).type for name in manifest.extra_columns}
@@ -35,7 +35,7 @@ def part_schema(manifest: Manifest, *, with_overlays: bool = False) -> "pa.Schem
 
 
 def column_types() -> dict[str, "pa.DataType"]:
-    """Return the columns that every part has, apart from those of the manifest."""
+    """Return the names and Arrow types of the result columns. Arrays are flat lists."""
     pa = import_arrow()
     return {
         name: pa.list_(pa.type_for_alias(alias[5:])) if alias.startswith("list ") else pa.type_for_alias(alias)
@@ -46,7 +46,7 @@ def column_types() -> dict[str, "pa.DataType"]:
 def map_row(
     image_columns: Mapping[str, Any], explanation: Explanation, target: str | None, seconds: float
 ) -> dict[str, Any]:
-    """Build the row of a map."""
+    """Convert an explanation to a result row."""
     placement = explanation.placement
     if target is None and explanation.target is not None:
         target = str(explanation.target)
@@ -68,7 +68,7 @@ def map_row(
 
 
 def replace_rows(existing: "pa.Table", new: "pa.Table") -> "pa.Table":
-    """Replace the rows of the images in `new`, and return all rows in the order of the manifest."""
+    """Replace the existing rows of the images in `new`. Return all rows in the order of the manifest."""
     pa, compute = import_arrow(), import_arrow("compute")
     retained = existing.filter(compute.invert(compute.is_in(existing["row"], compute.unique(new["row"]))))
     columns = [
@@ -80,12 +80,12 @@ def replace_rows(existing: "pa.Table", new: "pa.Table") -> "pa.Table":
 
 
 def rows_to_table(rows: Sequence[Mapping[str, Any]], schema: "pa.Schema") -> "pa.Table":
-    """Convert rows to the table of a part."""
+    """Convert result rows to an Arrow table."""
     return import_arrow().Table.from_pylist(rows, schema=schema)
 
 
 def hash_parameters(parameters: Mapping[str, Any]) -> str:
-    """Return 8 hex digits that change with any setting. The settings themselves are in run.json."""
+    """Return a hash of the settings of a method as 8 hex digits."""
     return hashlib.sha256(json.dumps(parameters, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
@@ -94,7 +94,7 @@ SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class OutputNames:
-    """Build file names of rows. The fields say which parts are needed to tell the rows of one image apart.
+    """Build the file name of each row. The fields say which parts a name has after the image.
 
     >>> names = OutputNames.from_run({"methods": {"gradcam 531cbfe8": {}}, "targets": [None]})
     >>> names.file_stem({"row": 3, "id": "cat", "path": "cat.png", "sha256": "1f0a92bc" + "0" * 56})
@@ -108,13 +108,13 @@ class OutputNames:
 
     @classmethod
     def from_run(cls, run_config: Mapping[str, Any]) -> Self:
-        """Derive the parts of a name from the configuration of a run (`run_config` of run.json)."""
+        """Choose the parts of the file names by the configuration of a run (`run_config` of run.json)."""
         methods: Sequence[str] = [key.rpartition(" ")[0] for key in run_config["methods"]]
         repeated = max(Counter(methods).values(), default=1) > 1
         return cls(len(methods) > 1, repeated, len(run_config["targets"]) > 1)
 
     def file_stem(self, row: Mapping[str, Any]) -> str:
-        """Return `00000003-1f0a92bc-cat`, followed by method, digest of settings and target where the run has several."""
+        """Return the file name of a row without suffix, such as `00000003-1f0a92bc-cat`."""
         digest = str(row["sha256"])
         if not SHA256_PATTERN.fullmatch(digest):  # missing, or not written by camscope
             digest = hashlib.sha256(str(row["path"]).encode()).hexdigest()
@@ -127,6 +127,6 @@ class OutputNames:
 
 
 def _unique_slug(text: str) -> str:
-    """Return a slug that no other text has, even if case is ignored: a changed text gets a digest appended."""
+    """Convert text to a lowercase file name part. If the text changes, append a digest so that it stays unique."""
     short = slug(text).lower()
     return short if short == text else f"{short}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"

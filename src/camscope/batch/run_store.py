@@ -1,4 +1,4 @@
-"""The folder of a run: run.json and the part files, which are complete or missing and so record what is done."""
+"""The folder of a run: read and write its configuration (run.json) and its part files."""
 
 import hashlib
 import json
@@ -44,9 +44,9 @@ CONTENT_BY_CONFIG_KEY = {"agreement": "the agreement of methods", "metrics": "me
 
 
 class RunStore:
-    """The folder of a run: `run.json` (configuration) and files such as `parts/part-00000012.parquet` (rows of chunk 12).
+    """The folder of a run: `run.json` (configuration) and part files such as `parts/part-00000012.parquet`.
 
-    Several processes may write one run, and each part holds its identity. A process that replaces the run is alone in it.
+    Several processes can write the parts of one run. Only one process at a time can replace a run.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -61,7 +61,7 @@ class RunStore:
 
     @property
     def run_info(self) -> dict[str, Any] | None:
-        """The contents of run.json, or None before a run has begun. Another file is an OutputError."""
+        """The contents of run.json, or None if the file does not exist."""
         path = self.folder / RUN_FILE
         try:
             run_info = json.loads(read_bytes(path, MAX_JSON_BYTES))
@@ -87,7 +87,7 @@ class RunStore:
         return run_info
 
     def begin(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> bool:
-        """Begin or resume a run and return whether it is new. No other process can replace it until `release`."""
+        """Begin or resume a run, and return whether it is new. Other processes cannot replace it until `release`."""
         data = json.dumps({"schema": SCHEMA_VERSION, **run_info}, indent=1, sort_keys=True).encode()
         make_folder(self.folder)
         for name in (PARTS_FOLDER, OVERLAYS_FOLDER):
@@ -121,7 +121,7 @@ class RunStore:
 
     @contextmanager
     def open_run(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[bool]:
-        """Begin a run, and release it at the end of the `with` block."""
+        """Begin a run, and release it at the end of the `with` block. Yield whether the run is new."""
         is_new = self.begin(run_info, overwrite=overwrite)
         try:
             yield is_new
@@ -135,14 +135,14 @@ class RunStore:
             self._lock = None
 
     def _replace_run(self, data: bytes) -> bool:
-        """Remove the run that the folder holds and write the run.json of another run with the same kind of content."""
+        """Remove the existing run and write the run.json of a new run with the same kind of content."""
         if self._lock is None or not self._lock.acquire_exclusive():
             raise OutputError(f"{self.folder}: {FOLDER_BUSY_MESSAGE}")
         existing = self.run_info
         if existing is None:
             self._require_no_parts()
-        elif (old := describe_content(existing)) != (new := describe_content(json.loads(data))):
-            raise OutputError(f"{self.folder} holds {old}, which are not replaced by {new}; choose another folder")
+        elif (old := describe_run_content(existing)) != (new := describe_run_content(json.loads(data))):
+            raise OutputError(f"{self.folder} holds {old}, which cannot be replaced by {new}; choose another folder")
         else:
             self._remove_outputs()
         write_bytes(self.folder / RUN_FILE, data)
@@ -151,11 +151,11 @@ class RunStore:
     def _require_no_parts(self) -> None:
         if self.finished_chunks():
             raise OutputError(
-                f"{self.folder} holds parts without a {RUN_FILE}, so their run is unknown; remove them, or choose another folder"
+                f"{self.folder} holds part files but no {RUN_FILE}; remove the part files, or choose another folder"
             )
 
     def _require_same_run(self, run_info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the contents of run.json; raise an OutputError that names the difference if it is another run."""
+        """Return the contents of run.json. Raise an OutputError if the folder holds another run."""
         existing = self.run_info or {}
         differences = diff_run_configs(existing, run_info).items()
         if differences:
@@ -168,12 +168,12 @@ class RunStore:
         return existing
 
     def discard_empty_run(self) -> None:
-        """Remove the run.json of a run that failed before its first part, so that another run can begin in the folder."""
+        """Remove run.json if the run has no part files, so that another run can begin in the folder."""
         if not self.finished_chunks() and (self._lock is None or self._lock.acquire_exclusive()):
             (self.folder / RUN_FILE).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove the run, and its folder if nothing else is in it; raise an OutputError if it is not a run of camscope."""
+        """Remove the files of the run, and the folder if it is empty then."""
         if self.run_info is not None:
             self._remove_outputs()
             (self.folder / RUN_FILE).unlink()
@@ -181,12 +181,12 @@ class RunStore:
             self.folder.rmdir()
 
     def _remove_outputs(self) -> None:
-        """Remove parts and overlays, recognized by their names. All other files in these folders belong to the user."""
+        """Remove part files and overlays, but no other files in their folders."""
         root = self.folder / OVERLAYS_FOLDER
         overlays = list(_iter_matching_files(root, OVERLAY_FOLDER_PATTERN))
         for folder in (self.parts_folder, root, *overlays):
             if folder.is_symlink():
-                raise OutputError(f"{folder}: it is a symlink, and its target is not removed; choose another folder")
+                raise OutputError(f"{folder} is a symlink, so its files are not removed; choose another folder")
             check_inside_folder(folder, self.folder)
         for folder, pattern in ((self.parts_folder, PART_PATTERN), *((folder, OVERLAY_PATTERN) for folder in overlays)):
             for path in _iter_matching_files(folder, pattern, TEMPORARY_FILE_PATTERN):
@@ -196,7 +196,7 @@ class RunStore:
                 folder.rmdir()
 
     def finished_chunks(self) -> set[int]:
-        """Return the numbers of the chunks whose parts exist."""
+        """Return the numbers of the chunks whose part files exist."""
         if not self.parts_folder.is_dir():
             return set()
         with os.scandir(self.parts_folder) as entries:
@@ -205,14 +205,14 @@ class RunStore:
             }
 
     def count_failures(self, chunks: Iterable[int]) -> Counter[tuple[str, str | None]]:
-        """Count the images without a map in the parts of some chunks, by reason and by kind of failure."""
+        """Count the images without a map in finished chunks, by reason and kind of failure."""
         pa, parts = import_arrow(), [str(self.part_path(chunk)) for chunk in chunks]
         if not parts:
             return Counter()
         columns = {"row": pa.int64(), "status": pa.string(), "error": pa.string(), "failure_kind": pa.string()}
         is_failed = import_arrow("compute").field("status") == FAILED
         with read_errors_converted(
-            "a part cannot be read; remove it, and it is computed again", OutputError, wrap_camscope_errors=True
+            "a part file cannot be read; remove it to compute it again", OutputError, wrap_camscope_errors=True
         ):
             rows = read_rows(open_parts(parts, pa.schema(columns)), list(columns), is_failed)
         failures: dict[int, tuple[str, str | None]] = {}  # one per image, however many targets it has
@@ -222,21 +222,24 @@ class RunStore:
         return Counter(failures.values())
 
     def list_failed_rows(self, chunk: int) -> list[int]:
-        """Return the row numbers of the images of a part of which at least one map is missing."""
+        """Return the row numbers of the images in a part file with at least one failed map."""
         is_failed = import_arrow("compute").field("status") == FAILED
         rows = read_rows(open_map_parts([str(self.part_path(chunk))]), ["row", "status"], is_failed)
         return sorted(set(rows["row"].to_pylist()))
 
     def read_part(self, chunk: int) -> "pa.Table":
-        """Return the rows of a part."""
+        """Read the rows of a part file."""
         return read_rows(open_parts([str(self.part_path(chunk))]))
 
     def part_path(self, chunk: int) -> Path:
-        """Return the file of the part of a chunk."""
+        """Return the path of the part file of a chunk."""
         return build_output_path(self.parts_folder, f"part-{chunk:08d}.parquet")
 
     def write_part(self, chunk: int, rows: "pa.Table", source_digest: str | None = None) -> None:
-        """Write a part, with the digest of the part that it was computed from, if the run was not replaced meanwhile."""
+        """Write the part file of a chunk. Raise a RunError if the run was replaced meanwhile.
+
+        `source_digest` is the digest of the part file from which the rows were computed.
+        """
         metadata = {IDENTITY_KEY: self.identity, SOURCE_DIGEST_KEY: source_digest}
         encoded = {name: value.encode() for name, value in metadata.items() if value is not None}
         rows = rows.replace_schema_metadata({**(rows.schema.metadata or {}), **encoded} or None)
@@ -252,28 +255,28 @@ class RunStore:
                 os.close(handle)
 
     def require_current_run(self) -> None:
-        """Raise a RunError unless the folder still holds the run that was begun."""
+        """Raise a RunError if the run was removed or replaced since `begin`."""
         if self.identity is None:
             return
         run_info = self.run_info
         if run_info is None or hash_run_config(run_info) != self.identity:
             event = "was removed" if run_info is None else "was replaced by another run"
             raise RunError(
-                f"{self.folder}: the run {event} while this process worked on it; start again in another folder"
+                f"{self.folder}: the run {event} while this process computed it; start again in another folder"
             )
 
     def select_parts_of_run(self, chunks: Collection[int]) -> list[int]:
-        """Return the chunks whose part holds the identity of this run, or no identity."""
+        """Return the chunks whose part files belong to this run or do not name their run."""
         return [chunk for chunk in chunks if self._read_metadata(chunk, IDENTITY_KEY) in (None, self.identity)]
 
     def part_digest(self, chunk: int) -> str:
-        """Return 16 hex digits that change when images of a part are retried with another result."""
+        """Return a hash of the rows and their status in a part file as 16 hex digits."""
         rows = read_rows(open_map_parts([str(self.part_path(chunk))]), ["row", "status"])
         values = json.dumps([rows[name].to_pylist() for name in ("row", "status")])
         return hashlib.sha256(values.encode()).hexdigest()[:16]
 
     def read_source_digest(self, chunk: int) -> str | None:
-        """Return the digest of the part that a part was computed from, or None if it holds none."""
+        """Return the digest of the part file from which a part file was computed, or None if there is none."""
         return self._read_metadata(chunk, SOURCE_DIGEST_KEY)
 
     def _read_metadata(self, chunk: int, key: bytes) -> str | None:
@@ -286,17 +289,17 @@ class RunStore:
 
 
 def hash_run_config(run_info: Mapping[str, Any]) -> str:
-    """Return 16 hex digits that change with anything that a run is made with."""
+    """Return a hash of the configuration of a run as 16 hex digits."""
     return hashlib.sha256(json.dumps(run_info["run_config"], sort_keys=True).encode()).hexdigest()[:16]
 
 
-def describe_content(run_info: Mapping[str, Any]) -> str:
-    """Name the content of a run, such as "maps"."""
+def describe_run_content(run_info: Mapping[str, Any]) -> str:
+    """Return the kind of content of a run, such as "maps"."""
     return next((text for key, text in CONTENT_BY_CONFIG_KEY.items() if key in run_info["run_config"]), "rows")
 
 
 def diff_run_configs(existing: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the values in which two run configurations differ, by the path of their key."""
+    """Return the entries that differ between two run configurations: key -> (existing value, new value)."""
     configs = [run_info.get("run_config", {}) for run_info in (existing, new)]
     methods = [config["methods"] for config in configs if isinstance(config.get("methods"), Mapping)]
     if len(methods) == 2:
@@ -304,7 +307,7 @@ def diff_run_configs(existing: Mapping[str, Any], new: Mapping[str, Any]) -> dic
         names = [", ".join(sorted({key.rpartition(" ")[0] for key in settings})) for settings in methods]
         if names[0] != names[1]:
             configs = [{**config, "methods": text} for config, text in zip(configs, names, strict=True)]
-    old_values, new_values = (dict(_flatten("", config)) for config in configs)
+    old_values, new_values = (dict(_flatten_mapping("", config)) for config in configs)
     return {
         key: (old_values.get(key), new_values.get(key))
         for key in dict.fromkeys((*old_values, *new_values))
@@ -313,12 +316,14 @@ def diff_run_configs(existing: Mapping[str, Any], new: Mapping[str, Any]) -> dic
 
 
 def _iter_matching_files(folder: Path, *patterns: re.Pattern[str]) -> Iterator[Path]:
-    """Iterate over the entries of a folder whose names match a pattern; a missing folder has none."""
+    """Iterate over the entries of a folder whose names match one of the patterns."""
     names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 - a million names without a Path for each
     return (folder / name for name in names if any(pattern.fullmatch(name) for pattern in patterns))
 
 
-def _flatten(name: str, value: Any) -> list[tuple[str, Any]]:
+def _flatten_mapping(name: str, value: Any) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping) or not value:
         return [(name, value)]
-    return [pair for key, inner in value.items() for pair in _flatten(f"{name}.{key}" if name else str(key), inner)]
+    return [
+        pair for key, inner in value.items() for pair in _flatten_mapping(f"{name}.{key}" if name else str(key), inner)
+    ]

@@ -1,4 +1,4 @@
-"""`run_batch` and its options: compute the maps of many images and write them as one Parquet dataset that can be resumed."""
+"""`run_batch` and its options: explain many images and write the maps to a Parquet dataset."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,9 @@ from camscope.batch.image_loading import require_valid_num_threads
 from camscope.batch.local_engine import (
     BatchOutcome,
     ChunkPlan,
+    ChunkProgress,
     ChunkTask,
     OutcomeCallback,
-    Steps,
     compute_chunks,
     run_chunks,
 )
@@ -146,7 +146,7 @@ def run_batch(
     retry_failed: bool = False,
     on_progress: OutcomeCallback | None = None,
 ) -> BatchOutcome:
-    """Explain every image of `source` and write the raw maps to the folder `output`, one row per image, target and method.
+    """Explain every image of `source`, and write one row with the raw map per image, target and method.
 
     A run that was interrupted resumes when it is started again with the same arguments. `BatchRun(output)` reads the maps.
 
@@ -184,7 +184,9 @@ def run_batch(
     """
     explainer_list = [explainers] if isinstance(explainers, Explainer) else list(explainers)
     if not explainer_list or not targets:
-        raise InputError("no explainers or no targets: pass at least one of each, such as [GradCAM(model)] and [None]")
+        raise InputError(
+            "explainers or targets are empty; pass at least one of each, such as [GradCAM(model)] and [None]"
+        )
     _check_target_names(targets)
     check_positive_integer(None, batch_size=batch_size)
     require_valid_num_threads(num_threads)
@@ -214,7 +216,7 @@ def run_batch(
 
 
 def _format_window(value: Any) -> str | None:
-    """Return a window as the text that `Window.parse` reads, which is the same for equal windows."""
+    """Format a display window as text that `Window.parse` reads. Equal windows have equal texts."""
     if value is None:
         return None
     window = Window.parse(value)
@@ -230,8 +232,8 @@ def _add_overlay_writer(
 
 def _choose_engine(
     worker: BatchWorker, store: RunStore, plan: ChunkPlan, num_threads: int | None, options: BatchOptions
-) -> Callable[[Sequence[ChunkTask]], Steps]:
-    """Return the function that computes the tasks of a run."""
+) -> Callable[[Sequence[ChunkTask]], ChunkProgress]:
+    """Return the function that computes chunks with the local engine or the Ray engine."""
     if options.engine == "local":
         return partial(compute_chunks, worker, store, plan, num_threads or choose_num_threads(worker.manifest))
     arguments = (worker, store, plan, num_threads, options.address, options.num_workers)
@@ -239,17 +241,20 @@ def _choose_engine(
 
 
 def apply_privacy_options(manifest: Manifest, privacy: PrivacyOptions, preprocess: object) -> Manifest:
-    """Return the manifest as the privacy profile allows a run to write it. By default, scans are pseudonymized."""
+    """Pseudonymize a manifest if the privacy profile is "research", or by default if it contains scans."""
     reads_scans = accepts_scans(preprocess) and manifest.images is None
     if privacy.profile == "research" or (privacy.profile is None and (reads_scans or contains_scans(manifest))):
         return pseudonymize_manifest(manifest, privacy.keep_columns)
     if privacy.keep_columns:
-        raise InputError("keep_columns belongs to the profile 'research': every other run keeps all columns")
+        raise InputError(
+            "keep_columns needs profile='research', since any other run keeps all columns; pass this profile, or leave "
+            "keep_columns out"
+        )
     return manifest
 
 
 def choose_num_threads(manifest: Manifest) -> int:
-    """Return the number of CPU cores, or 1 if the first file is small: a small file is read faster than it is handed over."""
+    """Return the number of threads that read images: the number of CPU cores, or 1 if the first file is small."""
     n_cores, images = os.cpu_count() or 1, manifest.images
     files = images.manifest if isinstance(images, ImageAccessor) else manifest
     if files.images is not None or not len(files):
@@ -262,16 +267,16 @@ def choose_num_threads(manifest: Manifest) -> int:
 
 
 def _check_target_names(targets: Sequence[TargetLike]) -> None:
-    """Raise an InputError if two target functions have the same name, since their rows could not be distinguished."""
+    """Raise an InputError if two target functions have the same name."""
     target_by_name: dict[str, object] = {}
     for target in filter(callable, targets):
         name = format_without_address(target)
         if target_by_name.setdefault(name, target) is not target:
-            raise InputError(f"two targets are called {name}: define them as functions with different names")
+            raise InputError(f"two targets are called {name}; define them as functions with different names")
 
 
 def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOptions | None = None) -> dict[str, Any]:
-    """Build the contents of a run.json. A run that is started again has the same `run_config`."""
+    """Build the contents of run.json. A run that is resumed must have the same `run_config`."""
     explainer, manifest = worker.explainers[0], worker.manifest
     model = unwrap(explainer.model)
     root = _build_root_info(manifest)
@@ -311,7 +316,7 @@ def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOption
 
 
 def _build_root_info(manifest: Manifest) -> dict[str, Any]:
-    """Return the folder of relative paths, and whether paths must stay inside it."""
+    """Return the folder where relative paths begin, and whether paths must stay inside it."""
     if manifest.is_pseudonymized:
         return {"folder": "", "confined": False}
     resolver = manifest.path_resolver

@@ -48,7 +48,7 @@ def build_manifest(source: Any, root: str | Path | None = None, *, strict: bool 
             have a meaning, and all others are copied.
         root: The folder where the relative paths of a table begin and that no path may leave. None: the folder of the
             table. "": paths may lead anywhere.
-        strict: Whether a table that no run would accept is an error.
+        strict: Whether empty paths, repeated ids and reserved column names are errors.
 
     Returns:
         The manifest, one row per image.
@@ -103,7 +103,7 @@ def _read_table_file(path: Path) -> "pa.Table":
 
 
 def _list_files_as_table(source: str | Path | Sequence[str | Path]) -> "pa.Table":
-    """List the named files, the images under a folder, or the files that match a pattern, each once, as column `path`."""
+    """List image files as a table with the column `path`. A source is a file, a folder or a glob pattern."""
     pa, paths = import_arrow(), _iter_image_paths([source] if isinstance(source, str | Path) else source)
     try:
         chunks = [pa.array(chunk, pa.string()) for chunk in iter(lambda: list(islice(paths, PATHS_PER_CHUNK)), [])]
@@ -121,19 +121,21 @@ def _iter_image_paths(sources: Sequence[str | Path]) -> Iterator[str]:
             raise InputError(f"{_redact_path(source)}: there is no such file or folder")
         paths = sorted(list_image_paths(source, recursive=True))
         if not paths:
-            raise InputError(f"{_redact_path(source)}: there is no image")
+            raise InputError(
+                f"{_redact_path(source)}: there is no image; expected image files, or a folder with images"
+            )
         yield from paths
 
 
 def _redact_path(path: str) -> str:
-    """Return the path, or the keyed hash of one that leads to a scan."""
+    """Return a path unchanged, or a keyed hash if the path leads to a scan."""
     return pseudonymize_source(path) if is_scan_name(path) or is_scan(path) else path
 
 
 def load_dataset_by_name(spec: str, root: str | Path | None = None) -> Any:
-    """Load a dataset: `hf:NAME`, `hf:NAME:SPLIT`, `hf:FOLDER:SPLIT` (of `save_to_disk`), `torchvision:NAME[:SPLIT]`.
+    """Load a dataset by a name such as `hf:NAME`, `hf:NAME:SPLIT` or `torchvision:NAME:SPLIT`.
 
-    Files that are missing are downloaded. `root` is the folder of torchvision's files, "data" by default.
+    `hf:FOLDER:SPLIT` loads a dataset from disk. Missing files are downloaded. `root` is torchvision's folder ("data").
     """
     library, _, name_and_split = spec.partition(":")
     name, _, split = name_and_split.partition(":")
@@ -144,7 +146,7 @@ def load_dataset_by_name(spec: str, root: str | Path | None = None) -> Any:
     except CamscopeError:
         raise
     except Exception as error:
-        raise InputError(f"{library}:{name}: it cannot be loaded: {type(error).__name__}: {error}") from error
+        raise InputError(f"the dataset {library}:{name} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def _load_hugging_face_dataset(name: str, split: str) -> Any:
@@ -177,7 +179,7 @@ def _build_torchvision_dataset(name: str, split: str, root: str | Path | None) -
 
 
 class DatasetImages:
-    """The images of a dataset by number. A lock fetches one at a time, since few datasets are thread-safe."""
+    """Thread-safe access to the images of a dataset by number."""
 
     def __init__(self, dataset: Any, image_key: str | int | None) -> None:
         self.dataset, self.image_key = dataset, image_key
@@ -185,7 +187,7 @@ class DatasetImages:
 
     def __getitem__(self, index: int) -> Any:
         with self._lock:
-            item = self.dataset[index]
+            item = self.dataset[index]  # few datasets are thread-safe
         image = _extract_image(item) if self.image_key is None else item[self.image_key]
         if isinstance(image, Mapping) and image.keys() >= {"bytes", "path"}:  # an undecoded image of Hugging Face
             return read_bytes(image["path"]) if image["bytes"] is None else image["bytes"]
@@ -196,7 +198,10 @@ class DatasetImages:
 
 
 def _build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manifest:
-    """Build a manifest whose paths are numbers such as `#12`. Labels become the column `class`; other columns are copied."""
+    """Build a manifest of a dataset. The images are named by numbers such as `#12`.
+
+    Labels become the column `class`, and other columns are copied.
+    """
     pa, kind = import_arrow(), type(dataset).__name__
     if isinstance(getattr(dataset, "samples", None), list) and hasattr(dataset, "classes"):
         # ImageFolder and subclasses: the files are read as files, so that they can be found again
@@ -209,13 +214,13 @@ def _build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manif
     elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         table, images = _build_label_table(dataset), DatasetImages(dataset, None)
     else:
-        raise InputError(f"a {kind} has no __len__ or no __getitem__; pass a dataset that has both, or files")
+        raise InputError(f"a {kind} has no __len__ or no __getitem__; pass a dataset with both methods, or files")
     identity = name or getattr(dataset, "_fingerprint", None) or dataset
     return Manifest(add_row_columns(table, kind), None, images, format_without_address(identity))
 
 
 def _split_hugging_face_dataset(dataset: Any) -> tuple["pa.Table", DatasetImages]:
-    """Return the columns of a dataset without its images, and its images as undecoded files."""
+    """Separate a dataset into a table without images, and its images as undecoded files."""
     feature_types = {name: type(feature).__name__ for name, feature in dataset.features.items()}
     image_columns = [name for name, feature_type in feature_types.items() if feature_type == "Image"]
     if not image_columns:
@@ -235,7 +240,7 @@ def _split_hugging_face_dataset(dataset: Any) -> tuple["pa.Table", DatasetImages
 
 
 def _build_label_table(dataset: Any) -> "pa.Table":
-    """Return the paths of a dataset, with the labels that torchvision keeps as `targets` if it has them."""
+    """Return the paths of a torchvision dataset, and the column `class` if the dataset has labels."""
     targets, class_names = getattr(dataset, "targets", None), getattr(dataset, "classes", None)
     columns = {"path": _number_paths(len(dataset))}
     labels = np.asarray(targets) if isinstance(targets, list | np.ndarray | Tensor) else np.empty(0)
@@ -253,7 +258,7 @@ def _number_paths(n_images: int) -> "pa.Array":
 
 
 def _map_labels_to_names(labels: Any, class_names: Sequence[str]) -> "pa.Array":
-    """Return the class name of each label; null for a label that is not a class, such as -1."""
+    """Return the class name of each label index, or null for an index without a class, such as -1."""
     pa = import_arrow()
     is_class = (labels >= 0) & (labels < len(class_names))
     indices = pa.array(np.where(is_class, np.nan_to_num(labels), 0).astype(np.int64), mask=~is_class)
@@ -261,7 +266,7 @@ def _map_labels_to_names(labels: Any, class_names: Sequence[str]) -> "pa.Array":
 
 
 def _extract_image(item: Any) -> Any:
-    """Return the image of an item: the item itself, its first element, or the value of one of `IMAGE_KEYS`."""
+    """Return the image of a dataset item: the item itself, its first element, or the value at an image key."""
     if isinstance(item, np.ndarray | torch.Tensor | bytes) or not hasattr(item, "__getitem__"):
         return item
     if isinstance(item, Mapping):
@@ -271,5 +276,6 @@ def _extract_image(item: Any) -> Any:
     elif isinstance(item, list | tuple) and item:
         return item[0]
     raise InputError(
-        f"an item is a {type(item).__name__}; expected an image, a tuple that begins with one, or a mapping with 'image'"
+        f"a dataset item is a {type(item).__name__}; expected an image, a tuple whose first element is an image, or a "
+        "mapping with the key 'image'"
     )

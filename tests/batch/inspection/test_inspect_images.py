@@ -26,7 +26,7 @@ from pydicom.uid import JPEGLosslessSV1, generate_uid
 from camscope.batch import inspect_images
 from camscope.batch.inspection import ISSUES
 from camscope.batch.inspection.image_metadata import ImageMetadata, hash_pixels
-from camscope.batch.inspection.inspection_table import EncodedColumn, cramers_v
+from camscope.batch.inspection.inspection_table import EncodedColumn, compute_cramers_v
 from camscope.cli import app
 from camscope.errors import CamscopeError, InputError, OutputError
 from camscope.images.scans.scan_reader import read_scan
@@ -492,14 +492,14 @@ def test_negatives_and_gray_in_three_channels_are_the_same_picture(tmp_path):
 
 def test_the_digest_knows_shape_values_nan_and_key():
     ones = np.ones((4, 6), np.float32)
-    first = hash_pixels(ones, is_color=False, key=b"k")
-    assert hash_pixels(ones.astype(np.uint8), is_color=False, key=b"k") == first
-    assert hash_pixels(ones.reshape(6, 4), is_color=False, key=b"k") != first
-    assert hash_pixels(ones, is_color=False, key=b"other") != first
+    first = hash_pixels(ones, is_color=False, hash_key=b"k")
+    assert hash_pixels(ones.astype(np.uint8), is_color=False, hash_key=b"k") == first
+    assert hash_pixels(ones.reshape(6, 4), is_color=False, hash_key=b"k") != first
+    assert hash_pixels(ones, is_color=False, hash_key=b"other") != first
     plus, minus = np.zeros((2, 2), np.float32), -np.zeros((2, 2), np.float32)
-    assert hash_pixels(plus, is_color=False, key=b"") == hash_pixels(minus, is_color=False, key=b"")
+    assert hash_pixels(plus, is_color=False, hash_key=b"") == hash_pixels(minus, is_color=False, hash_key=b"")
     quiet, odd = np.array([[np.nan, 1]], np.float32), np.array([[0x7FC00001, 0x3F800000]], np.uint32).view(np.float32)
-    assert hash_pixels(quiet, is_color=False, key=b"") == hash_pixels(odd, is_color=False, key=b"")
+    assert hash_pixels(quiet, is_color=False, hash_key=b"") == hash_pixels(odd, is_color=False, hash_key=b"")
 
 
 # --- groups
@@ -513,11 +513,13 @@ def test_groups_by_hand():
 
 
 def test_association_by_hand():
-    assert cramers_v(np.array([[20, 0], [0, 20]])) == pytest.approx(1)
-    assert cramers_v(np.array([[10, 10], [10, 10]])) == 0
-    assert cramers_v(np.array([[30, 10], [10, 30]])) == pytest.approx(0.5)  # chi² = 80 (30·30 - 10·10)² / 40⁴ = 20
-    assert cramers_v(np.array([[5, 5]])) is None
-    assert cramers_v(np.zeros((0, 0), int)) is None
+    assert compute_cramers_v(np.array([[20, 0], [0, 20]])) == pytest.approx(1)
+    assert compute_cramers_v(np.array([[10, 10], [10, 10]])) == 0
+    assert compute_cramers_v(np.array([[30, 10], [10, 30]])) == pytest.approx(
+        0.5
+    )  # chi² = 80 (30·30 - 10·10)² / 40⁴ = 20
+    assert compute_cramers_v(np.array([[5, 5]])) is None
+    assert compute_cramers_v(np.zeros((0, 0), int)) is None
 
 
 def test_targets_are_counted_by_groups_and_one_that_gives_them_away_is_told(tmp_path):
@@ -676,7 +678,7 @@ def test_a_file_is_read_once_and_threads_change_nothing(planted, monkeypatch):
 
 def test_of_an_image_only_facts_are_kept():
     facts = ImageMetadata(0)
-    facts.record_pixel_statistics(np.ones((300, 300), np.float32), is_color=False, key=b"")
+    facts.record_pixel_statistics(np.ones((300, 300), np.float32), is_color=False, hash_key=b"")
     kept = [getattr(facts, name) for name in facts.__slots__]
     assert not any(isinstance(one, np.ndarray | bytes) for one in kept)
 

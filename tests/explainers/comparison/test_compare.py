@@ -440,7 +440,7 @@ def test_a_signal_and_a_volume_have_a_figure_of_their_own_kind(case, tmp_path):
     np.testing.assert_array_equal(np.asarray(Image.open(found.save(tmp_path / "a.png"))), found.figure())
     assert notebook_picture(found).std() > 0
     for refused in (found.explanations[0].boxes, found.explanations[0].contours):
-        with pytest.raises(InputError, match=r"a map .* of (1 axis|3 axes) has neither outlines nor boxes"):
+        with pytest.raises(InputError, match=r"the map .* has (1 axis|3 axes); outlines and boxes need 2 axes"):
             refused()
 
 

@@ -131,7 +131,7 @@ class AuditContext:
         positions = (self.cohort.manifest_positions[row] for row in (self.cohort.rows if rows is None else rows))
         manifest = self.cohort.output_manifest
         manifest_rows = (manifest.rows(position, position + 1)[0] for position in positions)
-        return load_images(manifest, manifest_rows, self.worker.read_item, NUM_READ_THREADS)
+        return load_images(manifest, manifest_rows, self.worker.prepare_model_input, NUM_READ_THREADS)
 
     def iter_batches(self, rows: Sequence[int] | None = None) -> Iterator[list[LoadedImage]]:
         """Yield batches of neighboring images of one size. An image that cannot be read is a batch by itself."""

@@ -11,12 +11,13 @@ from camscope.batch.inspection.inspection_table import (
     MAX_GROUPS_PER_ISSUE,
     NO_ROWS,
     EncodedColumn,
+    GroupedRows,
     InspectionTable,
     IntArray,
     TargetPrevalence,
 )
 from camscope.batch.inspection.issues import DatasetIssue, flags_to_codes
-from camscope.batch.manifest import import_arrow, reserved_names
+from camscope.batch.manifest import find_reserved_names, import_arrow
 from camscope.images.scans.dicom_geometry import DIRECTION_TOLERANCE, MAX_SPACING_DEVIATION
 from camscope.mask_labels import MAX_LISTED_NAMES
 
@@ -44,7 +45,7 @@ MIXED_COLUMN_CODES = {
 def check_dataset(
     table: InspectionTable, class_names: Sequence[str], prevalences: Sequence[TargetPrevalence], *, pseudonymize: bool
 ) -> Iterator[DatasetIssue]:
-    """Run all checks, and yield the issues, of which some concern no row."""
+    """Run all checks, and yield their issues. An issue without rows means that nothing was found."""
     yield from _collect_row_issues(table)
     yield from _check_manifest_columns(table)
     yield from _check_mask_labels(table)
@@ -63,17 +64,15 @@ def check_dataset(
     yield DatasetIssue("target-associated-with-group", rows, row_counts)
 
 
-def _group_issue(
-    code: str, groups: tuple[IntArray, IntArray], row_counts: Mapping[str, int] | None = None
-) -> DatasetIssue:
-    """Build the issue of rows that are sorted by group, with the code of each row's group."""
+def _build_grouped_issue(code: str, groups: GroupedRows, row_counts: Mapping[str, int] | None = None) -> DatasetIssue:
+    """Build an issue with its rows in groups, such as the rows with equal pixels."""
     rows, group_codes = groups
     parts = np.split(rows, np.flatnonzero(np.diff(group_codes)) + 1)[:MAX_GROUPS_PER_ISSUE] if len(rows) else []
     return DatasetIssue(code, rows, row_counts or {}, tuple(tuple(part.tolist()) for part in parts))
 
 
 def _collect_row_issues(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Group the issues that were recorded for single images by code, with the reasons of failures."""
+    """Group the issues of single images by code, and count the reasons of failures."""
     compute, column = import_arrow("compute"), table.metadata["issue_codes"].combine_chunks()
     issue_codes = EncodedColumn.encode(compute.list_flatten(column))
     row_of_code = compute.list_parent_indices(column).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -85,7 +84,7 @@ def _collect_row_issues(table: InspectionTable) -> Iterator[DatasetIssue]:
 
 
 def _count_reasons(table: InspectionTable, code: str, rows: IntArray) -> dict[str, int]:
-    """Count the errors or flags that explain an issue."""
+    """Count the error messages or flags of the rows of an issue."""
     metadata = table.metadata.select(["error", "flags"]).take(import_arrow().array(rows)).to_pylist()
     if code in FLAG_CODES:
         reasons = Counter(flag for row in metadata for flag in row["flags"] if flags_to_codes([flag]) == [code])
@@ -96,9 +95,9 @@ def _count_reasons(table: InspectionTable, code: str, rows: IntArray) -> dict[st
 
 def _check_manifest_columns(table: InspectionTable) -> Iterator[DatasetIssue]:
     """Check the columns of the manifest: repeated ids, reserved names, missing masks."""
-    yield _group_issue("repeated-id", EncodedColumn.encode(table.manifest.table["id"]).repeated_rows)
+    yield _build_grouped_issue("repeated-id", EncodedColumn.encode(table.manifest.table["id"]).repeated_rows)
     n_rows = len(table.manifest)
-    names = [name for name in reserved_names(table.manifest.table.column_names) if name not in ("row", "target")]
+    names = [name for name in find_reserved_names(table.manifest.table.column_names) if name not in ("row", "target")]
     yield DatasetIssue("reserved-columns", np.arange(n_rows) if names else NO_ROWS, dict.fromkeys(names, n_rows))
     masks = table.encode_manifest_column("mask")
     if masks is not None:
@@ -106,7 +105,7 @@ def _check_manifest_columns(table: InspectionTable) -> Iterator[DatasetIssue]:
 
 
 def _check_mask_labels(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Check for masks whose labels are ambiguous until a label is chosen, and count the masks with each label."""
+    """Check for masks with several labels, and count the masks with each label."""
     labels = table.metadata["mask_labels"].to_pylist()
     n_labels = np.array([len(names) for names in labels])
     several = np.flatnonzero((n_labels > 1) & (n_labels <= MAX_LISTED_NAMES))
@@ -120,10 +119,10 @@ def _check_mask_labels(table: InspectionTable) -> Iterator[DatasetIssue]:
 
 
 def _check_mixed_metadata(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Check for metadata that are not the same for all images that have them."""
+    """Check for metadata that differ between images, such as modality, unit, color or window."""
     for name, code in MIXED_COLUMN_CODES.items():
-        yield _mixed_values_issue(table.encode_metadata(name), code)
-    yield _mixed_values_issue(_encode_units(table), "mixed-units")
+        yield _build_mixed_values_issue(table.encode_metadata(name), code)
+    yield _build_mixed_values_issue(_encode_units(table), "mixed-units")
     is_color = table.read_numbers("is_color")
     mostly_color = np.nanmean(is_color) >= 0.5 if np.isfinite(is_color).any() else True
     yield DatasetIssue("mixed-colors", np.flatnonzero(is_color == (0 if mostly_color else 1)))
@@ -138,12 +137,12 @@ def _check_mixed_metadata(table: InspectionTable) -> Iterator[DatasetIssue]:
     yield _check_windows(table)
 
 
-def _mixed_values_issue(column: EncodedColumn, code: str) -> DatasetIssue:
+def _build_mixed_values_issue(column: EncodedColumn, code: str) -> DatasetIssue:
     return DatasetIssue(code, column.minority_rows, column.value_counts if len(column.values) > 1 else {})
 
 
 def _encode_units(table: InspectionTable) -> EncodedColumn:
-    """Encode the units of gray DICOM images of one modality, where a missing unit counts as the unit "none"."""
+    """Encode the value units of gray DICOM images of one modality. A missing unit counts as "none"."""
     units, modality = table.encode_metadata("value_unit"), table.encode_metadata("modality")
     if len(modality.values) != 1 or not len(units.values):
         return EncodedColumn(np.full(len(units.codes), -1), [])
@@ -153,7 +152,7 @@ def _encode_units(table: InspectionTable) -> EncodedColumn:
 
 
 def _check_windows(table: InspectionTable) -> DatasetIssue:
-    """Check for rows whose window is not the most frequent one, or is missing while others have one."""
+    """Check for window tags that differ from the most frequent window, or are missing in some images."""
     rows, pairs = table.read_fixed_length_lists("window", 2)
     without = np.flatnonzero((table.read_numbers("n_windows") == 0) & (table.read_numbers("is_color") == 0))
     if not len(rows):
@@ -168,7 +167,7 @@ def _check_windows(table: InspectionTable) -> DatasetIssue:
 
 
 def _check_spacings(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Check for voxels of different sizes, missing sizes, and voxels much longer than wide."""
+    """Check for voxels of different sizes, missing voxel sizes, and voxels much longer than wide."""
     spacings, has_spacing = [], np.zeros(len(table.manifest), np.bool_)
     for n_axes in (2, 3):
         rows, sizes = table.read_fixed_length_lists("spacing", n_axes)
@@ -194,11 +193,11 @@ def _check_spacings(table: InspectionTable) -> Iterator[DatasetIssue]:
 
 
 def _check_duplicates(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Check for rows with equal pixels. Constant images are not compared: they are reported as such."""
+    """Check for images with equal pixels. Images of one constant value are left out."""
     pixels, targets = _encode_pixel_digests(table), table.encode_manifest_column("target")
-    yield _group_issue("duplicates", pixels.repeated_rows)
+    yield _build_grouped_issue("duplicates", pixels.repeated_rows)
     if targets is not None:
-        yield _group_issue("duplicates-with-different-targets", pixels.mixed_rows(targets))
+        yield _build_grouped_issue("duplicates-with-different-targets", pixels.mixed_rows(targets))
 
 
 def _encode_pixel_digests(table: InspectionTable) -> EncodedColumn:
@@ -208,7 +207,7 @@ def _encode_pixel_digests(table: InspectionTable) -> EncodedColumn:
 
 
 def _check_splits(table: InspectionTable, *, pseudonymize: bool) -> Iterator[DatasetIssue]:
-    """Check for patients, studies and pixels in several splits. With `pseudonymize`, only usual names of splits are shown."""
+    """Check for patients, studies and pixels in several splits. `pseudonymize` hides unusual names of splits."""
     split, patient = table.encode_manifest_column("split"), table.encode_manifest_column("patient")
     if patient is not None:
         yield DatasetIssue("no-patient", patient.missing_rows)
@@ -227,12 +226,14 @@ def _check_splits(table: InspectionTable, *, pseudonymize: bool) -> Iterator[Dat
     ]
     for code, column in columns.items():
         groups = column.mixed_rows(split)
-        counts = np.bincount(split.codes[groups[0]], minlength=len(names)).tolist()
-        yield _group_issue(code, groups, {name: count for name, count in zip(names, counts, strict=True) if count})
+        counts = np.bincount(split.codes[groups.rows], minlength=len(names)).tolist()
+        yield _build_grouped_issue(
+            code, groups, {name: count for name, count in zip(names, counts, strict=True) if count}
+        )
 
 
 def _check_targets(table: InspectionTable, class_names: Sequence[str]) -> Iterator[DatasetIssue]:
-    """Check for missing targets, placeholders such as "unknown", and targets that are not classes."""
+    """Check for missing targets, placeholders such as "unknown", and targets that are not class names."""
     targets = table.encode_manifest_column("target")
     if targets is None:
         return
@@ -248,7 +249,7 @@ def _check_targets(table: InspectionTable, class_names: Sequence[str]) -> Iterat
 
 
 def _check_slice_positions(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Check series whose slices are separate rows for missing slices, and for slices at the same position."""
+    """Check for missing slices and for several slices at one position, in series with one row per slice."""
     rows, planes = table.read_fixed_length_lists("slice_plane", SLICE_PLANE_LENGTH)
     plane_index = np.full(len(table.manifest), -1)
     plane_index[rows] = np.arange(len(rows))
@@ -264,7 +265,7 @@ def _check_slice_positions(table: InspectionTable) -> Iterator[DatasetIssue]:
             directions = planes[plane_index[remaining], 3:9]
             is_parallel = np.abs(directions - directions[0]).max(axis=1) < DIRECTION_TOLERANCE
             stack, remaining = remaining[is_parallel], remaining[~is_parallel]
-            gap_rows, same_position_groups = _check_slice_stack(stack, planes[plane_index[stack]])
+            gap_rows, same_position_groups = _find_slice_gaps_and_overlaps(stack, planes[plane_index[stack]])
             next_to_gaps.append(gap_rows)
             # slices with the same pixels are duplicates
             groups += [group for group in same_position_groups if len({*pixels[list(group)].tolist()}) > 1]
@@ -275,8 +276,10 @@ def _check_slice_positions(table: InspectionTable) -> Iterator[DatasetIssue]:
     yield DatasetIssue("slices-at-same-position", same_position, row_groups=tuple(groups[:MAX_GROUPS_PER_ISSUE]))
 
 
-def _check_slice_stack(rows: IntArray, planes: NDArray[np.float64]) -> tuple[IntArray, list[tuple[int, ...]]]:
-    """Return the rows next to an unusual distance, and the groups of rows at the same position."""
+def _find_slice_gaps_and_overlaps(
+    rows: IntArray, planes: NDArray[np.float64]
+) -> tuple[IntArray, list[tuple[int, ...]]]:
+    """Return the rows next to a gap between slices, and the groups of rows at the same position."""
     normal = np.cross(planes[0, 3:6], planes[0, 6:9])
     depths = planes[:, :3] @ normal
     order = np.argsort(depths, kind="stable")

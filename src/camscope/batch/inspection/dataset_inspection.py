@@ -1,4 +1,4 @@
-"""`inspect_images`, and its result as issues, as a table, and as JSON that may be shared."""
+"""`inspect_images`, and its result as issues, as a table, and as JSON."""
 
 import hashlib
 import json
@@ -96,7 +96,7 @@ class DatasetInspection:
         return ids
 
     def to_table(self) -> "pa.Table":
-        """Return a table with one row per image: `row`, `id`, `path`, `status`, metadata, issue codes, visible columns."""
+        """Return a table with one row per image: its id, path, status, metadata, issue codes and visible columns."""
         pa = import_arrow()
         codes: list[list[str]] = [[] for _ in range(len(self))]  # with those of checks of the whole set
         for issue in self.issues:
@@ -114,7 +114,7 @@ class DatasetInspection:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Everything but the table, as values that JSON can hold."""
+        """The issues, value counts and prevalences as values that JSON can hold."""
         return {
             "schema": SCHEMA_VERSION,
             "camscope": __version__,
@@ -154,7 +154,7 @@ class DatasetInspection:
         }
 
     def to_json(self) -> str:
-        """Return `summary` as JSON with sorted keys, which is the same for the same set."""
+        """Return `summary` as JSON text with sorted keys."""
         return json.dumps(self.summary, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -274,7 +274,7 @@ def _read_metadata(
 
 
 def _select_visible_columns(manifest: Manifest, names: Sequence[str]) -> "pa.Table":
-    """Return the pseudonymized columns `row`, `id` and `path`, and further columns by name."""
+    """Return the columns `row`, `id` and `path` with pseudonyms, and further columns by name."""
     pseudonyms = pseudonymize_manifest(manifest).table
     columns = {name: pseudonyms[name] for name in ("row", "id", "path")}
     return import_arrow().table({**columns, **{name: manifest.table[name] for name in names if name not in columns}})

@@ -1,4 +1,4 @@
-"""The metadata that an inspection reads of one image: numbers and known terms, but no pixels and no patient data."""
+"""Read the metadata of one image, such as format, size, unit and orientation, without patient data."""
 
 import hashlib
 import io
@@ -62,7 +62,7 @@ NON_FILE_PREFIXES = ("[", "{")  # boxes, points, outlines
 
 @dataclass(slots=True)
 class ImageMetadata:
-    """What could be read of one image. The digests are keyed, and that of the pixels is equal for equal images in any format.
+    """The metadata of one image. Digests are keyed hashes, and `pixel_digest` does not depend on the file format.
 
     `window` is the first of `n_windows`, and `slice_plane` holds position, row and column direction, and spacing of a slice.
     """
@@ -97,15 +97,15 @@ class ImageMetadata:
     mask_labels: tuple[str, ...] = ()
 
     def record_failure(self, code: str, reason: str) -> None:
-        """Record that the image cannot be used, with a reason from which the name of the source is removed."""
+        """Record that the image cannot be used. The file name is removed from the reason."""
         self.error = SOURCE_PREFIX_PATTERN.sub("", reason, count=1)
         self.issue_codes.append(code)
         if code == "no-pixels":  # its header does not describe an image
             for name in IMAGE_ONLY_FIELDS:
                 setattr(self, name, None)
 
-    def record_pixel_statistics(self, values: Array, *, is_color: bool, key: bytes) -> None:
-        """Record shape, range and digest of pixels: (H,W) or (D,H,W), or with `is_color` (H,W,3) or (D,H,W,3) as uint8."""
+    def record_pixel_statistics(self, values: Array, *, is_color: bool, hash_key: bytes) -> None:
+        """Record shape, range and digest of pixels (H,W) or (D,H,W). Color pixels have a last axis of 3."""
         if is_color and (values[..., :1] == values).all():  # gray, stored in three channels
             values, is_color = values[..., 0], False
         self.is_color, self.shape = is_color, values.shape[: values.ndim - is_color]
@@ -116,16 +116,16 @@ class ImageMetadata:
             self.minimum, self.maximum = float(finite_values.min()), float(finite_values.max())
         if finite_values.size and self.minimum == self.maximum and values.size > 1:
             self.issue_codes.append("constant-pixels")
-        self.pixel_digest = hash_pixels(values, is_color=is_color, key=key)
+        self.pixel_digest = hash_pixels(values, is_color=is_color, hash_key=hash_key)
 
 
 METADATA_COLUMNS = [column.name for column in fields(ImageMetadata) if column.name not in ("row", *INTERNAL_COLUMNS)]
 
 
-def hash_pixels(values: Array, *, is_color: bool, key: bytes) -> str:
-    """Return 32 hex digits of a keyed hash of shape and values. Axes of length 1 and the sign of zero are ignored."""
+def hash_pixels(values: Array, *, is_color: bool, hash_key: bytes) -> str:
+    """Return a keyed hash of shape and values as 32 hex digits. Axes of length 1 and the sign of zero are ignored."""
     shape = [side for side in values.shape if side != 1]
-    digest = hashlib.blake2b(repr((shape, is_color)).encode(), digest_size=16, key=key)
+    digest = hashlib.blake2b(repr((shape, is_color)).encode(), digest_size=16, key=hash_key)
     flat = values.reshape(-1)
     for start in range(0, flat.size, VALUES_PER_HASH_UPDATE):
         piece = flat[start : start + VALUES_PER_HASH_UPDATE]
@@ -137,7 +137,7 @@ def hash_pixels(values: Array, *, is_color: bool, key: bytes) -> str:
 
 
 def metadata_to_table(metadata: Iterable[ImageMetadata]) -> "pa.Table":
-    """Convert metadata to a table with one row per image, in order; it needs a few hundred bytes per image."""
+    """Convert the metadata of images to a table with one row per image, in the same order."""
     pa, source = import_arrow(), iter(metadata)
     text, number, texts, numbers = pa.string(), pa.float64(), pa.list_(pa.string()), pa.list_(pa.float64())
     arrow_types: dict[Any, Any] = {
@@ -161,8 +161,8 @@ def metadata_to_table(metadata: Iterable[ImageMetadata]) -> "pa.Table":
     return pa.concat_tables(tables).unify_dictionaries()
 
 
-def read_photo_metadata(source: Any, path: str, metadata: ImageMetadata, key: bytes) -> None:
-    """Fill in the metadata of a photo: the bytes of a file, or an image of a dataset."""
+def read_photo_metadata(source: Any, path: str, metadata: ImageMetadata, hash_key: bytes) -> None:
+    """Read a photo from file bytes or a dataset, and fill in its metadata."""
     if not isinstance(source, bytes):
         metadata.format = "decoded"
         if isinstance(source, Tensor) and source.is_floating_point():
@@ -173,17 +173,17 @@ def read_photo_metadata(source: Any, path: str, metadata: ImageMetadata, key: by
             values = read_photo(source).pixels
         metadata.stored_type = str(values.dtype)
         is_color = values.dtype == np.uint8 and values.ndim == 3 and values.shape[-1] == 3
-        metadata.record_pixel_statistics(values, is_color=is_color, key=key)
+        metadata.record_pixel_statistics(values, is_color=is_color, hash_key=hash_key)
         return
     has_high_bit_depth = _read_photo_header(source, metadata)
     values = read_raster(source, frame=0).values if has_high_bit_depth else read_photo(source).pixels
-    metadata.record_pixel_statistics(values, is_color=values.ndim == 3, key=key)
+    metadata.record_pixel_statistics(values, is_color=values.ndim == 3, hash_key=hash_key)
     metadata.flags = find_file_flags(source, path)
     metadata.issue_codes += flags_to_codes(metadata.flags)
 
 
 def _read_photo_header(data: bytes, metadata: ImageMetadata) -> bool:
-    """Read the header of a photo and return whether it has a high bit depth. Invalid files are left to the reader."""
+    """Fill in metadata from the header of a photo. Return whether the photo has more than 8 bits per channel."""
     from PIL import Image
 
     try:
@@ -205,8 +205,8 @@ def _read_photo_header(data: bytes, metadata: ImageMetadata) -> bool:
 
 
 def read_scan_metadata(source: Path | bytes, metadata: ImageMetadata, hash_key: bytes) -> Scan:
-    """Fill in the metadata of a scan as far as it can be read; raise an ImageError if it cannot be used."""
-    metadata.format = _scan_format(source)
+    """Read a scan and fill in its metadata. Raise an ImageError if the scan cannot be used."""
+    metadata.format = _detect_scan_format(source)
     if metadata.format == "DICOM":  # the file is parsed once
         require_pydicom()
         with selected_source(source, None, "frame") as (path, name, frame):
@@ -226,11 +226,11 @@ def read_scan_metadata(source: Path | bytes, metadata: ImageMetadata, hash_key: 
     metadata.value_unit, metadata.spacing, metadata.flags = scan.unit or None, scan.spacing, scan.flags
     metadata.orientation = None if scan.affine is None else get_axis_codes(scan.affine)
     metadata.issue_codes += flags_to_codes(scan.flags)
-    metadata.record_pixel_statistics(scan.values, is_color=scan.is_color, key=hash_key)
+    metadata.record_pixel_statistics(scan.values, is_color=scan.is_color, hash_key=hash_key)
     return scan
 
 
-def _scan_format(source: Path | bytes) -> str:
+def _detect_scan_format(source: Path | bytes) -> str:
     if isinstance(source, bytes):
         return "NIfTI" if is_nifti(source[:4096]) else "DICOM"
     path, _ = split_selector(source)
@@ -319,7 +319,7 @@ class ImageMetadataReader:
         return None
 
     def _read_source(self, path: str) -> bytes | Path:
-        """Return the bytes of a file, or the path of a scan, which may be several files."""
+        """Return the bytes of a file, or the path of a scan."""
         location = self.manifest.path_resolver.resolve(path)
         if self.all_scans and not is_url(location) and Path(location).exists():
             return Path(location)
@@ -328,7 +328,7 @@ class ImageMetadataReader:
     def _check_mask(
         self, cell: Any, image_shape: Sequence[int] | None, image_affine: Affine | None
     ) -> tuple[str, tuple[str, ...]]:
-        """Return the status of a mask ("ok" or an issue code) and its labels, at most one more than a message lists."""
+        """Return the status of a mask ("ok" or an issue code) and the names of its labels."""
         if not isinstance(cell, str) or cell.lstrip().startswith(NON_FILE_PREFIXES):
             return "not a file", ()
         mask_affine = None

@@ -1,10 +1,10 @@
-"""The columns of an inspected set as integers, and what is counted in them: groups, values, and targets by group."""
+"""The columns of an inspected dataset, encoded as integers, and counts of values, of groups and of targets by group."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,16 +36,23 @@ TEXT_COLUMNS = {  # kind of metadata -> column
 GROUP_COLUMNS = (*TEXT_COLUMNS.values(), "orientation", "burned_in", "is_color")  # of the metadata
 
 
+class GroupedRows(NamedTuple):
+    """Row positions sorted by group, and the group code of each row."""
+
+    rows: IntArray
+    group_codes: IntArray
+
+
 @dataclass(frozen=True, eq=False)
 class EncodedColumn:
-    """A column as integers: `codes` (n,) holds for each row the index of its value in `values`, or -1 for no value."""
+    """A column as integers. `codes` (n,) holds the index of each row's value in `values`, or -1 for no value."""
 
     codes: IntArray
     values: Sequence[str]
 
     @classmethod
     def encode(cls, column: Any) -> "EncodedColumn":
-        """Encode the text of each value. Empty text counts as no value."""
+        """Encode an Arrow column by the text of each value. Empty text counts as no value."""
         pa, compute = import_arrow(), import_arrow("compute")
         if pa.types.is_dictionary(column.type):
             column = column.cast(pa.string())
@@ -63,22 +70,22 @@ class EncodedColumn:
 
     @cached_property
     def counts(self) -> IntArray:
-        """The number of rows of each value (values,)."""
+        """The number of rows with each value (values,)."""
         return np.bincount(self.codes[self.codes >= 0], minlength=len(self.values)).astype(np.int64)
 
     @cached_property
     def indices_by_frequency(self) -> list[int]:
-        """The indices of the values, that of the most frequent value first."""
+        """The indices of the values, sorted by falling frequency."""
         return sorted(range(len(self.values)), key=lambda index: (-int(self.counts[index]), self.values[index]))
 
     @property
     def value_counts(self) -> dict[str, int]:
-        """The number of rows of each value, the most frequent value first."""
+        """The number of rows with each value, sorted by falling frequency."""
         return {self.values[index]: int(self.counts[index]) for index in self.indices_by_frequency}
 
     @property
     def minority_rows(self) -> IntArray:
-        """The rows whose value is not the most frequent one. Rows without a value are not included."""
+        """The rows with another value than the most frequent one. Rows without a value are left out."""
         return np.flatnonzero((self.codes >= 0) & (self.codes != self.counts.argmax())) if self.values else NO_ROWS
 
     @property
@@ -87,22 +94,22 @@ class EncodedColumn:
         return np.flatnonzero(self.codes < 0)
 
     @property
-    def repeated_rows(self) -> tuple[IntArray, IntArray]:
-        """The rows that share their value with other rows, sorted by value, and their codes."""
+    def repeated_rows(self) -> GroupedRows:
+        """The rows whose value occurs in other rows too, grouped by value."""
         with_value = np.flatnonzero(self.codes >= 0)
-        return self._sort_rows(with_value[self.counts[self.codes[with_value]] > 1])
+        return self._group_rows(with_value[self.counts[self.codes[with_value]] > 1])
 
-    def mixed_rows(self, values: "EncodedColumn") -> tuple[IntArray, IntArray]:
-        """Return the rows whose group, a value of this column, has several of `values`, sorted by group, and their codes."""
+    def mixed_rows(self, values: "EncodedColumn") -> GroupedRows:
+        """Return the rows of groups with more than one value. The groups are the values of this column."""
         rows = np.flatnonzero((self.codes >= 0) & (values.codes >= 0))
         n_values = max(1, len(values.values))
         pairs = np.unique(self.codes[rows] * n_values + values.codes[rows])
         is_mixed = np.bincount(pairs // n_values, minlength=len(self.values)) > 1
-        return self._sort_rows(rows[is_mixed[self.codes[rows]]])
+        return self._group_rows(rows[is_mixed[self.codes[rows]]])
 
-    def _sort_rows(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+    def _group_rows(self, rows: IntArray) -> GroupedRows:
         rows = rows[np.argsort(self.codes[rows], kind="stable")]
-        return rows, self.codes[rows]
+        return GroupedRows(rows, self.codes[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,17 +125,17 @@ class InspectionTable:
         return EncodedColumn.encode(self.metadata[name])
 
     def encode_manifest_column(self, role: str) -> EncodedColumn | None:
-        """Encode the manifest column of a role, or return None if there is none."""
+        """Encode the manifest column of a role, such as "patient". Return None if the manifest has no such column."""
         column = self.column_names[role]
         return None if column is None else EncodedColumn.encode(self.manifest.table[column])
 
     def read_numbers(self, name: str) -> NDArray[np.float64]:
-        """Return a column of the metadata as floats (n,), with NaN for no value."""
+        """Return a column of the metadata as floats (n,), with NaN for missing values."""
         cast = self.metadata[name].cast(import_arrow().float64())
         return np.asarray(cast.to_numpy(zero_copy_only=False), np.float64)
 
     def read_fixed_length_lists(self, name: str, length: int) -> tuple[IntArray, NDArray[np.float64]]:
-        """Return the rows whose list has this length, and their lists (m,length)."""
+        """Return the rows whose list has the given length, and their lists (m,length)."""
         compute, column = import_arrow("compute"), self.metadata[name].combine_chunks()
         lengths = compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(lengths == length)
@@ -137,7 +144,7 @@ class InspectionTable:
 
 
 def resolve_column_names(manifest: Manifest, requested: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the column of each role: the requested one, or else the first of the usual names that the manifest has."""
+    """Return the column of each role, such as "patient": the requested column, or one with a usual name."""
     existing = manifest.table.column_names
     for role, name in requested.items():
         require_columns([name], existing, f"for the {role}")
@@ -149,7 +156,7 @@ def resolve_column_names(manifest: Manifest, requested: Mapping[str, str | None]
 
 @dataclass(frozen=True, eq=False)
 class TargetPrevalence:
-    """How many rows `counts` (groups,targets) each target has in each group of a column, both sorted by frequency.
+    """The number of rows of each target in each group of a column, as `counts` (groups,targets).
 
     `association` is Cramér's V, from 0 (independent) to 1 (the group determines the target), or None if it is undefined.
     """
@@ -167,7 +174,7 @@ class TargetPrevalence:
 
 
 def compute_prevalences(table: InspectionTable, columns: Sequence[str]) -> list[TargetPrevalence]:
-    """Count targets, or rows if there is no target, by the groups of columns of the manifest or of the metadata."""
+    """Count the targets in each group of the named columns. Without targets, count the rows."""
     require_columns(columns, [*table.manifest.table.column_names, *GROUP_COLUMNS], "to group by")
     target = table.encode_manifest_column("target")
     if target is None:
@@ -187,12 +194,12 @@ def _count_targets_by_group(table: InspectionTable, name: str, target: EncodedCo
         tuple(MISSING_NAME if index < 0 else column.values[index] for index in order)
         for column, order in zip(encoded, orders, strict=True)
     )
-    association = cramers_v(counts[: len(encoded[0].values), : len(target.values)])
+    association = compute_cramers_v(counts[: len(encoded[0].values), : len(target.values)])
     return TargetPrevalence(name, groups, targets, counts, association)
 
 
-def cramers_v(counts: IntArray) -> float | None:
-    """Return Cramér's V of a table of counts, sqrt(chi² / (n · (min(rows, columns) - 1))), or None for one row or column."""
+def compute_cramers_v(counts: IntArray) -> float | None:
+    """Return Cramér's V of a table of counts, or None for a single row or column."""
     counts = counts[counts.sum(1) > 0][:, counts.sum(0) > 0]
     total, min_side = int(counts.sum()), min(counts.shape, default=0)
     if total < 1 or min_side < 2:
@@ -203,7 +210,7 @@ def cramers_v(counts: IntArray) -> float | None:
 
 
 def count_values(table: InspectionTable) -> dict[str, dict[str, int]]:
-    """Count images by value for each kind of metadata, the most frequent value first. Kinds without values are left out."""
+    """Count the images with each value of each kind of metadata, sorted by falling frequency."""
     counts = {name: table.encode_metadata(column).value_counts for name, column in TEXT_COLUMNS.items()}
     colors, lossy = (table.encode_metadata(name).value_counts for name in ("is_color", "is_lossy"))
     counts["color"] = {"color" if value == "True" else "gray": count for value, count in colors.items()}
@@ -225,7 +232,7 @@ def count_values(table: InspectionTable) -> dict[str, dict[str, int]]:
 def _count_number_lists(
     table: InspectionTable, name: str, number_format: str, separator: str, suffix: str
 ) -> dict[str, int]:
-    """Count lists of numbers as texts such as `512 x 512` or `0.66 x 0.66 x 5 mm`."""
+    """Format lists of numbers as texts such as `0.66 x 0.66 x 5 mm`, and count the images with each text."""
     texts = (
         separator.join(number_format.format(number) for number in numbers) + suffix
         for numbers in table.metadata[name].to_pylist()
@@ -235,7 +242,7 @@ def _count_number_lists(
 
 
 def compute_value_ranges(table: InspectionTable) -> dict[str, list[Any]]:
-    """Return the minimum and maximum of all pixel values ("values") and of all side lengths ("sides")."""
+    """Return the minimum and maximum of the pixel values ("values") and of the image side lengths ("sides")."""
     compute, metadata = import_arrow("compute"), table.metadata
     sides = compute.min_max(compute.list_flatten(metadata["shape"])).as_py()
     values = {"min": compute.min(metadata["minimum"]).as_py(), "max": compute.max(metadata["maximum"]).as_py()}

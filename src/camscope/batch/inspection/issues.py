@@ -106,7 +106,7 @@ ISSUE_ORDER = {code: position for position, code in enumerate(ISSUES)}
 
 
 def flags_to_codes(flags: Sequence[str]) -> list[str]:
-    """Return the issue codes of the flags of a scan, each once."""
+    """Convert the flags of a scan to issue codes without repetitions."""
     codes = [next(code for pattern, code in FLAG_PATTERNS if re.match(pattern, flag)) for flag in flags]
     return list(dict.fromkeys(filter(None, codes)))
 
@@ -134,17 +134,17 @@ class DatasetIssue:
 
     @property
     def severity(self) -> Severity:
-        """The severity: "error" (cannot be used unchanged), "warning" (needs a look) or "note" (worth knowing)."""
+        """The severity: "error" (must be fixed), "warning" (needs a look) or "note" (worth knowing)."""
         return ISSUES[self.code][0]
 
     @property
     def message(self) -> str:
-        """What the issue is."""
+        """A description of the issue."""
         return ISSUES[self.code][1]
 
     @property
     def n_rows(self) -> int:
-        """The number of rows concerned."""
+        """The number of rows with the issue."""
         return len(self.rows)
 
     def __repr__(self) -> str:

@@ -44,7 +44,7 @@ def load_samples(
     worker = BatchWorker([explainer], [target], private_manifest)
     rows = (private_manifest.rows(int(n), int(n) + 1)[0] for n in sampled)
     usable, left_out = [], Counter[str]()
-    for loaded in load_images(private_manifest, rows, worker.read_item, NUM_THREADS):
+    for loaded in load_images(private_manifest, rows, worker.prepare_model_input, NUM_THREADS):
         image_target, item = worker.targets_for(loaded)[0], loaded.item
         index = int(np.searchsorted(manifest.table["row"].to_numpy(), loaded.row["row"]))
         row = manifest.rows(index, index + 1)[0]  # of the manifest, whose names identify masks
