@@ -22,7 +22,7 @@ from camscope.metrics import (
     randomize_weights,
     run_randomization_test,
 )
-from camscope.metrics.randomized_copies import reset_modules, split_model
+from camscope.metrics.weight_randomization import reset_modules, split_model
 from camscope.models import load_model
 from camscope.phantom import draw_radiograph, load_phantom_model, to_model_input
 from camscope.render.randomization_figure import SimilarityCurve, _colorize_map, draw_randomization_figure
@@ -441,7 +441,7 @@ def test_the_code_in_the_page_runs(net, scans, tmp_path, monkeypatch):
 def test_refused(net, scans):
     for call, error, words in (
         (lambda: run_randomization_test(GradCAM(net), scans[:1]), InputError, "expected two images or more"),
-        (lambda: run_randomization_test(GradCAM(net), scans, seeds=[]), InputError, "name at least one"),
+        (lambda: run_randomization_test(GradCAM(net), scans, seeds=[]), InputError, "pass at least one of each"),
         (lambda: run_randomization_test(GradCAM(net), scans, seeds=[0.5]), InputError, "seeds=0.5"),
         (lambda: run_randomization_test(GradCAM(net), scans, order="bottom-up"), InputError, "order='bottom-up'"),
         (

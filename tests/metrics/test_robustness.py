@@ -194,7 +194,7 @@ def test_only_where_the_prediction_holds():
     assert compute_stable_prediction_share(
         ExplainerProbe.from_explainer(tool, x), [Shift(-1), Shift((0, 0))]
     ).tolist() == [0.5]
-    with pytest.raises(UndefinedError, match=r"under no change the prediction is stable.*\(shift -1 px: \|dp\| 1\)"):
+    with pytest.raises(UndefinedError, match=r"no transform keeps the prediction stable.*\(shift -1 px: \|dp\| 1\)"):
         stability(tool, x, transforms=[Shift(-1)])
 
 

@@ -7,7 +7,7 @@ from camscope.audit.core.context import AuditContext
 from camscope.audit.performance.predict_log_odds import compute_logits_and_features
 from camscope.audit.shortcuts.inputs_with_regions import list_requested_regions, open_region_masks
 from camscope.errors import InputError
-from camscope.metrics.randomized_copies import split_model
+from camscope.metrics.weight_randomization import split_model
 
 N_TIMED_IMAGES = 4
 FAITHFULNESS_PASSES_PER_MAP = 60  # forward passes per map and imputation; imputing itself costs some of them

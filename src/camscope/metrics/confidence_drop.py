@@ -12,7 +12,7 @@ from torch import Tensor
 
 from camscope.errors import GeometryError
 from camscope.metrics.base import MetricValues, register_metric
-from camscope.metrics.faithfulness_correlation import correlate_batch
+from camscope.metrics.faithfulness_correlation import correlate_tensor_rows
 from camscope.metrics.model_scorer import OutputKind
 from camscope.metrics.perturbation_test import NONFINITE_MAP, PerturbationTest, get_score_row
 
@@ -36,7 +36,7 @@ CONSTANT_MAP = "the map of the clean or of the masked image is constant: their c
 )
 def average_drop(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
     """Return the relative drop of the output when each image is multiplied by its map (N,)."""
-    clean, masked, undefined = _select_masking_scores(test, output_kind)
+    clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     undefined[NONPOSITIVE_SCORE] = clean <= 0
     return test.build_values(_compute_relative_drop(clean, masked), masked, undefined)
 
@@ -53,7 +53,7 @@ def average_increase(test: PerturbationTest, output_kind: OutputKind = "probabil
 
     Increases within rounding error do not count. The paper averages the values over images.
     """
-    clean, masked, undefined = _select_masking_scores(test, output_kind)
+    clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     increased = masked - clean > MAX_ROUNDING_STEPS * test.scorer.score_epsilon * clean.abs()
     return test.build_values(increased.double(), masked, undefined)
 
@@ -67,7 +67,7 @@ def average_increase(test: PerturbationTest, output_kind: OutputKind = "probabil
 )
 def average_gain(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
     """Return the relative gain of the probability when each image is multiplied by its map (N,), 0..1."""
-    clean, masked, undefined = _select_masking_scores(test, output_kind)
+    clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     room = 1 - clean
     gain = (masked - clean).clamp(min=0) / torch.where(room > 0, room, 1)
     return test.build_values(gain, masked, {**undefined, NO_ROOM_FOR_GAIN: room <= 0})
@@ -89,7 +89,7 @@ def adcc(
     it is undefined where one of them is constant. Complexity is the mean of a. `compute_maps` returns the maps (N,*S) of the
     same method for other inputs (N,C,*S), for the classes of x.
     """
-    clean, masked, undefined = _select_masking_scores(test, output_kind)
+    clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     a, x = test.normalized_maps, test.scorer.x
     masked_maps = compute_maps(x * a[:, None].to(x.dtype)).detach().to(a)
     if masked_maps.shape != a.shape:
@@ -99,7 +99,7 @@ def adcc(
         )
     clean_flat, masked_flat = a.flatten(1), masked_maps.flatten(1)
     undefined[NONFINITE_MASKED_MAP] = ~masked_flat.isfinite().all(1)
-    correlation, constant = correlate_batch(clean_flat, masked_flat.clamp(min=0))
+    correlation, constant = correlate_tensor_rows(clean_flat, masked_flat.clamp(min=0))
     undefined |= {NONPOSITIVE_SCORE: clean <= 0, CONSTANT_MAP: constant}
     parts = [(1 + correlation) / 2, 1 - clean_flat.mean(1), 1 - _compute_relative_drop(clean, masked)]
     smallest = torch.stack(parts).amin(0)
@@ -107,7 +107,9 @@ def adcc(
     return test.build_values(torch.where(smallest > 0, harmonic, 0), masked, undefined)
 
 
-def _select_masking_scores(test: PerturbationTest, output_kind: OutputKind) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def _get_clean_and_masked_scores(
+    test: PerturbationTest, output_kind: OutputKind
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return the output of the clean images (N,), of the masked images (N,), and undefined images by reason."""
     nothing = ~(test.normalized_maps > 0).flatten(1).any(1)
     row, undefined = get_score_row(output_kind), {NONFINITE_MAP: ~test.is_finite, NO_POSITIVE_VALUE: nothing}

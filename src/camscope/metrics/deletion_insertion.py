@@ -97,7 +97,7 @@ def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: Outp
 )
 def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
     """Return the loss of the output when the strongest `share` of the regions is removed (N,)."""
-    return _compute_score_drop(test, "strongest", test.count_regions(share), output_kind)
+    return _compute_score_loss_after_removal(test, "strongest", test.count_regions(share), output_kind)
 
 
 @_register(
@@ -109,10 +109,10 @@ def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKin
 )
 def sufficiency(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
     """Return the loss of the output when only the strongest `share` of the regions is shown (N,)."""
-    return _compute_score_drop(test, "weakest", test.n_regions - test.count_regions(share), output_kind)
+    return _compute_score_loss_after_removal(test, "weakest", test.n_regions - test.count_regions(share), output_kind)
 
 
-def _compute_score_drop(
+def _compute_score_loss_after_removal(
     test: PerturbationTest, order: RemovalOrder, n_removed: int, output_kind: OutputKind
 ) -> MetricValues:
     values = test.score_after_removal(order, [0, n_removed])[get_score_row(output_kind)]

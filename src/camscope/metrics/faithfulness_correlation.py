@@ -113,7 +113,7 @@ def sensitivity_n(
     """
     if not len(shares):
         raise InputError("shares is empty: pass at least one share, such as 0.2")
-    each = [_correlate_drops(test, share, n_sets, output_kind) for share in shares]
+    each = [_correlate_attributions_with_drops(test, share, n_sets, output_kind) for share in shares]
     lost, correlations, undefined = (torch.stack(parts) for parts in zip(*each, strict=True))
     return test.build_values(correlations.mean(0), lost.transpose(0, 1), {NO_SPREAD_REASON: undefined.any(0)})
 
@@ -136,7 +136,7 @@ def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") 
     return test.build_values((total - (values[:, 0] - values[:, 1])).abs(), values)
 
 
-def _correlate_drops(
+def _correlate_attributions_with_drops(
     test: PerturbationTest, share: float, n_sets: int, output_kind: OutputKind
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return output losses (N,M), their correlation with the attributions (N,), and undefined images (N,) bool."""
@@ -146,7 +146,7 @@ def _correlate_drops(
     drops, row = test.measure_random_drops(test.count_regions(share), n_sets), get_score_row(output_kind)
     lost, clean = drops.score_drops[row], test.scorer.clean_scores[row, :, None]
     size = torch.maximum(clean.abs(), (clean - lost).abs()).nan_to_num().amax(1)
-    r, is_constant = correlate_batch(drops.attribution_sums, lost, 4 * test.scorer.score_epsilon * size)
+    r, is_constant = correlate_tensor_rows(drops.attribution_sums, lost, 4 * test.scorer.score_epsilon * size)
     flat = test.maps.flatten(1)
     return lost, r, is_constant | (flat == flat[:, :1]).all(1)
 
@@ -154,7 +154,7 @@ def _correlate_drops(
 CORRELATION_TOLERANCE = 16 * torch.finfo(torch.float64).eps
 
 
-def correlate_batch(
+def correlate_tensor_rows(
     first_rows: Tensor, second_rows: Tensor, rounding_tolerance: Tensor | float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Return Pearson's correlation (N,) of corresponding rows (N,M), and which rows are constant (N,) bool."""

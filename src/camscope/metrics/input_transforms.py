@@ -79,7 +79,7 @@ class Rotation(InputTransform):
 
     def apply(self, x: Tensor) -> Tensor:
         """Return the input (N,C,…,H,W) rotated in the plane of the last two axes."""
-        height, width = self._check_plane(x.shape[2:])
+        height, width = self._get_height_and_width(x.shape[2:])
         rows, columns = (torch.arange(n, device=x.device, dtype=torch.float64) + 0.5 for n in (height, width))
         target_points = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1).cpu().numpy()
         source_points = torch.from_numpy(self.compute_placement((height, width)).to_image(target_points))
@@ -91,12 +91,12 @@ class Rotation(InputTransform):
 
     def compute_placement(self, size: Sequence[int]) -> Placement:
         """Return the placement of the rotated input on the original input."""
-        self._check_plane(size)
+        self._get_height_and_width(size)
         matrix, middle, angle = np.eye(len(size)), np.array(size) / 2, math.radians(self.degrees)
         matrix[-2:, -2:] = [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
         return Placement(np.column_stack([matrix, middle - matrix @ middle]), tuple(size), tuple(size))
 
-    def _check_plane(self, size: Sequence[int]) -> tuple[int, int]:
+    def _get_height_and_width(self, size: Sequence[int]) -> tuple[int, int]:
         check_number(degrees=self.degrees)
         if len(size) < 2:
             axes = plural(len(size), "axis")

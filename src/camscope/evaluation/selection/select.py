@@ -28,8 +28,8 @@ from camscope.evaluation.selection.racing import (
 from camscope.explainers import METHODS, Explainer
 from camscope.explainers.core.runner import run_methods
 from camscope.hooks.base import unwrap
-from camscope.metrics.randomized_copies import randomize_weights
 from camscope.metrics.similarity import spearman
+from camscope.metrics.weight_randomization import randomize_weights
 from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
 from camscope.safe_files import write_bytes
