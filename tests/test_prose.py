@@ -28,11 +28,11 @@ TARGETS = {
 }
 COMMAND = "python -m tests.test_prose --write"
 LIMITS: dict[str, dict[str, float]] = {
-    "src/camscope": {"long": 1, "phrases": 1, "semicolons": 10.9},
+    "src/camscope": {"long": 1, "phrases": 1, "semicolons": 12.1},
     "src/camscope/audit": {"long": 1, "phrases": 4, "semicolons": 7.1},
-    "src/camscope/batch": {"phrases": 4, "semicolons": 4.3, "spelling": 1},
+    "src/camscope/batch": {"phrases": 5, "semicolons": 4.9, "spelling": 1},
     "src/camscope/cli": {"names": 1, "phrases": 2, "semicolons": 17.2},
-    "src/camscope/evaluation": {"names": 8, "phrases": 3, "semicolons": 5.5},
+    "src/camscope/evaluation": {"names": 8, "phrases": 3},
     "src/camscope/explainers": {"long": 3, "phrases": 7, "semicolons": 11.3},
     "src/camscope/metrics": {"long": 1, "names": 10, "phrases": 6},
     "src/camscope/render": {"phrases": 1},

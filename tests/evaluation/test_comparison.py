@@ -386,7 +386,7 @@ def test_evidence_of_nothing_is_told_before_any_map_is_made(place, tmp_path):
     model, source = load_model("phantom"), place / "list.parquet"
     (tmp_path / "other").mkdir()
     Image.new("L", (8, 8), 255).save(tmp_path / "other" / "cat.png")
-    with pytest.raises(InputError, match=r"no image has ground truth: there is no mask of its name \(8 x\)"):
+    with pytest.raises(InputError, match=r"no image has ground truth: no mask has the name of the image \(8 x\)"):
         generate_maps(GradCAM(model), source, tmp_path / "run", masks=tmp_path / "other")
     Image.new("L", (8, 8), 255).save(tmp_path / "other" / "00.png")
     with pytest.raises(InputError, match="expected the same size"):

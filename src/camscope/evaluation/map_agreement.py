@@ -1,4 +1,4 @@
-"""Agreement of the maps of two methods: Spearman's correlation of the displayed maps, in 256 levels, on the finer grid."""
+"""Agreement of attribution methods: Spearman's correlation of the displayed maps of each pair of methods."""
 
 import contextlib
 import os
@@ -45,14 +45,14 @@ AGREEMENT_COLUMNS = {
 
 @dataclass(frozen=True)
 class MapAgreement:
-    """The agreement of the methods of a run."""
+    """The agreement of the maps of each pair of methods of a run."""
 
     keys: Sequence[MethodKey]  # in the run's order
     estimates: Mapping[tuple[int, int], Estimate]  # of the i-th and the j-th method over images, for i < j
     equivalent_groups: Sequence[Sequence[MethodKey]]  # whose displayed maps are the same for every image
 
     def get_correlation(self, first: MethodKey, second: MethodKey) -> Estimate | None:
-        """Return the mean correlation of two methods, or None if no image has one."""
+        """Return the mean correlation of the maps of two methods, or None if no image has one."""
         i, j = sorted((self.keys.index(first), self.keys.index(second)))
         return self.estimates.get((i, j))
 
@@ -66,7 +66,7 @@ def compute_agreement(
     overwrite: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> MapAgreement:
-    """Compute, or resume, the agreement of a run's methods at `output`; `group_by_row` holds the group of each image."""
+    """Compute the agreement of the methods of a run. Interrupted computations resume from `output`."""
     require_valid_num_threads(num_threads)
     store, pa = RunStore(output), import_arrow()
     schema = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in AGREEMENT_COLUMNS.items()])
@@ -88,7 +88,7 @@ def compute_agreement(
 
 
 def iter_map_pairs(run: BatchRun, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Yield the agreement of each pair of maps of an image, target by target."""
+    """Yield the agreement of each pair of maps of an image, for each target."""
     maps = [row for row in rows if row["attribution"] is not None]
     for _, group in groupby(maps, lambda row: row["target"]):
         target_rows = list(group)
@@ -104,7 +104,7 @@ def iter_map_pairs(run: BatchRun, rows: Sequence[Row]) -> Iterator[dict[str, Any
 def summarize_agreement(
     pair_table: "pa.Table", keys: Sequence[MethodKey], group_by_row: Mapping[int, Hashable] | None = None
 ) -> MapAgreement:
-    """Return mean correlations over images, and groups of methods whose maps are always the same."""
+    """Return the mean correlation of each pair of methods, and groups of methods with always the same maps."""
     indices = {key: n for n, key in enumerate(keys)}
     correlations: dict[tuple[int, int], list[tuple[int, float]]] = {}
     same_displays: dict[tuple[int, int], list[bool]] = {}
@@ -127,7 +127,7 @@ def summarize_agreement(
 
 
 class _ImageMaps:
-    """The maps of an image, with cached ranks on each grid and cached displayed values."""
+    """The maps of one image, with cached ranks and cached displayed values."""
 
     def __init__(self, maps: Sequence[Explanation]) -> None:
         self._maps, self._ranks_by_grid = maps, dict[tuple[int, tuple[int, ...]], Any]()
@@ -135,14 +135,14 @@ class _ImageMaps:
         self._is_empty = [not values.any() for values in self._display_values]
 
     def is_same_display(self, i: int, j: int) -> bool | None:
-        """Return whether two maps are displayed alike, or None if both are empty."""
+        """Return whether two maps look the same when displayed, or None if both are empty."""
         if self._is_empty[i] or self._is_empty[j]:
             return None if self._is_empty[i] == self._is_empty[j] else False
         first, second = self._display_values[i], self._display_values[j]
         return first.shape == second.shape and bool(np.abs(first - second).max() <= MAX_HEATMAP_DIFFERENCE)
 
     def correlate(self, i: int, j: int) -> tuple[float | None, str | None]:
-        """Return Spearman's correlation of two maps, or the reason why there is none."""
+        """Return Spearman's correlation of two maps, or None and the reason why it is undefined."""
         grids = self._maps[i].grid, self._maps[j].grid
         if len(grids[0]) != len(grids[1]):
             return None, f"maps with {len(grids[0])} and {plural(len(grids[1]), 'axis')}"
@@ -153,7 +153,7 @@ class _ImageMaps:
         return float(np.clip(first @ second, -1, 1)), None
 
     def _rank_on_grid(self, index: int, grid: tuple[int, ...]) -> Any:
-        """Return the centered, normalized ranks (M,) of a map, or None for a constant map."""
+        """Return the normalized ranks (M,) of a map on a grid, or None for a constant map."""
         if (index, grid) not in self._ranks_by_grid:
             values, ranks = self._display_values[index].astype(np.float64), None
             if np.isfinite(values).all():

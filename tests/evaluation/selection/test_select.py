@@ -365,7 +365,7 @@ def test_what_is_removed_is_a_fourteenth_of_the_shortest_side(shape):
 @pytest.mark.parametrize(
     ("words", "saying"),
     [
-        (["--masks", "empty"], "no image has ground truth: there is no mask of its name (8 x)"),
+        (["--masks", "empty"], "no image has ground truth: no mask has the name of the image (8 x)"),
         (["--save", "choice.json"], "choice.json; expected a .toml file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
