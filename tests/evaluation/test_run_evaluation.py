@@ -120,7 +120,7 @@ def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path, monkeyp
     assert isinstance(load_ground_truth("mask", ["mask"], tmp_path), AnnotationColumn)
     assert isinstance(load_ground_truth("./mask", ["mask"], tmp_path), MaskFolder)
     assert isinstance(load_ground_truth(Path("mask"), ["mask"], tmp_path), MaskFolder)
-    with pytest.raises(InputError, match=r"no column of the manifest \(patient, boxes, mask\)"):
+    with pytest.raises(InputError, match=r"or a column of the manifest \(patient, boxes, mask\)"):
         load_ground_truth("nowhere", columns, place)
 
 
@@ -222,7 +222,7 @@ def test_measuring_goes_on_where_it_was_and_refuses_another(place, tmp_path):
     ).table()
     assert again.equals(whole)
     assert seen == [(5, 12), *((n, 12) for n in range(6, 11)), (12, 12)]
-    with pytest.raises(InputError, match="run: expected a folder that evaluate wrote, with metrics of a run"):
+    with pytest.raises(InputError, match="run: expected a folder with metric values that evaluate wrote"):
         EvaluationResult(place / "run")
     with pytest.raises(OutputError, match=r"metrics: \['enrichment'\] there"):
         evaluate(place / "run", tmp_path / "out", place / "masks", ["energy-inside"])

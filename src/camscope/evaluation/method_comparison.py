@@ -1,4 +1,4 @@
-"""Comparison of attribution methods and layers over the images of a run: metrics, and the agreement of their maps."""
+"""Comparison of attribution methods and layers over the images of a run, by metrics and by the similarity of maps."""
 
 import os
 from collections import Counter
@@ -105,7 +105,7 @@ def compare_methods(
 def _name_methods(
     run: BatchRun, keys: Sequence[MethodKey], summaries: Sequence[MethodSummary]
 ) -> dict[tuple[MethodKey, bool], str]:
-    """Return display names by method key and whether it is a control, with layers and settings where they differ."""
+    """Return display names of methods and controls. Layers and settings appear where methods differ by them."""
     all_keys = dict.fromkeys([*((key, False) for key in keys), *((line.key, line.is_control) for line in summaries)])
     method_keys = [key for key, is_control in all_keys if not is_control]
     names = {key: _name_method(key, run, method_keys) for key in method_keys}
@@ -132,7 +132,7 @@ def _name_method(key: MethodKey, run: BatchRun, keys: Sequence[MethodKey]) -> st
 
 
 def _compute_seconds_per_image(run: BatchRun) -> dict[MethodKey, float]:
-    """Return the median seconds per image of each method; the first image is slow."""
+    """Return the median computation time of each method in seconds per image."""
     rows = run.table(columns=["row", *METHOD_KEY_COLUMNS, "seconds"]).to_pylist()
     seconds_by_method: dict[MethodKey, dict[int, float]] = {}
     for row in rows:

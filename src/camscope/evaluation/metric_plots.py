@@ -1,4 +1,4 @@
-"""Figures of metric summaries: one panel of intervals for each metric, with a row for each method."""
+"""Figures of metric values: a panel for each metric, with the interval of each method."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,14 +30,14 @@ GetName = Callable[[MethodSummary], str]
 def draw_summary_figure(
     summaries: Mapping[str, Sequence[MethodSummary]], suffix: str = ".png", title: str = ""
 ) -> bytes:
-    """Draw a panel for each metric with the best method on top, and return the encoded figure."""
+    """Draw a panel for each metric, with the best method on top. Return the encoded figure."""
     if suffix not in FIGURE_FORMATS:
-        raise InputError(f"no figure of kind {suffix or 'none'}; expected {', '.join(FIGURE_FORMATS)}")
+        raise InputError(f"cannot write a figure with suffix {suffix!r}; expected {', '.join(FIGURE_FORMATS)}")
     figures = import_matplotlib_figure()
     defined = {metric: [line for line in group if line.estimate is not None] for metric, group in summaries.items()}
     defined = {metric: lines for metric, lines in defined.items() if lines}
     if not defined:
-        raise InputError("there is nothing to draw: no value is defined")
+        raise InputError("there is nothing to draw: all metric values are undefined")
     n_columns = 2 if len(defined) == 4 else min(MAX_SUMMARY_COLUMNS, len(defined))  # four panels form a square
     n_rows, n_lines = -(-len(defined) // n_columns), max(map(len, defined.values()))
     size = max(5.4, 4.6 * n_columns), n_rows * (0.95 + METHOD_ROW_INCHES * n_lines) + 0.3 + 0.35 * bool(title)
@@ -66,7 +66,7 @@ def import_matplotlib_figure() -> Any:
 
 @contextmanager
 def literal_text_scope() -> Iterator[None]:
-    """Draw texts literally inside the `with` block: `$`, `_` and `^` in names are not formulas."""
+    """Draw all text literally inside the `with` block, so that `$`, `_` and `^` are no formulas."""
     with import_module("matplotlib").rc_context(LITERAL_TEXT_SETTINGS):
         yield
 
@@ -77,7 +77,7 @@ def sort_methods(
     method_names: Sequence[str],
     equivalent_groups: Sequence[Sequence[str]],
 ) -> MethodRows:
-    """Return methods, then controls, by their mean rank over metrics that have controls. Equivalent ones stand side by side."""
+    """Return methods, then controls, by their mean rank over metrics. Equivalent methods are adjacent."""
     places: dict[tuple[str, bool], list[int]] = {(name, False): [] for name in method_names}
     for group in summaries.values():
         for place, line in enumerate(group):
@@ -95,7 +95,7 @@ def sort_methods(
 
 
 def compute_panel_grid(n_panels: int) -> tuple[int, int]:
-    """Return rows and columns of the panels of a forest plot: as few rows as possible, filled evenly."""
+    """Return the numbers of rows and columns for the panels of a forest plot."""
     n_rows = -(-n_panels // MAX_FOREST_COLUMNS)
     return n_rows, -(-n_panels // n_rows)
 
@@ -103,7 +103,7 @@ def compute_panel_grid(n_panels: int) -> tuple[int, int]:
 def draw_forest_plot(
     figure: Any, summaries: Mapping[str, Sequence[MethodSummary]], get_name: GetName, rows: MethodRows
 ) -> None:
-    """Draw a panel for each metric, with the same rows in every panel, into a matplotlib figure or subfigure."""
+    """Draw a panel for each metric into a matplotlib figure. All panels have the same rows of methods."""
     n_rows, n_columns = compute_panel_grid(len(summaries))
     panels = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True).ravel()
     for panel in panels[len(summaries) :]:
@@ -115,7 +115,7 @@ def draw_forest_plot(
 
 
 def draw_title(axes: Any, title: str, subtitle: str) -> None:
-    """Draw a bold title, and a small line below it."""
+    """Draw a bold title with a small subtitle below it."""
     axes.set_title(
         METRICS.display_name(title),
         fontsize=10,
@@ -129,7 +129,7 @@ def draw_title(axes: Any, title: str, subtitle: str) -> None:
 
 
 def _draw_legend(figure: Any, has_control_rows: bool, separator: str = "      ") -> None:
-    """Draw the explanation of markers, gray labels and bands below all panels."""
+    """Draw a legend of markers, gray labels and bands below all panels."""
     phrases = [*LEGEND, CONTROL_LEGEND] if has_control_rows else LEGEND
     figure.supxlabel(separator.join(phrases), fontsize=8, color=CONTROL_COLOR, x=0.01, ha="left")
 
@@ -141,7 +141,7 @@ def _draw_panel(
     rows: MethodRows,
     row_summaries: Sequence[MethodSummary | None],
 ) -> None:
-    """Draw the intervals of one metric, one for each row, and a band for the best control; `summaries`: the best first."""
+    """Draw the interval of each method for one metric, and a band for the best control."""
     metric = summaries[0].metric
     direction = {True: "higher is better →", False: "← lower is better", None: ""}[METRICS[metric].higher_is_better]
     draw_title(axes, title, direction)

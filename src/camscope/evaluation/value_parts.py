@@ -1,4 +1,4 @@
-"""Part files of values that are computed from the maps of a run: the missing ones are written, and all are read."""
+"""Files of metric values of a run: missing files are written, and all files are read as one dataset."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ ValueIterator = Callable[[RowsByImage], Iterable[tuple[int, list[dict[str, Any]]
 
 
 def open_value_parts(folder: str | os.PathLike[str]) -> "ds.Dataset":
-    """Open all parts of a folder of values as one dataset."""
+    """Open all value files in a folder as one dataset."""
     store = RunStore(folder)
     return open_parts([str(store.part_path(chunk)) for chunk in sorted(store.finished_chunks())])
 
@@ -34,7 +34,10 @@ def write_missing_parts(
     max_images: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write the missing parts of values. `iter_values` yields the number of finished images with their rows of values."""
+    """Write the value files that are missing. Finished files are kept.
+
+    `iter_values` yields the number of finished images with their rows of values.
+    """
     run_store, finished, n_done = RunStore(run.folder), store.finished_chunks(), 0
     chunks = sorted(run_store.finished_chunks())
     total = sum(_count_images(run, chunk) for chunk in chunks)
@@ -60,7 +63,7 @@ def write_missing_parts(
 
 
 def _split_chunk(run: BatchRun, chunk: int, rows: Any, max_images: int | None) -> Iterator[tuple[int, range, int]]:
-    """Yield the parts of a chunk of the run: the number, the positions of the rows, and the number of images."""
+    """Yield the parts of a chunk of the run: number, row positions, and number of images."""
     n_images, chunk_size = _count_images(run, chunk), int(run.run_info["run_config"]["chunk_size"])
     images = np.asarray(read_rows(rows, ["row"])["row"])
     ends = [*np.flatnonzero(np.diff(images, prepend=-1)).tolist(), len(images)]  # of the rows of each image

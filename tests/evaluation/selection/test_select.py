@@ -333,7 +333,7 @@ def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
         (tmp_path / "other.toml").write_text(text, encoding="latin-1")
         refused = CliRunner().invoke(app, ["batch", "set/list.csv", "--choice", "other.toml", "-o", "c"])
         assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), text
-        assert "is not a choice that camscope choose --save wrote" in refused.stderr
+        assert "was not written by camscope choose --save" in refused.stderr
     with (tmp_path / "set" / "list.csv").open() as table:
         assert next(csv.reader(table)) == ["path", "mask", "target"]
 
