@@ -366,7 +366,7 @@ def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypat
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert (
-        "undefined 9 of Grad-CAM, LayerCAM, uniform, Center Gaussian, Edge detector and random: there is no mask of"
+        "undefined 9 of Grad-CAM, LayerCAM, uniform, Center Gaussian, Edge detector and random: no mask has the"
         in result.stdout
     )
     assert "not an image of a format" in result.stdout

@@ -25,7 +25,7 @@ from camscope.evaluation.metric_plots import (
     FIGURE_FORMATS,
     METHOD_ROW_INCHES,
     TEXT_COLOR,
-    compute_panel_grid,
+    compute_panel_rows_and_columns,
     draw_forest_plot,
     draw_title,
     import_matplotlib_figure,
@@ -187,7 +187,7 @@ def draw_comparison_figure(comparison: ComparisonResult, n_examples: int | None,
         image_inches = min(MAX_IMAGE_INCHES, (FIGURE_WIDTH_INCHES - side) / (1 + len(shown_methods)))
         n_examples = int(np.clip(side // (image_inches + CAPTION_INCHES), MIN_EXAMPLES, MAX_EXAMPLES))
     examples = select_examples(comparison, shown_methods, n_examples, seed)
-    n_panel_rows = compute_panel_grid(len(comparison.summaries))[0]
+    n_panel_rows = compute_panel_rows_and_columns(len(comparison.summaries))[0]
     heights = [n_panel_rows * (0.85 + METHOD_ROW_INCHES * len(rows)) + 0.3]
     if len(order) > 1 or examples:
         heights.append(max(side, _compute_examples_height(examples, FIGURE_WIDTH_INCHES - side)))
@@ -198,7 +198,7 @@ def draw_comparison_figure(comparison: ComparisonResult, n_examples: int | None,
         parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         draw_forest_plot(parts[0], comparison.summaries, comparison.get_name, rows)
         if len(heights) > 1:
-            _draw_lower_half(parts[1], comparison, order, examples, side)
+            _draw_agreement_and_examples(parts[1], comparison, order, examples, side)
     return figure
 
 
@@ -258,7 +258,7 @@ def _compute_examples_height(examples: Sequence[ExampleImage], width: float) -> 
     return sum(min(MAX_IMAGE_INCHES, height) + CAPTION_INCHES for height in heights) + 0.2
 
 
-def _draw_lower_half(
+def _draw_agreement_and_examples(
     figure: Any,
     comparison: ComparisonResult,
     method_names: Sequence[str],

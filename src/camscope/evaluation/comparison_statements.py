@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from camscope.evaluation.map_agreement import MapAgreement, MethodKey
-from camscope.evaluation.summary import SIGNIFICANCE_LEVEL, MethodSummary, has_controls
+from camscope.evaluation.summary import SIGNIFICANCE_LEVEL, MethodSummary, is_compared_with_controls
 from camscope.metrics import METRICS
 from camscope.metrics.statistics import MIN_GROUPS_FOR_INTERVAL, compute_min_p_value
 from camscope.plurals import plural
@@ -44,7 +44,7 @@ def iter_statements(
 
 
 def explain_missing_intervals(summaries: Sequence[MethodSummary]) -> str:
-    """Return why intervals are missing if one group holds most of the images, else ""."""
+    """Return the reason for missing intervals, or "" if no group holds most of the images."""
     all_estimates = [
         estimate
         for line in summaries
@@ -96,7 +96,7 @@ def _iter_control_statements(summaries: Mapping[str, Sequence[MethodSummary]], n
         controls = [
             METHODS.display_name(line.method) for line in group if line.is_control and line.estimate is not None
         ]
-        if not methods or not controls or not has_controls(group[0].metric):
+        if not methods or not controls or not is_compared_with_controls(group[0].metric):
             continue
         better = [names[line.key, line.is_control] for line in methods if line.beats_control]
         if not better:

@@ -47,7 +47,9 @@ class FilenameIndex(Generic[IndexedValue]):
             common[other] = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
         best = [other for other, length in common.items() if length == max(common.values())]
         if len(best) > 1:
-            raise UndefinedError(f"{plural(len(best), 'file')} have the name of the image, in different folders")
+            raise UndefinedError(
+                f"{plural(len(best), 'file')} have the name of the image, in different folders; expected one"
+            )
         return candidates[best[0]] if best else None
 
     def _split_path(self, path: str) -> PathParts:
@@ -92,7 +94,7 @@ class GroundTruth(ABC):
 
     @property
     def digest(self) -> str:
-        """8 hex digits that identify the annotations. Values for different annotations are not mixed."""
+        """8 hex digits that change with the annotations."""
         return ""
 
 

@@ -124,13 +124,13 @@ def check_ground_truth(
             except InputError as error:  # there is an annotation for another size: compare it with the image
                 if isinstance(error, CategoryError):
                     raise
-                if _matches_image(ground_truth, row, manifest):
+                if _mask_fits_image(ground_truth, row, manifest):
                     return ground_truth
                 reasons["the image cannot be read"] += 1
     raise InputError(format_no_ground_truth(reasons))
 
 
-def _matches_image(ground_truth: GroundTruth, row: dict[str, Any], manifest: Manifest) -> bool:
+def _mask_fits_image(ground_truth: GroundTruth, row: dict[str, Any], manifest: Manifest) -> bool:
     """Return whether the image of a row can be read. Raises InputError if its mask differs in size."""
     try:
         source = manifest.read_source(row)

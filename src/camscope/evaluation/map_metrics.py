@@ -89,15 +89,15 @@ def build_value_schema(run_schema: "pa.Schema") -> "pa.Schema":
 
 def build_value_row(
     row: Mapping[str, Any],
-    metric: str,
-    number: float | None,
+    metric_name: str,
+    value: float | None,
     reason: str | None,
     *,
     is_control: bool = False,
     imputation: str | None = None,
 ) -> Row:
     """Return the table row for one metric value of one map."""
-    values = {"control": is_control, "metric": metric, "imputation": imputation, "value": number, "reason": reason}
+    values = {"control": is_control, "metric": metric_name, "imputation": imputation, "value": value, "reason": reason}
     return {**row, **values}
 
 

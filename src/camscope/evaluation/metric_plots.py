@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from camscope.errors import InputError
-from camscope.evaluation.summary import MethodSummary, has_controls
+from camscope.evaluation.summary import MethodSummary, is_compared_with_controls
 from camscope.metrics import METRICS
 from camscope.optional import require
 from camscope.registry import METHODS
@@ -82,7 +82,7 @@ def sort_methods(
     for group in summaries.values():
         for place, line in enumerate(group):
             row_places = places.setdefault((get_name(line), line.is_control), [])
-            row_places += [place] if has_controls(line.metric) and line.estimate is not None else []
+            row_places += [place] if is_compared_with_controls(line.metric) and line.estimate is not None else []
     order = {row: float(np.mean(row_places)) if row_places else np.inf for row, row_places in places.items()}
     for names in equivalent_groups:
         first = min(names, key=lambda name: order[name, False])
@@ -94,7 +94,7 @@ def sort_methods(
     )
 
 
-def compute_panel_grid(n_panels: int) -> tuple[int, int]:
+def compute_panel_rows_and_columns(n_panels: int) -> tuple[int, int]:
     """Return the numbers of rows and columns for the panels of a forest plot."""
     n_rows = -(-n_panels // MAX_FOREST_COLUMNS)
     return n_rows, -(-n_panels // n_rows)
@@ -104,7 +104,7 @@ def draw_forest_plot(
     figure: Any, summaries: Mapping[str, Sequence[MethodSummary]], get_name: GetName, rows: MethodRows
 ) -> None:
     """Draw a panel for each metric into a matplotlib figure. All panels have the same rows of methods."""
-    n_rows, n_columns = compute_panel_grid(len(summaries))
+    n_rows, n_columns = compute_panel_rows_and_columns(len(summaries))
     panels = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True).ravel()
     for panel in panels[len(summaries) :]:
         panel.set_axis_off()
@@ -154,7 +154,7 @@ def _draw_panel(
             face = "white" if summary.is_worse_than_best and not summary.is_control else color
             axes.plot([estimate.mean], [place], "o", markeredgecolor=color, markerfacecolor=face, markersize=5)
     best = next((line.estimate for line in summaries if line.is_control and line.estimate is not None), None)
-    if best is not None and has_controls(metric) and np.isfinite(best.low):
+    if best is not None and is_compared_with_controls(metric) and np.isfinite(best.low):
         axes.axvspan(best.low, best.high, color=BAND_COLOR, zorder=0, linewidth=0)
     axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9)
     axes.set_ylim(len(rows) - 0.4, -0.6)

@@ -61,13 +61,13 @@ class EvaluationCase:
         return next(iter(self.rows.values()))
 
 
-def build_cases(replay: RunReplay, rows: Sequence[Row]) -> list[EvaluationCase]:
+def build_evaluation_cases(replay: RunReplay, rows: Sequence[Row]) -> list[EvaluationCase]:
     """Return the evaluation cases of one image. Rows without a map or an image give cases without an input."""
     cases: dict[object, EvaluationCase] = {}
     missing: list[EvaluationCase] = []
     x: Tensor | None = None
     for row in rows:
-        mode, key = replay.get_mode(row), format_method_key(row)
+        mode, key = replay.get_model_mode(row), format_method_key(row)
         try:
             if row["attribution"] is None:
                 raise UndefinedError(f"no map: {row['error']}")
@@ -92,7 +92,7 @@ def iter_run_maps(
         rows = [case.rows.get(slot) for case in cases]
         maps = [no_map if row is None else replay.run.explanation(row).heatmap("input", scale=None) for row in rows]
         explainer = explainers.get(slot[0])
-        compute_maps = None if explainer is None else partial(_compute_maps, explainer, x, targets)
+        compute_maps = None if explainer is None else partial(_explain_other_images, explainer, x, targets)
         yield torch.from_numpy(np.stack(maps)), rows, compute_maps
 
 
@@ -110,7 +110,7 @@ def iter_control_maps(replay: RunReplay, cases: Sequence[EvaluationCase], x: Ten
         yield compute_maps(x), rows, compute_maps
 
 
-def _compute_maps(explainer: Explainer, x: Tensor, targets: Any, images: Tensor) -> Tensor:
+def _explain_other_images(explainer: Explainer, x: Tensor, targets: Any, images: Tensor) -> Tensor:
     """Return the maps of other images for the targets of x, at the resolution of the model's input."""
     maps = ExplainerProbe.from_explainer(explainer, x, targets).compute_maps(images, range(len(images)))
     placement = Placement.identity(tuple(images.shape[2:]))
@@ -134,7 +134,7 @@ class ModelMetricEvaluator:
 
     def iter_values(self, images: Iterable[Sequence[Row]], num_threads: int) -> Iterator[tuple[int, list[Row]]]:
         """Yield the number of finished images and their table rows, batch by batch."""
-        cases_by_image = map_in_order(lambda rows: build_cases(self.replay, rows), images, num_threads)
+        cases_by_image = map_in_order(lambda rows: build_evaluation_cases(self.replay, rows), images, num_threads)
         for _, group in groupby((case for cases in cases_by_image for case in cases), key=lambda case: case.batch_key):
             while batch := list(islice(group, self.batch_size)):
                 yield sum(case.is_last_of_image for case in batch), self._evaluate_cases(batch)

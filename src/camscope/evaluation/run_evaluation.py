@@ -14,9 +14,9 @@ from camscope.batch.run_store import RunStore
 from camscope.errors import InputError
 from camscope.evaluation.ground_truth import AnnotationColumn, GroundTruth, load_ground_truth
 from camscope.evaluation.map_metrics import MapMetricEvaluator, Row, build_value_schema
+from camscope.evaluation.metric_value_files import RowsByImage, open_value_files, write_missing_value_files
 from camscope.evaluation.model_based_metrics import ModelMetricEvaluator
 from camscope.evaluation.run_replay import RunReplay
-from camscope.evaluation.value_parts import RowsByImage, open_value_parts, write_missing_parts
 from camscope.explainers import Explainer
 from camscope.explainers.core.argument_sorting import reject_foreign_keywords
 from camscope.explainers.core.evaluation_context import check_positive_integer
@@ -112,7 +112,7 @@ def evaluate(
     store = RunStore(output)
     n_threads = num_threads or os.cpu_count() or 1
     with store.open_run(_describe_evaluation(map_evaluator, selected, model_evaluator, masks), overwrite=overwrite):
-        write_missing_parts(
+        write_missing_value_files(
             batch_run,
             store,
             build_value_schema(batch_run.dataset.schema),
@@ -171,7 +171,7 @@ class EvaluationResult:
             A pyarrow table.
 
         """
-        rows = open_value_parts(self.folder)
+        rows = open_value_files(self.folder)
         return read_rows(rows) if where is None else RowReader(rows).take(Query(where).find_positions(rows))
 
 

@@ -86,7 +86,7 @@ class RunReplay:
             raise UndefinedError(f"the target {row['label']} is not a class and cannot be restored")
         return parse_target(row["target"])
 
-    def get_mode(self, row: Row) -> Mode:
+    def get_model_mode(self, row: Row) -> Mode:
         """Return the mode of the model, such as "eval", with which the map of a row was computed."""
         mode: Mode = self._get_method_settings(format_method_key(row)).get("mode", "eval")
         return mode

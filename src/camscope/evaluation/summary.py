@@ -68,7 +68,7 @@ class MethodSummary:
     @property
     def advantage_over_control(self) -> Estimate | None:
         """The difference from the best control, or None for a metric without comparison to controls."""
-        return self.difference_to_control if has_controls(self.metric) else None
+        return self.difference_to_control if is_compared_with_controls(self.metric) else None
 
     @property
     def is_worse_than_best(self) -> bool:
@@ -76,7 +76,7 @@ class MethodSummary:
         return is_significant(self.difference_to_best) and self.difference_to_best.mean < 0
 
 
-def has_controls(metric: str) -> bool:
+def is_compared_with_controls(metric: str) -> bool:
     """Return whether the metric compares methods with controls. Metrics of maps alone and explainers do not."""
     return METRICS[metric].input_kind not in ("map", "explainer")
 
@@ -101,7 +101,7 @@ def summarize_values(
     metrics (Bonferroni), since the same values select the best one. Methods in `equivalent_groups` count as one and are not
     compared with each other.
     """
-    check_column(table, group_column)
+    check_group_column(table, group_column)
     if "imputation" not in table.column_names:  # written before metrics that need the model existed
         table = table.append_column("imputation", import_arrow().nulls(table.num_rows, import_arrow().string()))
     groups = dict(zip(table["row"].to_pylist(), table[group_column or "row"].to_pylist(), strict=True))
@@ -114,7 +114,7 @@ def summarize_values(
             continue
         same_imputation = field("imputation").is_null() if imputation is None else field("imputation") == imputation
         rows = table.filter((field("metric") == name) & same_imputation).select(SUMMARIZED_COLUMNS).to_pylist()
-        estimate = partial(_estimate_metric, name, groups=groups, seed=seed, n_resamples=n_resamples)
+        estimate = partial(_estimate_metric_mean, name, groups=groups, seed=seed, n_resamples=n_resamples)
         summaries[name if imputation is None else f"{name}, {imputation}"] = _summarize_metric(
             name, imputation, rows, estimate, groups, equivalent_groups
         )
@@ -136,15 +136,15 @@ def _correct_multiple_comparisons(
         for lines in ranked
     )
 
-    def correct(difference: Estimate | None, n_comparisons: int) -> Estimate | None:
+    def adjust_difference(difference: Estimate | None, n_comparisons: int) -> Estimate | None:
         return None if difference is None else adjust_bonferroni([difference], n_comparisons)[0]
 
     return {
         name: [
             replace(
                 line,
-                difference_to_best=correct(line.difference_to_best, n_pairs),
-                difference_to_control=correct(line.difference_to_control, n_control_comparisons),
+                difference_to_best=adjust_difference(line.difference_to_best, n_pairs),
+                difference_to_control=adjust_difference(line.difference_to_control, n_control_comparisons),
                 n_comparisons=n_pairs,
             )
             for line in lines
@@ -153,7 +153,7 @@ def _correct_multiple_comparisons(
     }
 
 
-def check_column(table: "pa.Table", group_column: str | None) -> None:
+def check_group_column(table: "pa.Table", group_column: str | None) -> None:
     """Raise InputError if the table has no column `group_column`."""
     if group_column is not None and group_column not in table.column_names:
         raise InputError(
@@ -188,7 +188,7 @@ def _summarize_metric(
     for row in rows:
         key = (row["method"], row["layer"], row["parameters_digest"], row["control"])
         values.setdefault(key, {})[row["row"], row["target"]] = np.nan if row["value"] is None else row["value"]
-    _assign_failed_images(values)
+    _count_failed_images_as_undefined(values)
     lines = {
         key: MethodSummary(
             metric,
@@ -231,7 +231,7 @@ def _summarize_metric(
     ]
 
 
-def _assign_failed_images(values: dict[tuple[Any, ...], dict[tuple[int, Any], float]]) -> None:
+def _count_failed_images_as_undefined(values: dict[tuple[Any, ...], dict[tuple[int, Any], float]]) -> None:
     """Count each failed image as an undefined value of every layer of its method."""
     for failed in [key for key in values if key[1] is key[2] is None and not key[3]]:
         successful = [key for key in values if key[0] == failed[0] and key != failed and not key[3]]
@@ -241,7 +241,7 @@ def _assign_failed_images(values: dict[tuple[Any, ...], dict[tuple[int, Any], fl
             del values[failed]
 
 
-def _estimate_metric(
+def _estimate_metric_mean(
     metric: str, values_by_target: ValuesByTarget, groups: Mapping[int, Hashable], seed: int, n_resamples: int
 ) -> Estimate | None:
     values, bounds = list(values_by_target.values()), METRICS[metric].bounds

@@ -28,7 +28,7 @@ def compute_jackknife_deviations(group_sums: FloatArray, group_sizes: GroupSizes
 
 
 def _compute_group_residuals(group_sums: FloatArray, group_sizes: GroupSizes) -> FloatArray:
-    """Return (group sum - group size * overall mean) / number of values, for each group (G,)."""
+    """Return the sum of deviations from the overall mean in each group (G,), divided by the number of values."""
     total = group_sizes.sum()
     return np.asarray((group_sums - group_sizes * (group_sums.sum() / total)) / total, np.float64)
 
@@ -39,7 +39,7 @@ def compute_jackknife_variance(group_sums: FloatArray, group_sizes: GroupSizes) 
 
 
 def compute_linearized_variance(group_sums: FloatArray, group_sizes: GroupSizes) -> float:
-    """Return the variance of the mean over groups as a bootstrap estimates it. Too small for unequal groups."""
+    """Return the bootstrap variance of the mean over groups, which is too small for groups of different sizes."""
     groups = len(group_sizes)
     squares = float((_compute_group_residuals(group_sums, group_sizes) ** 2).sum())
     return squares * groups / (groups - 1) if groups > 1 else 0.0

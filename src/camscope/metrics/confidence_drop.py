@@ -35,7 +35,7 @@ CONSTANT_MAP = "the map of the clean or of the masked image is constant: their c
     chance_level="0 for a constant map",
 )
 def average_drop(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the relative drop of the output when each image is multiplied by its map (N,)."""
+    """Return the relative drop (N,) of the output when each image is multiplied by its map."""
     clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     undefined[NONPOSITIVE_SCORE] = clean <= 0
     return test.build_values(_compute_relative_drop(clean, masked), masked, undefined)
@@ -49,7 +49,7 @@ def average_drop(test: PerturbationTest, output_kind: OutputKind = "probability"
     chance_level="0 for a constant map",
 )
 def average_increase(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return 1 for each image whose output increases when multiplied by its map, else 0 (N,).
+    """Return 1 for each image (N,) whose output increases when the image is multiplied by its map, else 0.
 
     Increases within rounding error do not count. The paper averages the values over images.
     """
@@ -66,7 +66,7 @@ def average_increase(test: PerturbationTest, output_kind: OutputKind = "probabil
     chance_level="0 for a constant map",
 )
 def average_gain(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the relative gain of the probability when each image is multiplied by its map (N,), 0..1."""
+    """Return the relative gain (N,) of the probability when each image is multiplied by its map, 0..1."""
     clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     room = 1 - clean
     gain = (masked - clean).clamp(min=0) / torch.where(room > 0, room, 1)
@@ -83,7 +83,7 @@ def average_gain(test: PerturbationTest, output_kind: OutputKind = "probability"
 def adcc(
     test: PerturbationTest, compute_maps: Callable[[Tensor], Tensor], output_kind: OutputKind = "probability"
 ) -> MetricValues:
-    """Return the harmonic mean of coherency, 1 - complexity and 1 - average drop (N,), 0..1.
+    """Return the harmonic mean (N,) of coherency, 1 - complexity and 1 - average drop, 0..1.
 
     The value is 0 where one of the three is 0. Coherency is (1 + r) / 2, where r is the correlation of a with the map of x a;
     it is undefined where one of them is constant. Complexity is the mean of a. `compute_maps` returns the maps (N,*S) of the
@@ -110,7 +110,7 @@ def adcc(
 def _get_clean_and_masked_scores(
     test: PerturbationTest, output_kind: OutputKind
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return the output of the clean images (N,), of the masked images (N,), and undefined images by reason."""
+    """Return the outputs (N,) of the clean and of the masked images, and undefined images by reason."""
     nothing = ~(test.normalized_maps > 0).flatten(1).any(1)
     row, undefined = get_score_row(output_kind), {NONFINITE_MAP: ~test.is_finite, NO_POSITIVE_VALUE: nothing}
     return test.scorer.clean_scores[row], test.masked_scores[row], undefined

@@ -37,7 +37,7 @@ def removal_curve(
     higher_is_better=False,
 )
 def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the area under the output curve while the strongest regions are removed first (N,)."""
+    """Return the area (N,) under the output curve while the strongest regions are removed first."""
     values = removal_curve(test, "strongest", output_kind)
     return test.build_values(_compute_area_under_curve(test, values), values)
 
@@ -48,7 +48,7 @@ def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") ->
     paper="Petsiuk et al. 2018, arXiv:1806.07421; the reversed curve is LeRF, Samek et al. 2017, arXiv:1509.06321",
 )
 def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the area under the output curve while the strongest regions are shown first (N,).
+    """Return the area (N,) under the output curve while the strongest regions are shown first.
 
     Showing the first k regions is removing the last n - k, so the insertion curve is LeRF backwards and has the same area.
     """
@@ -65,7 +65,7 @@ def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -
     chance_level="0, in expectation over orders",
 )
 def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the area between the LeRF and MoRF curves (N,). Effects of the imputation itself cancel."""
+    """Return the area (N,) between the LeRF and MoRF curves. Effects of the imputation itself cancel."""
     gap = removal_curve(test, "weakest", output_kind) - removal_curve(test, "strongest", output_kind)
     return test.build_values(_compute_area_under_curve(test, gap), gap)
 
@@ -78,7 +78,7 @@ def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability
     lower_bound=-1.0,
 )
 def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the mean loss of the output along the MoRF curve (N,), -1..1 for a probability.
+    """Return the mean loss (N,) of the output along the MoRF curve, -1..1 for a probability.
 
     `n_regions` is L, a number of single regions; None uses the steps of the curve. The paper uses region_size=9 and
     n_regions=100.
@@ -96,7 +96,7 @@ def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: Outp
     lower_bound=-1.0,
 )
 def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the loss of the output when the strongest `share` of the regions is removed (N,)."""
+    """Return the loss (N,) of the output when the strongest `share` of the regions is removed."""
     return _compute_score_loss_after_removal(test, "strongest", test.count_regions(share), output_kind)
 
 
@@ -108,7 +108,7 @@ def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKin
     higher_is_better=False,
 )
 def sufficiency(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the loss of the output when only the strongest `share` of the regions is shown (N,)."""
+    """Return the loss (N,) of the output when only the strongest `share` of the regions is shown."""
     return _compute_score_loss_after_removal(test, "weakest", test.n_regions - test.count_regions(share), output_kind)
 
 
@@ -141,7 +141,7 @@ def road_morf(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """Return the mean output after the strongest regions are removed (N,), 0..1 for a probability.
+    """Return the mean output (N,) after the strongest regions are removed, 0..1 for a probability.
 
     `noise_std` is the noise of the imputation in shares of the channel's standard deviation.
     """
@@ -159,7 +159,7 @@ def road_lerf(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """Return the mean output after the weakest regions are removed (N,) (see `road_morf`)."""
+    """Return the mean output (N,) after the weakest regions are removed (see `road_morf`)."""
     return _compute_road(test, ["weakest"], shares, noise_std, output_kind)
 
 
@@ -187,7 +187,7 @@ def _compute_road(
     noise_std: float,
     output_kind: OutputKind,
 ) -> MetricValues:
-    """Return the mean output over `shares` for the first removal order, minus that for a second order."""
+    """Return the mean output (N,) for the first removal order minus the mean output for a second order."""
     if not len(shares):
         raise InputError("shares is empty: pass at least one share, such as 0.2")
     counts = [test.count_regions(share, "shares") for share in shares]

@@ -30,7 +30,7 @@ class ExplainerProbe:
 
     @classmethod
     def from_explainer(cls, explainer: Explainer, x: Tensor, target: TargetLike = None) -> "ExplainerProbe":
-        """Create a probe by one forward pass on x. `target` is what `Score` accepts."""
+        """Create a probe whose targets are resolved on x. `target` is what `Score` accepts."""
         with evaluation_context(inspect_model(explainer.model), explainer, x) as context:
             score = context.create_score(explainer.resolve_target(target))
             output = score.forward(context.x)

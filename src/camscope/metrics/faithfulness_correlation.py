@@ -41,7 +41,7 @@ def infidelity(
     unit: AttributionUnit = "contributions",
     output_kind: OutputKind = "score",
 ) -> MetricValues:
-    """Return the mean squared difference of attribution and output loss over random squares (N,).
+    """Return the mean squared difference (N,) of attribution and output loss over random squares.
 
     The unit is that of the output, squared. For a map of zeros the value is the mean of the squared losses.
 
@@ -86,7 +86,7 @@ def infidelity(
 def faithfulness_correlation(
     test: PerturbationTest, share: float = 0.2, n_sets: int = DEFAULT_N_SETS, output_kind: OutputKind = "score"
 ) -> MetricValues:
-    """Return the correlation of attribution and output loss over random sets of regions (N,), -1..1.
+    """Return the correlation (N,) of attribution and output loss over random sets of regions, -1..1.
 
     `share` is the share of the regions in a set. The value is undefined where the map or the losses are constant.
     """
@@ -127,7 +127,7 @@ def sensitivity_n(
     rounding_tolerance=0.0,
 )
 def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") -> MetricValues:
-    """Return |sum of the map - loss of the output when all pixels are imputed| for each image (N,).
+    """Return the absolute difference (N,) between the sum of each map and the output lost by full imputation.
 
     It is meant for maps whose values should sum to the difference from their own baseline, at the resolution of the input.
     """

@@ -144,7 +144,7 @@ class PerturbationTest:
         if self.maps.shape != (expected := torch.Size([len(x), *x.shape[2:]])):
             received = f"the maps have shape {tuple(self.maps.shape)}; expected {tuple(expected)} for the input {tuple(x.shape)}"
             raise GeometryError(
-                f'{received}: resize them to the input\'s size, with Explanation.heatmap("input", scale=None)'
+                f'{received}: resize each map to the input, with Explanation.heatmap("input", scale=None)'
             )
         if self.tie_seeds is not None and len(self.tie_seeds) != len(x):
             received = f"{plural(len(self.tie_seeds), 'seed')} for {plural(len(x), 'image')}"

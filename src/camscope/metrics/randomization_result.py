@@ -21,6 +21,7 @@ from camscope.safe_files import write_bytes
 
 SAME_MAP_SIMILARITY = 0.95  # at or above it two maps count as the same, whatever the null distribution is
 N_NULL_RESAMPLES = 2000
+NullInterval = tuple[float, float, float]  # low end, mean, high end
 
 
 class RandomizationVerdict(NamedTuple):
@@ -47,9 +48,7 @@ class RandomizationVerdict(NamedTuple):
         return f"{outcome}: {self.final_similarity:.2f} (null {self.null_low:.2f}..{self.null_high:.2f}), {self.reason}"
 
 
-def judge_final_similarity(
-    final_similarities: FloatArray, null_interval: tuple[float, float, float]
-) -> RandomizationVerdict:
+def judge_final_similarity(final_similarities: FloatArray, null_interval: NullInterval) -> RandomizationVerdict:
     """Return the verdict for the similarities (N,) after the last step. At least half must be defined."""
     low, _, high = null_interval
     last = compute_mean_without_nan(final_similarities)
@@ -61,8 +60,8 @@ def judge_final_similarity(
     return RandomizationVerdict(bool(last <= high), last, low, high, f"{relation} maps of different images")
 
 
-def compute_null_interval(pair_similarities: FloatArray) -> tuple[float, float, float]:
-    """Return 2.5 % quantile, mean and 97.5 % quantile of mean similarities (N,N) of randomly paired images."""
+def compute_null_interval(pair_similarities: FloatArray) -> NullInterval:
+    """Return the null interval for similarities (N,N) of image pairs: 2.5 % quantile, mean, 97.5 % quantile."""
     rows = [row[~np.isnan(row)] for row in pair_similarities]
     rows = [row for row in rows if row.size]
     if not rows:
@@ -131,7 +130,7 @@ class RandomizationResult:
         return np.append(1.0, means.min(0)), np.append(1.0, means.max(0))
 
     @cached_property
-    def null_intervals(self) -> dict[str, tuple[float, float, float]]:
+    def null_intervals(self) -> dict[str, NullInterval]:
         """The null interval of each similarity: low end, mean and high end (see `compute_null_interval`)."""
         return {name: compute_null_interval(pairs) for name, pairs in self.null_similarities.items()}
 
@@ -156,7 +155,7 @@ class RandomizationResult:
 
     @property
     def passes(self) -> bool | None:
-        """Whether the test passes by every similarity, or None without a decision."""
+        """Whether the test passes by every similarity. None: the test cannot decide."""
         outcomes = {verdict.passes for verdict in self.verdicts.values()}
         return False if False in outcomes else None if None in outcomes else True
 

@@ -76,7 +76,7 @@ class Estimate:
         )
 
     def explain_missing_intervals(self, group_name: str = "group") -> str:
-        """Return why there is no interval if a few groups hold most of the values, else ""."""
+        """Return why the interval is missing, or "" unless a few groups hold most of the values."""
         if not self.is_dominated_by_few_groups or self.n_effective_groups is None or self.largest_group_share is None:
             return ""
         values = "images" if self.n_limiting_groups is None else "images of one class"

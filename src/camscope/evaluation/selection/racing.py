@@ -68,7 +68,7 @@ class CandidateState:
 ReferenceValues = dict[str, FloatArray]
 
 
-def collect_reference(candidates: Sequence[CandidateState]) -> ReferenceValues:
+def collect_reference_values(candidates: Sequence[CandidateState]) -> ReferenceValues:
     """Return the sorted values of all candidates for each metric, as a reference scale."""
     names = [name for name in RANKING_METRICS if name in candidates[0].metric_values]
     every = {
@@ -101,7 +101,7 @@ FINAL_SIGNIFICANCE_LEVEL, INTERIM_SIGNIFICANCE_LEVEL = 0.05, 0.01  # after all i
 MIN_GROUPS_TO_COMPARE = 8  # images, or groups: fewer cannot tell candidates apart
 
 
-def survivors(candidates: Sequence[CandidateState]) -> list[CandidateState]:
+def get_remaining_candidates(candidates: Sequence[CandidateState]) -> list[CandidateState]:
     """Return the candidates that are still in the race."""
     return [candidate for candidate in candidates if not candidate.drop_reason]
 
@@ -113,7 +113,7 @@ def rank_candidates(candidates: Sequence[CandidateState], reference: ReferenceVa
     return [candidates[i] for i in np.argsort(-compute_quality(candidates, reference).mean(1), kind="stable")]
 
 
-def drop_losers(candidates: Sequence[CandidateState], reference: ReferenceValues, n_images: int) -> None:
+def drop_worse_candidates(candidates: Sequence[CandidateState], reference: ReferenceValues, n_images: int) -> None:
     """Drop candidates that are significantly worse than the leader.
 
     The level is stricter before all `n_images` are seen. The same values select the leader, so p-values are corrected by Holm

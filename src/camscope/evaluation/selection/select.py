@@ -20,10 +20,10 @@ from camscope.evaluation.selection.racing import (
     CandidateState,
     ReferenceValues,
     SelectionSample,
-    collect_reference,
-    drop_losers,
+    collect_reference_values,
+    drop_worse_candidates,
+    get_remaining_candidates,
     rank_candidates,
-    survivors,
 )
 from camscope.explainers import METHODS, Explainer
 from camscope.explainers.core.runner import run_methods
@@ -52,7 +52,7 @@ class MethodSelection:
     @property
     def survivors(self) -> list[CandidateState]:
         """The candidates that are still in the race."""
-        return survivors(self.candidates)
+        return get_remaining_candidates(self.candidates)
 
     @property
     def cheapest(self) -> CandidateState:
@@ -114,20 +114,22 @@ def select_method(
         candidate.drop_reason = find_model_independence_reason(candidate.explainer, shuffled[:BLOCK_SIZE], seed)
     reference: ReferenceValues = {}
     for start in range(0, len(shuffled), BLOCK_SIZE):
-        racing, block = survivors(candidates), shuffled[start : start + BLOCK_SIZE]
+        racing, block = get_remaining_candidates(candidates), shuffled[start : start + BLOCK_SIZE]
         if not racing or (len(racing) == 1 and start and not never_drop):
             break
         if evaluate_block is None:
             evaluate_candidates(racing, block, n_steps, region_size or get_default_region_size(block[0].item.x), seed)
         else:
             evaluate_block(racing, block)
-        reference = collect_reference(racing) | {name: values for name, values in reference.items() if len(values)}
+        reference = collect_reference_values(racing) | {
+            name: values for name, values in reference.items() if len(values)
+        }
         n_seen = start + len(block)
         if not never_drop or n_seen == len(shuffled):
-            _drop_duplicates_and_unstable(racing)
-            drop_losers(survivors(racing), reference, len(shuffled))
+            _drop_duplicate_and_unstable_candidates(racing)
+            drop_worse_candidates(get_remaining_candidates(racing), reference, len(shuffled))
         if on_progress is not None:
-            on_progress(n_seen, len(samples), len(survivors(candidates)))
+            on_progress(n_seen, len(samples), len(get_remaining_candidates(candidates)))
     return _build_selection(candidates, reference, len(samples))
 
 
@@ -158,14 +160,14 @@ def find_model_independence_reason(explainer: Explainer, samples: Sequence[Selec
     return f"its maps stay the same without the trained weights (correlation {correlation:.2f})"
 
 
-def _drop_duplicates_and_unstable(candidates: Sequence[CandidateState]) -> None:
+def _drop_duplicate_and_unstable_candidates(candidates: Sequence[CandidateState]) -> None:
     """Drop candidates with the same maps as another candidate, and candidates with unstable maps."""
     for n, candidate in enumerate(candidates):
-        remaining = survivors(candidates[:n])
+        remaining = get_remaining_candidates(candidates[:n])
         duplicate = next((other for other in remaining if have_same_maps(candidate, other)), None)
         if duplicate is not None:
             candidate.drop_reason = f"its maps are those of {duplicate.title}"
-    for candidate in survivors(candidates):
+    for candidate in get_remaining_candidates(candidates):
         values = np.array(candidate.metric_values[ROBUSTNESS_METRIC])
         stability = float(np.median(values[~np.isnan(values)])) if not np.isnan(values).all() else 1.0
         if stability < MIN_MEDIAN_STABILITY:
@@ -185,7 +187,7 @@ def have_same_maps(first: CandidateState, second: CandidateState) -> bool:
 def _build_selection(
     candidates: Sequence[CandidateState], reference: ReferenceValues, n_images: int
 ) -> MethodSelection:
-    ranked = rank_candidates(survivors(candidates), reference)
+    ranked = rank_candidates(get_remaining_candidates(candidates), reference)
     dropped = sorted((c for c in candidates if c.drop_reason), key=lambda candidate: -candidate.n_images)
     n_seen = max(candidate.n_images for candidate in ranked or candidates)
     n_groups = n_images if candidates[0].groups is None else len(set(candidates[0].groups))
@@ -205,23 +207,23 @@ class SavedSelection:
 def save_selection(selection: MethodSelection, path: str | Path, *, overwrite: bool = False) -> Path:
     """Write the selected method to a TOML file. Without a clear winner this is the fastest candidate."""
 
-    def quote(text: str) -> str:  # a TOML string equals one of JSON up to one escape
+    def quote_toml_string(text: str) -> str:  # a TOML string equals one of JSON up to one escape
         return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
     best = selection.best[0] if selection.best else selection.cheapest
-    lines = [f"# {selection.recommendation}", f"method = {quote(best.explainer.name)}"]
+    lines = [f"# {selection.recommendation}", f"method = {quote_toml_string(best.explainer.name)}"]
     layer = getattr(best.explainer, "layer", None)
-    lines += [f"layer = {quote(layer)}"] if isinstance(layer, str) else []
-    lines += [f"model = {quote(compute_model_digest(unwrap(best.explainer.model)))}"]
+    lines += [f"layer = {quote_toml_string(layer)}"] if isinstance(layer, str) else []
+    lines += [f"model = {quote_toml_string(compute_model_digest(unwrap(best.explainer.model)))}"]
     lines += [f"clear = {str(bool(selection.best)).lower()}"]
     for candidate in selection.candidates:
-        lines += ["", "[[standing]]", f"title = {quote(candidate.title)}", f"images = {candidate.n_images}"]
+        lines += ["", "[[standing]]", f"title = {quote_toml_string(candidate.title)}", f"images = {candidate.n_images}"]
         lines += [f"seconds = {candidate.seconds_per_image:.4f}"]
         for name in candidate.metric_values:
             if (estimate := candidate.estimate_metric(name)) is not None:
                 numbers = [number for number in (estimate.mean, estimate.low, estimate.high) if isfinite(number)]
                 lines.append(f"{name} = [{', '.join(f'{number:.4f}' for number in numbers)}]")
-        lines += [f"out = {quote(candidate.drop_reason)}"] if candidate.drop_reason else []
+        lines += [f"out = {quote_toml_string(candidate.drop_reason)}"] if candidate.drop_reason else []
     return write_bytes(path, ("\n".join(lines) + "\n").encode(), overwrite=overwrite)
 
 
