@@ -16,11 +16,11 @@ from camscope.metrics import (
     jaccard,
     localization,
     randomization_result,
-    randomized_copies,
     robustness,
     similarity,
     spearman,
     statistics,
+    weight_randomization,
 )
 from camscope.metrics.explainer_probe import ExplainerProbe
 from camscope.metrics.input_transforms import Rotation, Shift
@@ -126,13 +126,13 @@ def noise_is_in_shares_of_the_range() -> None:
 def batch_norm_forgets() -> None:
     model = nn.Sequential(nn.BatchNorm2d(2))
     model[0].running_mean += 3
-    randomized_copies.reset_modules(model, ["0"], 0)
+    weight_randomization.reset_modules(model, ["0"], 0)
     assert not model[0].running_mean.any()
 
 
 def a_reset_leaves_the_random_numbers() -> None:
     model, state = nn.Linear(2, 2), torch.get_rng_state()
-    randomized_copies.reset_modules(model, [""], 0)
+    weight_randomization.reset_modules(model, [""], 0)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -259,7 +259,7 @@ OF_METRICS = [
     Mutant(
         "the uncovered is zero",
         robustness,
-        "_compute_shared_similarity",
+        "_compare_covered_pixels",
         "(clean_map[covered_mask], transformed_map[covered_mask])",
         "(clean_map, transformed_map)",
         only_what_both_show_is_compared,
@@ -282,13 +282,15 @@ OF_METRICS = [
     ),
     Mutant(
         "random numbers moved on",
-        randomized_copies,
+        weight_randomization,
         "reset_modules",
         "torch.set_rng_state(random_state)",
         "pass",
         a_reset_leaves_the_random_numbers,
     ),
-    Mutant("permuted, not reset", randomized_copies, "_reset_module", "callable(reset)", "False", batch_norm_forgets),
+    Mutant(
+        "permuted, not reset", weight_randomization, "_reset_module", "callable(reset)", "False", batch_norm_forgets
+    ),
     Mutant(
         "a null of one forgives",
         randomization_result,

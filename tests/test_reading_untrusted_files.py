@@ -254,6 +254,7 @@ def test_an_outline_far_outside_of_its_image_is_one_error():
 
     for far in (1e30, float("nan"), -3e9):
         with pytest.raises(
-            InputError, match=r"a polygon reaches (1e\+30|nan|3000000000\.0); expected pixels of its image"
+            InputError,
+            match=r"a polygon has the coordinate (1e\+30|nan|3000000000\.0); expected pixel coordinates of its image",
         ):
             mask_from_polygons([[0, 0, far, 0, 5, 5]], (10, 10))

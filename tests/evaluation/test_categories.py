@@ -140,7 +140,7 @@ def test_masks_of_one_label_each_need_no_choice_unless_the_labels_differ(tmp_pat
 def test_boxes_in_a_column_have_no_category(tmp_path):
     row = {**ROW, "boxes": "[[0, 0, 2, 2]]"}
     assert load_ground_truth("boxes", ["boxes"], tmp_path).load_mask(row, SIZE).sum() == 4
-    with pytest.raises(CategoryError, match="which holds boxes or points: these have none"):
+    with pytest.raises(CategoryError, match="but boxes and points have no categories"):
         load_ground_truth("boxes", ["boxes"], tmp_path, "cell").load_mask(row, SIZE)
 
 

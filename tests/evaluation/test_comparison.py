@@ -386,7 +386,7 @@ def test_evidence_of_nothing_is_told_before_any_map_is_made(place, tmp_path):
     model, source = load_model("phantom"), place / "list.parquet"
     (tmp_path / "other").mkdir()
     Image.new("L", (8, 8), 255).save(tmp_path / "other" / "cat.png")
-    with pytest.raises(InputError, match=r"no image has ground truth: there is no mask of its name \(8 x\)"):
+    with pytest.raises(InputError, match=r"no image has ground truth: no mask has the name of the image \(8 x\)"):
         generate_maps(GradCAM(model), source, tmp_path / "run", masks=tmp_path / "other")
     Image.new("L", (8, 8), 255).save(tmp_path / "other" / "00.png")
     with pytest.raises(InputError, match="expected the same size"):
@@ -484,7 +484,7 @@ def by_hand_of(place, made):
         (["evaluate", "{images}", "--metrics", "hit"], 2, "no metric 'hit'; nearest names"),
         (["compare", "{images}", "--metrics", "enrichment"], 2, "needs ground truth"),
         (["compare", "{images}", "--metrics", "spearman"], 2, "compares two maps"),
-        (["compare", "{images}", "--masks", "nowhere"], 2, "nowhere: no COCO file"),
+        (["compare", "{images}", "--masks", "nowhere"], 2, "nowhere is not a COCO file"),
         (["compare", "{images}", "--group", "ward"], 2, "no column 'ward'"),
         (["compare", "{images}", "--methods", "gradcma"], 2, "nearest names"),
         (["compare", "{images}", "--columns", "2"], 2, "'--columns': this option applies only to one image"),
@@ -534,7 +534,7 @@ def test_wrong_use_is_one_line_before_the_model_is_loaded(place, found, tmp_path
 def test_an_interrupted_comparison_keeps_what_is_there_and_says_how_to_go_on(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = "compare", place / "images" / "0[0-3].png", "--methods", "gradcam,layercam", "-o", "out"
-    pairs, seen = agreements.iter_map_pairs, []
+    pairs, seen = agreements.iter_pair_agreements, []
 
     def interrupted(*args):
         seen.append(args)
@@ -542,12 +542,12 @@ def test_an_interrupted_comparison_keeps_what_is_there_and_says_how_to_go_on(pla
             raise KeyboardInterrupt
         return pairs(*args)
 
-    monkeypatch.setattr(agreements, "iter_map_pairs", interrupted)
+    monkeypatch.setattr(agreements, "iter_pair_agreements", interrupted)
     told = error(run(*words, code=base.EXIT_INTERRUPTED))
     assert told == "error: interrupted; finished work is in out: run the same command again to resume"
     parts = {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")}
     assert len(parts) == 2  # the maps, and the metrics
-    monkeypatch.setattr(agreements, "iter_map_pairs", pairs)
+    monkeypatch.setattr(agreements, "iter_pair_agreements", pairs)
     run(*words)
     now = {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")}
     assert len(now) == 3

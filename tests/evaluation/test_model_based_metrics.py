@@ -223,7 +223,7 @@ def test_another_model_preprocess_or_image_is_refused(net, place, tmp_path):
     with torch.no_grad():
         next(other.parameters())[0] += 1
     digits = BatchRun(place / "run").run_info["run_config"]["model"]["digest"]
-    with pytest.raises(InputError, match=rf"a model with digest {digits} .*; the one given has [0-9a-f]{{16}}"):
+    with pytest.raises(InputError, match=rf"a model with digest {digits} .*, but this model has digest [0-9a-f]{{16}}"):
         evaluate(place / "run", tmp_path / "out", model=other)
     with pytest.raises(PreprocessError, match=r"made with preprocess Preprocess.*pass the same"):
         evaluate(place / "run", tmp_path / "out", model=net, preprocess=Preprocess(mean=(0,), std=(1,), channels=1))

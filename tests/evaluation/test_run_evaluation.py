@@ -108,7 +108,7 @@ def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path, monkeyp
     np.testing.assert_array_equal(read.load_mask(row, mask.shape), boxed)
     both = load_ground_truth(tmp_path / "coco.json", columns, place, "all").load_mask(row, mask.shape)
     assert both.sum() == boxed.sum() + 9
-    with pytest.raises(UndefinedError, match="no annotation of its name"):
+    with pytest.raises(UndefinedError, match="no annotation has the name of the image"):
         read.load_mask({**row, "path": "other.png"}, mask.shape)
     with pytest.raises(InputError, match="annotated at"):
         read.load_mask(row, (64, 64))
@@ -120,7 +120,7 @@ def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path, monkeyp
     assert isinstance(load_ground_truth("mask", ["mask"], tmp_path), AnnotationColumn)
     assert isinstance(load_ground_truth("./mask", ["mask"], tmp_path), MaskFolder)
     assert isinstance(load_ground_truth(Path("mask"), ["mask"], tmp_path), MaskFolder)
-    with pytest.raises(InputError, match=r"no column of the manifest \(patient, boxes, mask\)"):
+    with pytest.raises(InputError, match=r"or a column of the manifest \(patient, boxes, mask\)"):
         load_ground_truth("nowhere", columns, place)
 
 
@@ -152,7 +152,7 @@ def test_images_of_one_name_in_several_folders_have_masks_of_their_own(tmp_path)
         found = [known.load_mask({"path": f"photos/{folder}/1.jpg"}, (3, 2)).sum() for folder in "ab"]
         assert tuple(found) == sums
         assert known.load_mask({"path": "b\\1.jpg"}, (3, 2)).sum() == sums[1]
-        with pytest.raises(UndefinedError, match="2 files of its name, and the folders do not tell"):
+        with pytest.raises(UndefinedError, match="2 files have the name of the image, in different folders"):
             known.load_mask({"path": "photos/c/1.jpg"}, (3, 2))
 
 
@@ -222,7 +222,7 @@ def test_measuring_goes_on_where_it_was_and_refuses_another(place, tmp_path):
     ).table()
     assert again.equals(whole)
     assert seen == [(5, 12), *((n, 12) for n in range(6, 11)), (12, 12)]
-    with pytest.raises(InputError, match="run: expected a folder that evaluate wrote, with metrics of a run"):
+    with pytest.raises(InputError, match="run: expected a folder with metric values that evaluate wrote"):
         EvaluationResult(place / "run")
     with pytest.raises(OutputError, match=r"metrics: \['enrichment'\] there"):
         evaluate(place / "run", tmp_path / "out", place / "masks", ["energy-inside"])
@@ -247,7 +247,7 @@ def test_what_was_cropped_away_is_no_background():
     assert window == (slice(0, 4), slice(2, 6))
     assert np.argwhere(inside).tolist() == [[0, 0], [0, 1]]
     mask[:, 2:] = False
-    with pytest.raises(UndefinedError, match="the model saw nothing of the annotated region"):
+    with pytest.raises(UndefinedError, match="the annotated region lies outside the model input"):
         crop_to_model_input(one, mask)
 
 
@@ -366,7 +366,7 @@ def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypat
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert (
-        "undefined 9 of Grad-CAM, LayerCAM, uniform, Center Gaussian, Edge detector and random: there is no mask of"
+        "undefined 9 of Grad-CAM, LayerCAM, uniform, Center Gaussian, Edge detector and random: no mask has the"
         in result.stdout
     )
     assert "not an image of a format" in result.stdout
@@ -374,7 +374,7 @@ def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypat
     for metric in ("enrichment", "enrichment,sparseness"):
         other = CliRunner().invoke(app, [*words[:3], metric, "--masks", "none", "-o", metric])
         assert other.exit_code == 2
-        assert "no image has ground truth: there is no mask of its name (22 x)" in " ".join(other.stderr.split())
+        assert "no image has ground truth: no mask has the name of the image (22 x)" in " ".join(other.stderr.split())
 
 
 def test_a_method_without_any_value_says_of_how_many_rows():

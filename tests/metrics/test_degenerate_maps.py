@@ -140,7 +140,7 @@ def test_a_map_times_a_number_is_the_same_map(name):
 def test_a_mask_that_says_nothing(name):
     with pytest.raises(UndefinedError, match="the mask is empty"):
         called(name, RAMP, np.zeros_like(MASK))
-    with pytest.raises(UndefinedError, match="the mask is the whole image"):
+    with pytest.raises(UndefinedError, match="the mask covers the whole image"):
         called(name, RAMP, np.ones_like(MASK))
     right, wrong = called(name, PEAK, ONE), called(name, RAMP, ONE)  # of one pixel: it, or its opposite
     better = METRICS[name].higher_is_better

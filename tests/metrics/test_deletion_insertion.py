@@ -461,7 +461,7 @@ def test_what_cannot_be_asked_is_refused():
             ),
             (lambda: PerturbationTest(x[:, 0], scores, n_steps=0), InputError, "n_steps=0"),
             (lambda: METRICS["necessity"](trial, share=1.5), InputError, "between 0 and 1"),
-            (lambda: METRICS["road"](trial, shares=()), InputError, "name at least one"),
+            (lambda: METRICS["road"](trial, shares=()), InputError, "pass at least one share"),
             (lambda: METRICS["deletion"](trial, output_kind="logit"), InputError, "output_kind='logit'"),
             (lambda: aopc(trial, n_regions=0), InputError, "n_regions=0"),
             (lambda: METRICS["infidelity"](trial, masks=torch.ones(2, 6, 6)), GeometryError, "expected bool"),

@@ -177,8 +177,8 @@ def test_a_random_map_gets_what_guessing_gets():
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: pointing_game(HEAT, MASK.astype(int)), InputError, "the mask is int64; expected bool"),
-        (lambda: pointing_game(HEAT, MASK.T), GeometryError, r"the mask is \(4, 3\) and the map \(3, 4\)"),
+        (lambda: pointing_game(HEAT, MASK.astype(int)), InputError, "the mask has dtype int64; expected bool"),
+        (lambda: pointing_game(HEAT, MASK.T), GeometryError, r"the mask has shape \(4, 3\) and the map \(3, 4\)"),
         (lambda: pointing_game(HEAT, MASK, -1.0), InputError, "tolerance=-1.0: expected a number, 0 or more"),
         (lambda: pointing_game(HEAT, MASK, 1.0, (1.0,)), InputError, "expected 2 positive numbers"),
         (lambda: centroid_distance(HEAT, MASK, (2.0,)), InputError, "expected 2 positive numbers"),
@@ -186,7 +186,11 @@ def test_a_random_map_gets_what_guessing_gets():
         (lambda: iou(HEAT, MASK, 0.0), InputError, "each above 0 and at most 1"),
         (lambda: iou(HEAT, MASK, 1.5), InputError, "each above 0 and at most 1"),
         (lambda: iou_over_thresholds(HEAT, MASK, ()), InputError, "expected at least one"),
-        (lambda: energy_inside(np.zeros((0, 4)), np.zeros((0, 4), bool)), InputError, "it has no cells"),
+        (
+            lambda: energy_inside(np.zeros((0, 4)), np.zeros((0, 4), bool)),
+            InputError,
+            "is empty: expected at least one cell",
+        ),
         (lambda: iou_otsu(np.ones((3, 4)) + 1e-16 * HEAT, MASK), UndefinedError, "the map is constant"),
         (lambda: iou_otsu(1 + 2e-16 * HEAT, MASK), UndefinedError, "the map is constant"),
     ],

@@ -22,7 +22,7 @@ from camscope.metrics import (
     randomize_weights,
     run_randomization_test,
 )
-from camscope.metrics.randomized_copies import reset_modules, split_model
+from camscope.metrics.weight_randomization import reset_modules, split_model
 from camscope.models import load_model
 from camscope.phantom import draw_radiograph, load_phantom_model, to_model_input
 from camscope.render.randomization_figure import SimilarityCurve, _colorize_map, draw_randomization_figure
@@ -441,7 +441,7 @@ def test_the_code_in_the_page_runs(net, scans, tmp_path, monkeypatch):
 def test_refused(net, scans):
     for call, error, words in (
         (lambda: run_randomization_test(GradCAM(net), scans[:1]), InputError, "expected two images or more"),
-        (lambda: run_randomization_test(GradCAM(net), scans, seeds=[]), InputError, "name at least one"),
+        (lambda: run_randomization_test(GradCAM(net), scans, seeds=[]), InputError, "pass at least one of each"),
         (lambda: run_randomization_test(GradCAM(net), scans, seeds=[0.5]), InputError, "seeds=0.5"),
         (lambda: run_randomization_test(GradCAM(net), scans, order="bottom-up"), InputError, "order='bottom-up'"),
         (
@@ -485,5 +485,7 @@ def test_on_photographs_the_edge_detector_fails_and_gradcam_passes():
     found = run_randomization_test(
         GradCAM(model), x, seeds=range(5), layers=[model]
     )  # the last step of a cascade, at once
-    assert sum(found.select_seed(seed).passes for seed in range(5)) >= 4
+    curves = found.similarities.items()
+    each = [replace(found, seeds=(n,), similarities={name: runs[[n]] for name, runs in curves}) for n in range(5)]
+    assert sum(one.passes for one in each) >= 4
     assert not run_randomization_test(EdgeDetector(model), x, seeds=[0], layers=[model]).passes

@@ -194,7 +194,7 @@ def test_only_where_the_prediction_holds():
     assert compute_stable_prediction_share(
         ExplainerProbe.from_explainer(tool, x), [Shift(-1), Shift((0, 0))]
     ).tolist() == [0.5]
-    with pytest.raises(UndefinedError, match=r"under no change the prediction is stable.*\(shift -1 px: \|dp\| 1\)"):
+    with pytest.raises(UndefinedError, match=r"no transform keeps the prediction stable.*\(shift -1 px: \|dp\| 1\)"):
         stability(tool, x, transforms=[Shift(-1)])
 
 
@@ -346,7 +346,11 @@ def test_refused():
     for call, error, words in (
         (lambda: compare_under_transforms(tool, x, similarity="ssim"), InputError, "which compare single pixels"),
         (lambda: compare_under_transforms(tool, x, transforms=[]), InputError, "transforms is empty"),
-        (lambda: compare_under_transforms(tool, x, transforms=[Shift((1, 2, 3))]), InputError, "expected 2 numbers"),
+        (
+            lambda: compare_under_transforms(tool, x, transforms=[Shift((1, 2, 3))]),
+            InputError,
+            "or 2 numbers with one for each axis",
+        ),
         (lambda: compare_under_transforms(tool, x, transforms=[Shift(0.5)]), InputError, "pixels=0.5"),
         (lambda: compare_under_transforms(tool, x, transforms=[GaussianNoise(-1.0)]), InputError, "relative_std=-1.0"),
         (lambda: Rotation(3).apply(smooth(9)), GeometryError, "leave Rotation out"),

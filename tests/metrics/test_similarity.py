@@ -157,7 +157,7 @@ def test_drawn_evenly_a_map_has_a_gini_index_of_a_third():
 
 @pytest.mark.parametrize("metric", [sparseness, entropy, effective_area])
 def test_one_cell_is_not_spread_out(metric):
-    with pytest.raises(UndefinedError, match="a map of 1 cell"):
+    with pytest.raises(UndefinedError, match="the map has 1 cell: expected 2"):
         metric([[3.0]])
 
 

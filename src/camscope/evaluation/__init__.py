@@ -1,4 +1,4 @@
-"""Metrics over the maps of a run, in a long-form Parquet dataset, and comparisons of methods. Needs the extra `metrics`."""
+"""Metrics for the maps of a batch run, and comparisons of attribution methods. Needs the extra `metrics`."""
 
 from camscope.evaluation.comparison_result import ComparisonResult
 from camscope.evaluation.ground_truth import GroundTruth, load_ground_truth

@@ -1,4 +1,4 @@
-"""The result of a comparison of methods: numbers, sentences, and a figure of intervals, agreement and example images."""
+"""The result of a comparison of methods: numbers, sentences and a figure."""
 
 import contextlib
 import html
@@ -25,7 +25,7 @@ from camscope.evaluation.metric_plots import (
     FIGURE_FORMATS,
     METHOD_ROW_INCHES,
     TEXT_COLOR,
-    compute_panel_grid,
+    compute_panel_rows_and_columns,
     draw_forest_plot,
     draw_title,
     import_matplotlib_figure,
@@ -57,7 +57,7 @@ DIFFERENCE_COLUMNS = {"": "mean", "_low": "low", "_high": "high", "_p_value": "p
 
 @dataclass(frozen=True, eq=False)
 class ComparisonResult:
-    """The comparison of the methods of a run over its images, as numbers, sentences and a figure.
+    """The result of a comparison of attribution methods over the images of a run.
 
     Attributes:
         run: The run.
@@ -81,23 +81,23 @@ class ComparisonResult:
     ground_truth: GroundTruth | None = field(default=None, repr=False)
 
     def get_name(self, summary: MethodSummary) -> str:
-        """Return the display name of a summary's method."""
+        """Return the display name of the method in a summary."""
         return self.names[summary.key, summary.is_control]
 
     @property
     def method_names(self) -> list[str]:
-        """The display names in the run's order."""
+        """The display names of the methods, in the order of the run."""
         return [self.names[key, False] for key in self.agreement.keys]
 
     @property
     def title(self) -> str:
-        """The model, the layer if there is only one, and the number of images."""
+        """A title with the model, the layer if there is only one, and the number of images."""
         layers = {key[1] for key in self.agreement.keys} - {None}
         model, layer = self.run.run_info["run_config"]["model"]["source"], layers.pop() if len(layers) == 1 else None
         return " · ".join(filter(None, (Path(model).name, layer, plural(self.n_images, "image"))))
 
     def compute_correlation_matrix(self) -> FloatArray:
-        """Return the mean Spearman correlations (M,M) of maps, in the order of `method_names`, or NaN if undefined."""
+        """Return the mean Spearman correlation (M,M) of the maps of each pair of methods, or NaN if undefined."""
         matrix = np.full((len(self.agreement.keys),) * 2, np.nan)
         np.fill_diagonal(matrix, 1)
         for (i, j), estimate in self.agreement.estimates.items():
@@ -106,11 +106,11 @@ class ComparisonResult:
 
     @cached_property
     def statements(self) -> tuple[str, ...]:
-        """Which methods differ and which do not, as sentences."""
+        """Sentences about methods that differ and methods that do not differ."""
         return tuple(iter_statements(self.summaries, self.agreement, self.names))
 
     def to_records(self) -> list[dict[str, Any]]:
-        """Return one dict for each metric and method: mean, interval, and the paired differences.
+        """Return one dict for each metric and method, with the mean, its interval and paired differences.
 
         `difference_to_best` is corrected for all pairs of methods and all metrics. `difference_to_control`, the difference to
         the best control, is corrected for all methods and metrics. Both are signed so that higher is better.
@@ -127,7 +127,7 @@ class ComparisonResult:
         return record | {"seconds_per_image": self.seconds_per_image.get(summary.key)}
 
     def figure(self, *, n_examples: int | None = None, seed: int = 0) -> "Figure":
-        """Draw intervals of every metric, the agreement of the maps and example images, as a matplotlib figure.
+        """Draw a matplotlib figure with the intervals of every metric, the agreement of maps, and example images.
 
         Args:
             n_examples: Number of images. Default: as many as fit.
@@ -141,7 +141,7 @@ class ComparisonResult:
         return figure
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-        """Write the figure as `.png`, `.svg` or `.pdf`."""
+        """Write the figure as a `.png`, `.svg` or `.pdf` file."""
         suffix = Path(path).suffix.lower()
         if suffix not in FIGURE_FORMATS:
             raise OutputError(
@@ -164,7 +164,7 @@ class ComparisonResult:
 
 @dataclass(frozen=True)
 class ExampleImage:
-    """An example image, its overlay for each method, its size (H,W), and its mask (H,W) if there is one."""
+    """An example image with an overlay for each method. Its size is (H,W), and its mask (H,W) is optional."""
 
     caption: str
     image: PixelArray
@@ -174,7 +174,7 @@ class ExampleImage:
 
 
 def draw_comparison_figure(comparison: ComparisonResult, n_examples: int | None, seed: int) -> Any:
-    """Draw the figure of a comparison with matplotlib."""
+    """Draw the matplotlib figure of a comparison of methods."""
     figures = import_matplotlib_figure()
     groups = [[comparison.names[key, False] for key in group] for group in comparison.agreement.equivalent_groups]
     rows = sort_methods(comparison.summaries, comparison.get_name, comparison.method_names, groups)
@@ -187,7 +187,7 @@ def draw_comparison_figure(comparison: ComparisonResult, n_examples: int | None,
         image_inches = min(MAX_IMAGE_INCHES, (FIGURE_WIDTH_INCHES - side) / (1 + len(shown_methods)))
         n_examples = int(np.clip(side // (image_inches + CAPTION_INCHES), MIN_EXAMPLES, MAX_EXAMPLES))
     examples = select_examples(comparison, shown_methods, n_examples, seed)
-    n_panel_rows = compute_panel_grid(len(comparison.summaries))[0]
+    n_panel_rows = compute_panel_rows_and_columns(len(comparison.summaries))[0]
     heights = [n_panel_rows * (0.85 + METHOD_ROW_INCHES * len(rows)) + 0.3]
     if len(order) > 1 or examples:
         heights.append(max(side, _compute_examples_height(examples, FIGURE_WIDTH_INCHES - side)))
@@ -198,14 +198,14 @@ def draw_comparison_figure(comparison: ComparisonResult, n_examples: int | None,
         parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         draw_forest_plot(parts[0], comparison.summaries, comparison.get_name, rows)
         if len(heights) > 1:
-            _draw_lower_half(parts[1], comparison, order, examples, side)
+            _draw_agreement_and_examples(parts[1], comparison, order, examples, side)
     return figure
 
 
 def select_examples(
     comparison: ComparisonResult, methods: Sequence[str], max_images: int, seed: int
 ) -> list[ExampleImage]:
-    """Return at most `max_images` random images for which every method has a map, with the first target of each."""
+    """Return at most `max_images` random images for which every method has a map."""
     keys = {key: name for (key, is_control), name in comparison.names.items() if not is_control and name in methods}
     row_numbers = np.unique(comparison.run.table(columns=["row"])["row"].to_numpy())
     examples: list[ExampleImage] = []
@@ -245,7 +245,7 @@ def _build_example(comparison: ComparisonResult, rows: Mapping[str, Mapping[str,
 
 
 def _compute_matrix_size(n_methods: int) -> float:
-    """Return the size of the agreement matrix with its labels, in inches."""
+    """Return the size of the agreement matrix in inches, including labels."""
     if n_methods < 2:
         return 0.0
     cell = INTERVAL_CELL_INCHES if n_methods <= MAX_METHODS_WITH_INTERVALS else CELL_INCHES
@@ -253,12 +253,12 @@ def _compute_matrix_size(n_methods: int) -> float:
 
 
 def _compute_examples_height(examples: Sequence[ExampleImage], width: float) -> float:
-    """Return the height of the captioned examples in inches, for a given width."""
+    """Return the height of all example images in inches, for a given width in inches."""
     heights = [width / (1 + len(e.overlays)) * e.size[0] / e.size[1] for e in examples]
     return sum(min(MAX_IMAGE_INCHES, height) + CAPTION_INCHES for height in heights) + 0.2
 
 
-def _draw_lower_half(
+def _draw_agreement_and_examples(
     figure: Any,
     comparison: ComparisonResult,
     method_names: Sequence[str],
@@ -279,7 +279,7 @@ def _draw_lower_half(
 
 
 def _draw_agreement_matrix(figure: Any, comparison: ComparisonResult, method_names: Sequence[str]) -> None:
-    """Draw the mean correlation of each pair of methods, in the order of the forest plot."""
+    """Draw the mean correlation of the maps of each pair of methods as a matrix."""
     panel, places = figure.subplots(), [comparison.method_names.index(name) for name in method_names]
     n_methods, values = len(method_names), comparison.compute_correlation_matrix()[np.ix_(places, places)]
     below = np.where(np.tri(n_methods, k=-1), values, np.nan)[1:, :-1]  # each pair once
@@ -311,7 +311,7 @@ def _draw_agreement_matrix(figure: Any, comparison: ComparisonResult, method_nam
 
 
 def _draw_examples(figure: Any, examples: Sequence[ExampleImage]) -> None:
-    """Draw a row for each image: the image, then the maps."""
+    """Draw one row for each example: the image, then its overlay for each method."""
     columns = 1 + max(len(example.overlays) for example in examples)
     panels = figure.subplots(len(examples), columns, squeeze=False)
     for row, example in zip(panels, examples, strict=True):

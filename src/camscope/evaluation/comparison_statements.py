@@ -1,9 +1,9 @@
-"""Sentences about a comparison: equivalent maps, methods that do not differ, and methods that beat no control."""
+"""Sentences about a comparison of methods: equivalent maps, significant differences, and controls."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from camscope.evaluation.map_agreement import MapAgreement, MethodKey
-from camscope.evaluation.summary import SIGNIFICANCE_LEVEL, MethodSummary, has_controls
+from camscope.evaluation.summary import SIGNIFICANCE_LEVEL, MethodSummary, is_compared_with_controls
 from camscope.metrics import METRICS
 from camscope.metrics.statistics import MIN_GROUPS_FOR_INTERVAL, compute_min_p_value
 from camscope.plurals import plural
@@ -16,7 +16,7 @@ MethodNames = Mapping[tuple[MethodKey, bool], str]
 def iter_statements(
     summaries: Mapping[str, Sequence[MethodSummary]], agreement: MapAgreement, names: MethodNames
 ) -> Iterator[str]:
-    """Yield sentences about the maps, then about groups of metrics, then about single metrics."""
+    """Yield sentences about the maps, then about several metrics, then about single metrics."""
     for group in agreement.equivalent_groups:
         yield f"{join_names([names[key, False] for key in group])}: the same maps here, as they are displayed"
     if reason := explain_missing_intervals([summary for group in summaries.values() for summary in group]):
@@ -44,7 +44,7 @@ def iter_statements(
 
 
 def explain_missing_intervals(summaries: Sequence[MethodSummary]) -> str:
-    """Return the reason for missing intervals if one group has most of the images, else ""."""
+    """Return the reason for missing intervals, or "" if no group holds most of the images."""
     all_estimates = [
         estimate
         for line in summaries
@@ -57,14 +57,14 @@ def explain_missing_intervals(summaries: Sequence[MethodSummary]) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names as `a`, `a and b` or `a, b and c`; of many names the first, and the number of the others."""
+    """Join names as `a, b and c`. A long list ends in the number of further names."""
     if len(names) > MAX_NAMES_IN_LIST + 1:
         return f"{', '.join(names[:MAX_NAMES_IN_LIST])} and {len(names) - MAX_NAMES_IN_LIST} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 class _MetricRanking:
-    """The best method by one metric, the methods that do not differ from it, and the worse methods."""
+    """The ranking of methods by one metric, with the methods that are significantly worse than the best."""
 
     def __init__(self, summaries: Sequence[MethodSummary], names: MethodNames) -> None:
         is_ranked = METRICS[summaries[0].metric].higher_is_better is not None
@@ -88,7 +88,7 @@ class _MetricRanking:
 
 
 def _iter_control_statements(summaries: Mapping[str, Sequence[MethodSummary]], names: MethodNames) -> Iterator[str]:
-    """Yield sentences about metrics in which no method, or not every method, is better than the best control."""
+    """Yield sentences about metrics in which some methods are not better than the best control."""
     metrics_by_control: dict[str, list[str]] = {}
     partial_statements = []
     for metric, group in summaries.items():
@@ -96,7 +96,7 @@ def _iter_control_statements(summaries: Mapping[str, Sequence[MethodSummary]], n
         controls = [
             METHODS.display_name(line.method) for line in group if line.is_control and line.estimate is not None
         ]
-        if not methods or not controls or not has_controls(group[0].metric):
+        if not methods or not controls or not is_compared_with_controls(group[0].metric):
             continue
         better = [names[line.key, line.is_control] for line in methods if line.beats_control]
         if not better:

@@ -1,4 +1,4 @@
-"""Ground truth for the images of a run: masks, boxes, points, or a COCO file."""
+"""Ground-truth masks of images, from mask files, boxes, points or a COCO file."""
 
 import json
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ PathParts = tuple[str, ...]
 
 
 class FilenameIndex(Generic[IndexedValue]):
-    """Values by the name of an image file, with or without its suffix. Several folders may contain files of one name."""
+    """A lookup of values by image file name, with or without suffix. Folders may share file names."""
 
     def __init__(self, items: Iterable[tuple[str, IndexedValue]], *, ignore_suffix: bool = False) -> None:
         self._ignore_suffix = ignore_suffix
@@ -38,7 +38,7 @@ class FilenameIndex(Generic[IndexedValue]):
             self._values_by_name.setdefault(parts[-1], {})[parts] = value
 
     def find(self, path: str) -> IndexedValue | None:
-        """Return the value for a path: among files of its name the one that shares the most parent folders."""
+        """Return the value of the file with the same name that shares the most parent folders with `path`."""
         parts = self._split_path(path)
         candidates = self._values_by_name.get(parts[-1], {})
         common = dict.fromkeys(candidates, 0)  # the number of equal parts at the end
@@ -48,7 +48,7 @@ class FilenameIndex(Generic[IndexedValue]):
         best = [other for other, length in common.items() if length == max(common.values())]
         if len(best) > 1:
             raise UndefinedError(
-                f"there are {plural(len(best), 'file')} of its name, and the folders do not tell which one is meant"
+                f"{plural(len(best), 'file')} have the name of the image, in different folders; expected one"
             )
         return candidates[best[0]] if best else None
 
@@ -65,7 +65,7 @@ ImageSize = tuple[int, ...]
 
 
 class GroundTruth(ABC):
-    """A source of annotated regions for images.
+    """A source of ground-truth masks for images.
 
     Attributes:
         source: A description without file names.
@@ -80,7 +80,7 @@ class GroundTruth(ABC):
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """The categories that count; empty without categories."""
+        """The categories whose annotations count, or an empty tuple without categories."""
         return self.label_choice.categories
 
     def __str__(self) -> str:
@@ -90,17 +90,17 @@ class GroundTruth(ABC):
 
     @abstractmethod
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
-        """Return the mask (H,W) bool of a row's image. Raises UndefinedError if there is no annotation."""
+        """Return the mask (H,W) bool of a row's image. Raises UndefinedError for an image without annotation."""
 
     @property
     def digest(self) -> str:
-        """8 hex digits that change with the annotations, so that values for different annotations are not mixed."""
+        """8 hex digits that change with the annotations."""
         return ""
 
 
 @dataclass(frozen=True)
 class MaskFolder(GroundTruth):
-    """A folder of mask images named as the images, with any suffix. Black, or 0, is outside."""
+    """A folder of mask images. A mask has the name of its image, and black pixels are outside."""
 
     files: Sequence[str]
     label_choice: LabelChoice = field(default_factory=LabelChoice)
@@ -109,7 +109,7 @@ class MaskFolder(GroundTruth):
 
     @property
     def digest(self) -> str:
-        """A digest of names, sizes and times of the files, and of the chosen labels."""
+        """The digest of the names, sizes and times of the mask files, and of the chosen labels."""
         states = [(file, Path(file).stat()) for file in sorted(self.files)]
         parameters: dict[str, Any] = {file: (status.st_size, status.st_mtime_ns) for file, status in states}
         return hash_parameters(parameters | ({"categories": self.categories} if self.categories else {}))
@@ -119,16 +119,16 @@ class MaskFolder(GroundTruth):
         return FilenameIndex(((file, file) for file in self.files), ignore_suffix=True)
 
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
-        """Return the mask (H,W)."""
+        """Return the mask (H,W) bool of a row's image."""
         file = self._files_by_name.find(str(row["path"]))
         if file is None:
-            raise UndefinedError("there is no mask of its name")
+            raise UndefinedError("no mask has the name of the image")
         return read_mask(file, size, self.label_choice)
 
 
 @dataclass(frozen=True)
 class AnnotationColumn(GroundTruth):
-    """A column of the manifest with mask paths, or boxes [[x, y, width, height], …] or points [[x, y], …] as lists or JSON."""
+    """A column of the manifest with mask paths, boxes [x, y, width, height] or points [x, y], as lists or JSON."""
 
     name: str
     locations: PathResolver
@@ -136,16 +136,16 @@ class AnnotationColumn(GroundTruth):
 
     @property
     def source(self) -> str:  # type: ignore[override]
-        """The name of the column as text."""
+        """A description of the column, with its name."""
         return f"the column {self.name!r}"
 
     @property
     def digest(self) -> str:
-        """A digest of the chosen labels."""
+        """The digest of the chosen labels, or "" for all labels."""
         return hash_parameters({"categories": self.categories}) if self.categories else ""
 
     def check_inside_root(self, values: Iterable[object]) -> None:
-        """Raise InputError for masks outside the root folder."""
+        """Raise InputError if the path of a mask leads out of the root folder."""
         outside = 0
         for value in {value for value in values if is_mask_path(value)}:
             try:
@@ -156,31 +156,31 @@ class AnnotationColumn(GroundTruth):
             leads = inflect(outside, "leads out of", "lead out of")
             raise InputError(
                 f"{plural(outside, 'mask')} in the column {self.name!r} {leads} {self.locations.root or Path.cwd()}, or to a "
-                "URL; move all masks there, name a folder that holds them as the root, or pass --anywhere"
+                "URL: move all masks there, pass their folder as the root, or pass --anywhere"
             )
 
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
-        """Return the mask (H,W)."""
+        """Return the mask (H,W) bool of a row's image."""
         value = row[self.name]
         if value is None or value in ("", []):
-            raise UndefinedError("there is no annotation in its row")
+            raise UndefinedError("the row of the image has no annotation")
         if is_mask_path(value):
             return read_mask(open_mask_source(self.locations, value), size, self.label_choice, name=value)
         if self.categories not in ((), (ALL_LABELS,)):
-            problem = f"the category {self.categories[0]!r} of {self.source}"
-            raise CategoryError(f"{problem}, which holds boxes or points: these have none")
-        place, text = f"row {row['row']}", f"{str(value)[:MAX_ERROR_CHARACTERS]!r} in {self.name}"
-        with read_errors_converted(f"{place}: {text} is not a list of boxes or points"):
+            received = f"category {self.categories[0]!r} was chosen for {self.source}"
+            raise CategoryError(f"{received}, but boxes and points have no categories")
+        row_name, cell = f"row {row['row']}", f"{str(value)[:MAX_ERROR_CHARACTERS]!r} in {self.name}"
+        with read_errors_converted(f"{row_name}: {cell} is not a list of boxes or points"):
             coordinates = np.asarray(json.loads(value) if isinstance(value, str) else value, np.float64)
         coordinates = coordinates[None] if coordinates.ndim == 1 else coordinates
         if coordinates.ndim != 2 or coordinates.shape[1] not in (2, 4):
-            raise InputError(f"{place}: {text}; expected boxes [x, y, width, height] or points [x, y]")
+            raise InputError(f"{row_name}: {cell}; expected boxes [x, y, width, height] or points [x, y]")
         return mask_from_boxes(coordinates, size) if coordinates.shape[1] == 4 else mask_from_points(coordinates, size)
 
 
 @dataclass(frozen=True)
 class CocoAnnotations(GroundTruth):
-    """Annotations of a COCO file: boxes, polygons, run lengths, or a `mask_file` next to the COCO file."""
+    """The annotations of a COCO file: boxes, polygons, run lengths or mask files."""
 
     annotated_images: Sequence[
         tuple[str, ImageSize, Sequence[Mapping[str, Any]]]
@@ -193,14 +193,14 @@ class CocoAnnotations(GroundTruth):
 
     @property
     def digest(self) -> str:
-        """A digest of the annotations that count."""
+        """The digest of all annotations that count."""
         return hash_parameters({"images": self.annotated_images})
 
     @classmethod
     def read(
         cls, path: Path, categories: Iterable[str] = (), *, allow_outside_root: bool = False, fetch: bool = True
     ) -> "CocoAnnotations":
-        """Read a COCO file. Masks may be fetched from other machines if `fetch` is set."""
+        """Read the annotations of a COCO file. `fetch` allows masks from other machines."""
         message = f"{path}: this is not a COCO file of annotations"
         with read_errors_converted(message):
             coco = read_json(path, message)
@@ -227,13 +227,13 @@ class CocoAnnotations(GroundTruth):
         return FilenameIndex((name, (size, annotated)) for name, size, annotated in self.annotated_images)
 
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
-        """Return the union (H,W) of all annotations of the image."""
+        """Return the union (H,W) of all annotations of a row's image."""
         annotated_size, annotations = self._annotations_by_name.find(str(row["path"])) or (size, ())
         if not annotations:
-            raise UndefinedError("there is no annotation of its name")
+            raise UndefinedError("no annotation has the name of the image")
         if annotated_size != tuple(size):
-            sizes = f"{tuple(size)} and annotated at {annotated_size}"
-            raise InputError(f"{row['path']} is {sizes}; expected the same size")
+            sizes = f"has size {tuple(size)} and is annotated at size {annotated_size}"
+            raise InputError(f"{row['path']} {sizes}; expected the same size")
         mask = np.zeros(size, np.bool_)
         with read_errors_converted(f"{row['path']}: its annotation cannot be read"):
             for annotation in annotations:
@@ -293,29 +293,30 @@ def load_ground_truth(
         return MaskFolder(list(list_image_paths(str(path), recursive=True)), LabelChoice(categories))
     column_names = ", ".join(name for name in columns if name not in RESERVED_COLUMNS) or "none"
     raise InputError(
-        f"{source}: no COCO file (.json), no folder of masks, and no column of the manifest ({column_names})"
+        f"{source} is not a COCO file (.json), a folder of masks, or a column of the manifest ({column_names})"
     )
 
 
 def read_mask(source: str | bytes, size: ImageSize, label_choice: LabelChoice | None = None, name: str = "") -> Mask:
-    """Read the pixels of a mask file that count, (H,W) or (D,H,W). `name` is used in errors and defaults to the path."""
+    """Read a mask file as a bool mask (H,W) or (D,H,W) of the chosen labels. Errors name the file by `name`."""
     try:
         labels = read_label_image(source, is_volume=len(size) == 3)  # pages of a TIFF are slices of a volume
     except ImageError as error:
         raise InputError(f"the mask {error}") from error
     mask = (label_choice or LabelChoice()).select_mask(labels)
     if mask.shape != tuple(size):
-        raise InputError(f"{name or source!s} is {mask.shape} and its image {tuple(size)}; expected the same size")
+        mask_name = name or str(source)
+        raise InputError(f"{mask_name} has size {mask.shape} and its image {tuple(size)}; expected the same size")
     return mask
 
 
 def is_mask_path(value: object) -> TypeGuard[str]:
-    """Return whether a cell is the path of a mask, not empty and not a list of boxes or points."""
+    """Return whether a cell of a column holds the path of a mask. Lists of boxes or points do not count."""
     return isinstance(value, str) and bool(value) and not value.lstrip().startswith("[")
 
 
 def open_mask_source(locations: PathResolver, path: str) -> str | bytes:
-    """Return the path of a mask file, or its bytes for a URL. Raises InputError if it must not or cannot be opened."""
+    """Return the path of a mask file, or the bytes of a mask at a URL. Raises InputError on failure."""
     try:
         return locations.resolve_or_fetch(path)
     except CamscopeError:
@@ -325,25 +326,25 @@ def open_mask_source(locations: PathResolver, path: str) -> str | bytes:
 
 
 def mask_from_boxes(boxes: npt.NDArray[np.float64], size: ImageSize) -> Mask:
-    """Return the mask (H,W) of the pixels whose center lies in a box, from boxes (M,4) x, y, width, height in pixels."""
+    """Return the mask (H,W) of pixels with their center in a box (M,4): x, y, width, height in pixels."""
     rows, columns = np.arange(size[0])[:, None] + 0.5, np.arange(size[1]) + 0.5
     mask = np.zeros(size, np.bool_)
     for x, y, width, height in boxes:
         is_inside = x < size[1] and y < size[0] and x + width > 0 and y + height > 0  # not for NaN
         if not is_inside or not np.isfinite((x, y, width, height)).all():
-            text = ", ".join(f"{number:g}" for number in (x, y, width, height))
+            box_text = ", ".join(f"{number:g}" for number in (x, y, width, height))
             raise InputError(
-                f"a box is {text} (x, y, width, height); expected pixels of its image of {size[1]} x {size[0]}"
+                f"a box is {box_text} (x, y, width, height); expected pixels of its image of {size[1]} x {size[0]}"
             )
         mask |= (rows >= y) & (rows < y + height) & (columns >= x) & (columns < x + width)
     return mask
 
 
 def mask_from_points(points: npt.NDArray[np.float64], size: ImageSize) -> Mask:
-    """Return the mask (H,W) of the pixels that contain a point, from points (M,2) x, y in pixels."""
+    """Return the mask (H,W) of the pixels that contain a point (M,2): x, y in pixels."""
     mask = np.zeros(size, np.bool_)
     if not np.isfinite(points).all():
-        raise InputError("a point has a coordinate that is no number; expected pixels of its image")
+        raise InputError("a point has a coordinate that is NaN or infinite; expected pixel coordinates")
     for x, y in points:
         if 0 <= x < size[1] and 0 <= y < size[0]:
             mask[int(y), int(x)] = True
@@ -351,24 +352,26 @@ def mask_from_points(points: npt.NDArray[np.float64], size: ImageSize) -> Mask:
 
 
 def mask_from_run_lengths(run_lengths: Mapping[str, Any], size: ImageSize) -> Mask:
-    """Return the mask (H,W) of COCO run lengths, plain or compressed, which alternate between outside and inside, by columns."""
+    """Return the mask (H,W) of a COCO run-length encoding, which may be compressed."""
     counts = run_lengths["counts"]
     if isinstance(counts, str):
         counts = _decompress_run_lengths(counts)
     if not isinstance(counts, list) or list(run_lengths["size"]) != list(size) or sum(counts) != size[0] * size[1]:
-        raise InputError("the run lengths are compressed or do not fill the image; expected counts as a list")
+        raise InputError(
+            "the run lengths do not fit the image; expected counts as a list whose sum is the number of pixels"
+        )
     inside = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
     return np.asarray(inside.reshape(size[1], size[0]).T)
 
 
 def _decompress_run_lengths(text: str) -> list[int]:
-    """Decode the compressed counts of a COCO mask: 5 bits and a continuation bit a character, differences from the fourth on."""
+    """Decompress the run lengths of a COCO mask."""
     counts: list[int] = []  # not by pycocotools, which writes past its buffer when the counts are malformed
     value = shift = 0
     for character in text:
         code = ord(character) - 48
         if not 0 <= code < 64 or shift > 30:
-            raise InputError("an outline of compressed run lengths holds a character or number that COCO never writes")
+            raise InputError("the compressed run lengths contain a character or number that COCO never writes")
         value |= (code & 31) << shift
         shift += 5
         if not code & 32:
@@ -376,18 +379,20 @@ def _decompress_run_lengths(text: str) -> list[int]:
             counts.append(value + counts[-2] if len(counts) > 2 else value)
             value = shift = 0
     if shift or any(count < 0 for count in counts):
-        raise InputError("an outline of compressed run lengths is cut off or holds a negative length")
+        raise InputError("the compressed run lengths are cut off or contain a negative length")
     return counts
 
 
 def mask_from_polygons(polygons: Sequence[Sequence[float]], size: ImageSize) -> Mask:
-    """Return the mask (H,W) of polygons, each a list x, y, x, y … in pixels."""
+    """Return the mask (H,W) of polygons. Each polygon is a list x, y, x, y … in pixels."""
     import cv2
 
     mask = np.zeros(size, np.uint8)
     for polygon in polygons:
         points = np.asarray(polygon, np.float64).reshape(-1, 2)
         if not (np.abs(points) < MAX_OUTLINE_PX).all():  # OpenCV also iterates over rows outside the image
-            raise InputError(f"a polygon reaches {np.abs(points).max()}; expected pixels of its image")
+            raise InputError(
+                f"a polygon has the coordinate {np.abs(points).max()}; expected pixel coordinates of its image"
+            )
         cv2.fillPoly(mask, [np.rint(points).astype(np.int32)], 1)
     return mask.astype(np.bool_)

@@ -1,4 +1,4 @@
-"""Agreement of the maps of two methods: Spearman's correlation of the displayed maps, in 256 levels, on the finer grid."""
+"""Agreement of attribution methods: Spearman's correlation of the displayed maps of each pair of methods."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from camscope.batch.query import read_rows
 from camscope.batch.result_rows import FAILED
 from camscope.batch.run_store import RunStore
 from camscope.errors import UndefinedError
-from camscope.evaluation.value_parts import RowsByImage, open_value_parts, write_missing_parts
+from camscope.evaluation.metric_value_files import RowsByImage, open_value_files, write_missing_value_files
 from camscope.explainers.comparison.compare import MAX_HEATMAP_DIFFERENCE
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
@@ -45,14 +45,14 @@ AGREEMENT_COLUMNS = {
 
 @dataclass(frozen=True)
 class MapAgreement:
-    """The agreement of the methods of a run."""
+    """The agreement of the maps of each pair of methods of a run."""
 
     keys: Sequence[MethodKey]  # in the run's order
     estimates: Mapping[tuple[int, int], Estimate]  # of the i-th and the j-th method over images, for i < j
     equivalent_groups: Sequence[Sequence[MethodKey]]  # whose displayed maps are the same for every image
 
     def get_correlation(self, first: MethodKey, second: MethodKey) -> Estimate | None:
-        """Return the mean correlation of two methods, or None if no image has one."""
+        """Return the mean correlation of the maps of two methods, or None if no image has one."""
         i, j = sorted((self.keys.index(first), self.keys.index(second)))
         return self.estimates.get((i, j))
 
@@ -66,7 +66,7 @@ def compute_agreement(
     overwrite: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> MapAgreement:
-    """Compute, or resume, the agreement of a run's methods at `output`; `group_by_row` holds the group of each image."""
+    """Compute the agreement of the methods of a run. Interrupted computations resume from `output`."""
     require_valid_num_threads(num_threads)
     store, pa = RunStore(output), import_arrow()
     schema = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in AGREEMENT_COLUMNS.items()])
@@ -77,18 +77,18 @@ def compute_agreement(
 
     def iter_values(images: RowsByImage) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         n_threads = num_threads or os.cpu_count() or 1
-        pairs_by_image = map_in_order(lambda image: list(iter_map_pairs(run, image)), images, n_threads)
+        pairs_by_image = map_in_order(lambda image: list(iter_pair_agreements(run, image)), images, n_threads)
         return ((1, pairs) for pairs in pairs_by_image)
 
     with store.open_run(facts, overwrite=overwrite):
-        write_missing_parts(run, store, schema, iter_values, on_progress=on_progress)
+        write_missing_value_files(run, store, schema, iter_values, on_progress=on_progress)
     rows = run.table(columns=list(METHOD_KEY_COLUMNS), filter=import_arrow("dataset").field("status") != FAILED)
     keys = dict.fromkeys(zip(*(rows[name].to_pylist() for name in METHOD_KEY_COLUMNS), strict=True))
-    return summarize_agreement(read_rows(open_value_parts(output)), list(keys), group_by_row)
+    return summarize_agreement(read_rows(open_value_files(output)), list(keys), group_by_row)
 
 
-def iter_map_pairs(run: BatchRun, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Yield the agreement of each pair of maps of an image, target by target."""
+def iter_pair_agreements(run: BatchRun, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Yield the agreement of each pair of maps of an image, for each target."""
     maps = [row for row in rows if row["attribution"] is not None]
     for _, group in groupby(maps, lambda row: row["target"]):
         target_rows = list(group)
@@ -97,14 +97,14 @@ def iter_map_pairs(run: BatchRun, rows: Sequence[Row]) -> Iterator[dict[str, Any
             first, second = target_rows[i], target_rows[j]
             pair = {name: first[name] for name in ("row", "id", "target", *METHOD_KEY_COLUMNS)}
             pair |= {f"other_{name}": second[name] for name in METHOD_KEY_COLUMNS}
-            correlation, reason = image_maps.correlate(i, j)
-            yield pair | {"spearman": correlation, "reason": reason, "same": image_maps.is_same_display(i, j)}
+            correlation, reason = image_maps.correlate_maps(i, j)
+            yield pair | {"spearman": correlation, "reason": reason, "same": image_maps.have_same_display(i, j)}
 
 
 def summarize_agreement(
     pair_table: "pa.Table", keys: Sequence[MethodKey], group_by_row: Mapping[int, Hashable] | None = None
 ) -> MapAgreement:
-    """Return mean correlations over images, and groups of methods whose maps are always the same."""
+    """Return the mean correlation of each pair of methods, and groups of methods with always the same maps."""
     indices = {key: n for n, key in enumerate(keys)}
     correlations: dict[tuple[int, int], list[tuple[int, float]]] = {}
     same_displays: dict[tuple[int, int], list[bool]] = {}
@@ -127,38 +127,38 @@ def summarize_agreement(
 
 
 class _ImageMaps:
-    """The maps of an image, with cached ranks on each grid and cached displayed values."""
+    """The maps of one image, with cached ranks and cached displayed values."""
 
     def __init__(self, maps: Sequence[Explanation]) -> None:
         self._maps, self._ranks_by_grid = maps, dict[tuple[int, tuple[int, ...]], Any]()
         self._display_values = [explanation.heatmap("grid") for explanation in maps]
         self._is_empty = [not values.any() for values in self._display_values]
 
-    def is_same_display(self, i: int, j: int) -> bool | None:
-        """Return whether two maps are displayed alike, or None if both are empty."""
-        if self._is_empty[i] or self._is_empty[j]:
-            return None if self._is_empty[i] == self._is_empty[j] else False
-        first, second = self._display_values[i], self._display_values[j]
+    def have_same_display(self, first_index: int, second_index: int) -> bool | None:
+        """Return whether two maps look the same when displayed, or None if both are empty."""
+        if self._is_empty[first_index] or self._is_empty[second_index]:
+            return None if self._is_empty[first_index] == self._is_empty[second_index] else False
+        first, second = self._display_values[first_index], self._display_values[second_index]
         return first.shape == second.shape and bool(np.abs(first - second).max() <= MAX_HEATMAP_DIFFERENCE)
 
-    def correlate(self, i: int, j: int) -> tuple[float | None, str | None]:
-        """Return Spearman's correlation of two maps, or the reason why there is none."""
-        grids = self._maps[i].grid, self._maps[j].grid
+    def correlate_maps(self, first_index: int, second_index: int) -> tuple[float | None, str | None]:
+        """Return Spearman's correlation of two maps, or None and the reason why it is undefined."""
+        grids = self._maps[first_index].grid, self._maps[second_index].grid
         if len(grids[0]) != len(grids[1]):
             return None, f"maps with {len(grids[0])} and {plural(len(grids[1]), 'axis')}"
         finer = tuple(map(max, *grids))
-        first, second = (self._rank_on_grid(n, finer) for n in (i, j))
+        first, second = (self._rank_on_grid(n, finer) for n in (first_index, second_index))
         if first is None or second is None:
             return None, "a map is constant, or contains NaN or infinity"
         return float(np.clip(first @ second, -1, 1)), None
 
-    def _rank_on_grid(self, index: int, grid: tuple[int, ...]) -> Any:
-        """Return the centered, normalized ranks (M,) of a map, or None for a constant map."""
-        if (index, grid) not in self._ranks_by_grid:
-            values, ranks = self._display_values[index].astype(np.float64), None
+    def _rank_on_grid(self, map_index: int, grid: tuple[int, ...]) -> Any:
+        """Return the normalized ranks (M,) of a map on a grid, or None for a constant map."""
+        if (map_index, grid) not in self._ranks_by_grid:
+            values, ranks = self._display_values[map_index].astype(np.float64), None
             if np.isfinite(values).all():
                 placed = values if values.shape == grid else Placement.identity(grid).project(values)[0]
                 (row,) = center_and_normalize_rows(rank_values(np.rint(DISPLAY_LEVELS * placed))[None])
                 ranks = None if np.isnan(row).any() else row
-            self._ranks_by_grid[index, grid] = ranks
-        return self._ranks_by_grid[index, grid]
+            self._ranks_by_grid[map_index, grid] = ranks
+        return self._ranks_by_grid[map_index, grid]

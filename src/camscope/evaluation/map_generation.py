@@ -1,4 +1,4 @@
-"""Computation of the maps to evaluate, for images without maps."""
+"""Computation of attribution maps for an evaluation, as a batch run."""
 
 import os
 from collections import Counter
@@ -40,7 +40,9 @@ def generate_maps(
     overwrite: bool = False,
     on_progress: OutcomeCallback | None = None,
 ) -> BatchOutcome:
-    """Compute the maps of `source`, or of a random sample of it, as a run at `output` (see `run_batch`).
+    """Compute the maps of all images of `source`, or of a random sample, as a run at `output`.
+
+    See `run_batch`.
 
     Args:
         explainers: The methods.
@@ -86,7 +88,7 @@ def generate_maps(
 
 
 def sample_manifest(manifest: Manifest, max_images: int | None, seed: int = 0) -> Manifest:
-    """Return at most `max_images` rows of a manifest, chosen by `seed`, with their order and numbers; None: all rows."""
+    """Return a random sample of at most `max_images` rows of a manifest, in their order. None: all rows."""
     if max_images is not None and max_images < 1:
         raise InputError(f"max_images={max_images}; expected 1 or more")
     if max_images is None or max_images >= len(manifest):
@@ -102,7 +104,7 @@ def check_ground_truth(
     *,
     allow_outside_root: bool = False,
 ) -> GroundTruth:
-    """Return the ground truth. Raises InputError unless at least one image has an annotation. At most one image is read."""
+    """Load the ground truth. Raises InputError unless at least one image has an annotation that fits."""
     ground_truth = masks if isinstance(masks, GroundTruth) else None
     if ground_truth is None:
         source, columns = masks if isinstance(masks, str) else Path(str(masks)), manifest.table.column_names
@@ -122,14 +124,14 @@ def check_ground_truth(
             except InputError as error:  # there is an annotation for another size: compare it with the image
                 if isinstance(error, CategoryError):
                     raise
-                if _matches_image(ground_truth, row, manifest):
+                if _mask_fits_image(ground_truth, row, manifest):
                     return ground_truth
                 reasons["the image cannot be read"] += 1
     raise InputError(format_no_ground_truth(reasons))
 
 
-def _matches_image(ground_truth: GroundTruth, row: dict[str, Any], manifest: Manifest) -> bool:
-    """Return True if a mask fits its image, False if the image cannot be read. Raises InputError if the mask does not fit."""
+def _mask_fits_image(ground_truth: GroundTruth, row: dict[str, Any], manifest: Manifest) -> bool:
+    """Return whether the image of a row can be read. Raises InputError if its mask differs in size."""
     try:
         source = manifest.read_source(row)
         scan = isinstance(source, Path) or is_scan(source)

@@ -1,4 +1,4 @@
-"""Metrics of the maps of a run and of control maps, and the long-form table of values: a row for each map and metric."""
+"""Evaluation of metrics that need only maps and masks, for the maps of a run and for control maps."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ CONTROL_NAMES = ("uniform", "center", "edges", "random")  # compared with every 
 
 
 def crop_to_model_input(explanation: Explanation, mask: Mask | None) -> tuple[FloatArray, Mask, tuple[slice, ...]]:
-    """Return the map in score units on the image's pixels and the mask, both cropped to what the model saw, and the crop."""
+    """Return the map on the image, and the mask, both cropped to the model input. Also return the crop."""
     if explanation.placement is None:
         raise UndefinedError("the placement of the map on the image is unknown")
     if not np.isfinite(explanation.attribution).all():
@@ -43,12 +43,12 @@ def crop_to_model_input(explanation: Explanation, mask: Mask | None) -> tuple[Fl
         return attribution[window], np.zeros_like(covered[window]), window
     inside = mask[window] & covered[window]
     if mask.any() and not inside.any():
-        raise UndefinedError("the model saw nothing of the annotated region")
+        raise UndefinedError("the annotated region lies outside the model input")
     return attribution[window], inside, window
 
 
 def make_control_maps(x: Tensor, explanation: Explanation) -> Mapping[str, FloatArray]:
-    """Return control maps (*S) of an image x (C,*S) by name, which do not depend on the model."""
+    """Return control maps (*S) of an image x (C,*S) by name. Control maps do not depend on the model."""
     image = x.detach().cpu().double()[None]
     seed = int.from_bytes(explanation.name.encode()[-8:], "little")
     noise = np.random.default_rng(seed).random(explanation.grid)
@@ -60,12 +60,12 @@ def make_control_maps(x: Tensor, explanation: Explanation) -> Mapping[str, Float
 
 
 def get_default_region_size(x: Tensor) -> int:
-    """Return the default side in pixels of removed regions for an input (C,*S): a fourteenth of the shortest side."""
+    """Return the default side of removed regions in pixels: a fourteenth of the shortest side of x (C,*S)."""
     return max(1, min(x.shape[1:]) // REGIONS_ALONG_SHORTEST_SIDE)
 
 
 def read_image_tensor(source: Any) -> Tensor:
-    """Return the displayed image (C,*S); a float tensor, which already is a model input, is returned as it is."""
+    """Return the displayed image as a tensor (C,*S). A float tensor is returned unchanged."""
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         return source.detach()
     if isinstance(source, Path) or is_scan(source):
@@ -80,7 +80,7 @@ VALUE_COLUMNS = {"control": "bool_", "metric": "string", "imputation": "string",
 
 
 def build_value_schema(run_schema: "pa.Schema") -> "pa.Schema":
-    """Return the schema of the long form: our columns, then the manifest's columns, such as groups."""
+    """Return the schema of the table of values: the columns of the run, of the values and of the manifest."""
     pa = import_arrow()
     value_fields = [pa.field(name, getattr(pa, kind)()) for name, kind in VALUE_COLUMNS.items()]
     manifest_fields = [field for field in run_schema if field.name not in (*RESERVED_COLUMNS, *VALUE_COLUMNS)]
@@ -89,26 +89,26 @@ def build_value_schema(run_schema: "pa.Schema") -> "pa.Schema":
 
 def build_value_row(
     row: Mapping[str, Any],
-    metric: str,
-    number: float | None,
+    metric_name: str,
+    value: float | None,
     reason: str | None,
     *,
     is_control: bool = False,
     imputation: str | None = None,
 ) -> Row:
-    """Return the row of a value of a metric, for a map of the run or for a control map."""
-    values = {"control": is_control, "metric": metric, "imputation": imputation, "value": number, "reason": reason}
+    """Return the table row for one metric value of one map."""
+    values = {"control": is_control, "metric": metric_name, "imputation": imputation, "value": value, "reason": reason}
     return {**row, **values}
 
 
 def build_control_row(row: Mapping[str, Any], control_name: str) -> Row:
-    """Return the row of a control map of the same image and target."""
+    """Return the run row of a control map for the same image and target."""
     return {**row, "method": control_name, "layer": None, "parameters_digest": None}
 
 
 @dataclass(frozen=True)
 class MapMetricEvaluator:
-    """Evaluates metrics of maps, and of maps and masks; unless `strict`, an unreadable mask is a reason and no error."""
+    """Evaluates metrics of maps and masks. With `strict`, an unreadable mask is an error."""
 
     run: BatchRun
     metrics: Sequence[Metric]
@@ -116,7 +116,7 @@ class MapMetricEvaluator:
     strict: bool = True
 
     def evaluate_image(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the values, or reasons, of all maps of an image and of the control maps."""
+        """Return the table rows with the metric values of all maps of an image and of its control maps."""
         maps = [row for row in rows if row["attribution"] is not None]
         if not maps:
             reasons = [(row, f"no map: {row['error']}") for row in rows]
@@ -127,7 +127,7 @@ class MapMetricEvaluator:
 
     def _load_mask(self, row: Row) -> tuple[Mask | None, str]:
         if self.ground_truth is None:
-            return None, "no ground truth is given"
+            return None, "no ground truth was passed"
         if row["image_size"] is None:
             return None, "the size of the image is unknown, since the preprocessing has no known geometry"
         size = tuple(row["image_size"])
@@ -135,7 +135,7 @@ class MapMetricEvaluator:
             mask = self.ground_truth.load_mask(self.run.original_row(row), size)
             if mask.shape != size:
                 raise InputError(
-                    f"{row['path']}: the mask is {mask.shape} and its image {size}; expected the same size"
+                    f"{row['path']}: the mask has size {mask.shape} and its image {size}; expected the same size"
                 )
         except UndefinedError as error:
             return None, str(error)
@@ -160,7 +160,7 @@ class MapMetricEvaluator:
             yield build_value_row(row, metric.name, *value)
 
     def _evaluate_controls(self, row: Row, mask: Mask | None, no_mask_reason: str) -> list[Row]:
-        """Return the values of the control maps; none without the image, whose edges one of them shows."""
+        """Return the table rows of the control maps, or none if the image is not available."""
         if not self.metrics:
             return []
         try:
@@ -184,7 +184,7 @@ class MapMetricEvaluator:
 def _compute_metric_value(
     metric: Metric, attribution: Any, mask: Mask | None, no_mask_reason: str
 ) -> tuple[float | None, str | None]:
-    """Return a metric's value, or the reason why there is none."""
+    """Return the value of a metric, or None and the reason why the value is undefined."""
     if metric.input_kind == "mask" and mask is None:
         return None, no_mask_reason
     try:

@@ -1,4 +1,4 @@
-"""Comparison of attribution methods and layers over the images of a run: metrics, and the agreement of their maps."""
+"""Comparison of attribution methods and layers over the images of a run, by metrics and by the similarity of maps."""
 
 import os
 from collections import Counter
@@ -13,7 +13,7 @@ from camscope.evaluation.comparison_result import ComparisonResult
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.evaluation.map_agreement import METHOD_KEY_COLUMNS, MethodKey, compute_agreement
 from camscope.evaluation.run_evaluation import evaluate, resolve_ground_truth
-from camscope.evaluation.summary import MethodSummary, check_column, check_some_ground_truth, summarize_values
+from camscope.evaluation.summary import MethodSummary, check_group_column, check_some_ground_truth, summarize_values
 from camscope.metrics import METRICS
 from camscope.registry import METHODS
 
@@ -65,7 +65,7 @@ def compare_methods(
     batch_run = run if isinstance(run, BatchRun) else BatchRun(run)
     ground_truth = resolve_ground_truth(masks, batch_run, categories, allow_outside_root=allow_outside_root)
 
-    def report_half(half_index: int) -> Callable[[int, int], None] | None:  # metrics first, then agreement
+    def build_half_callback(half_index: int) -> Callable[[int, int], None] | None:  # metrics first, then agreement
         return on_progress and (lambda done, total: on_progress(half_index * total + done, 2 * total))
 
     evaluation = evaluate(
@@ -77,12 +77,12 @@ def compare_methods(
         allow_outside_root=allow_outside_root,
         num_threads=num_threads,
         overwrite=overwrite,
-        on_progress=report_half(0),
+        on_progress=build_half_callback(0),
         **evaluate_options,
     )
     table = evaluation.table()
     order = [METRICS.find(name).name for name in (DEFAULT_METRICS if metrics is None else metrics)]
-    check_column(table, group_column)
+    check_group_column(table, group_column)
     if ground_truth is not None:
         check_some_ground_truth(table)
     agreement = compute_agreement(
@@ -93,29 +93,31 @@ def compare_methods(
         else dict(zip(*(table[n].to_pylist() for n in ("row", group_column)), strict=True)),
         num_threads=num_threads,
         overwrite=overwrite,
-        on_progress=report_half(1),
+        on_progress=build_half_callback(1),
     )
     summaries = summarize_values(table, group_column, metrics=order, equivalent_groups=agreement.equivalent_groups)
     ordered = dict(sorted(summaries.items(), key=lambda item: order.index(item[1][0].metric)))
-    names = _name_methods(batch_run, agreement.keys, [summary for group in summaries.values() for summary in group])
+    names = _build_display_names(
+        batch_run, agreement.keys, [summary for group in summaries.values() for summary in group]
+    )
     seconds, n_images = _compute_seconds_per_image(batch_run), len(table["row"].unique())
     return ComparisonResult(batch_run, evaluation, ordered, agreement, names, seconds, n_images, ground_truth)
 
 
-def _name_methods(
+def _build_display_names(
     run: BatchRun, keys: Sequence[MethodKey], summaries: Sequence[MethodSummary]
 ) -> dict[tuple[MethodKey, bool], str]:
-    """Return display names by method key and whether it is a control, with layers and settings where they differ."""
+    """Return display names of methods and controls. Layers and settings appear where methods differ by them."""
     all_keys = dict.fromkeys([*((key, False) for key in keys), *((line.key, line.is_control) for line in summaries)])
     method_keys = [key for key, is_control in all_keys if not is_control]
-    names = {key: _name_method(key, run, method_keys) for key in method_keys}
+    names = {key: _build_display_name(key, run, method_keys) for key in method_keys}
     taken = set(names.values())
     controls = {key: METHODS.display_name(key[0]) for key, is_control in all_keys if is_control}
     names_of_controls = {key: f"{name} (control)" if name in taken else name for key, name in controls.items()}
     return {(key, is_control): (names_of_controls if is_control else names)[key] for key, is_control in all_keys}
 
 
-def _name_method(key: MethodKey, run: BatchRun, keys: Sequence[MethodKey]) -> str:
+def _build_display_name(key: MethodKey, run: BatchRun, keys: Sequence[MethodKey]) -> str:
     method, layer, _ = key
     same_method = [other for other in keys if other[0] == method]
     layers = Counter(other[1] for other in same_method)
@@ -132,7 +134,7 @@ def _name_method(key: MethodKey, run: BatchRun, keys: Sequence[MethodKey]) -> st
 
 
 def _compute_seconds_per_image(run: BatchRun) -> dict[MethodKey, float]:
-    """Return the median seconds per image of each method; the first image is slow."""
+    """Return the median computation time of each method in seconds per image."""
     rows = run.table(columns=["row", *METHOD_KEY_COLUMNS, "seconds"]).to_pylist()
     seconds_by_method: dict[MethodKey, dict[int, float]] = {}
     for row in rows:

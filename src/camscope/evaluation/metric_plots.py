@@ -1,4 +1,4 @@
-"""Figures of metric summaries: one panel of intervals for each metric, with a row for each method."""
+"""Figures of metric values: a panel for each metric, with the interval of each method."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from camscope.errors import InputError
-from camscope.evaluation.summary import MethodSummary, has_controls
+from camscope.evaluation.summary import MethodSummary, is_compared_with_controls
 from camscope.metrics import METRICS
 from camscope.optional import require
 from camscope.registry import METHODS
@@ -30,14 +30,14 @@ GetName = Callable[[MethodSummary], str]
 def draw_summary_figure(
     summaries: Mapping[str, Sequence[MethodSummary]], suffix: str = ".png", title: str = ""
 ) -> bytes:
-    """Draw a panel for each metric with the best method on top, and return the encoded figure."""
+    """Draw a panel for each metric, with the best method on top. Return the encoded figure."""
     if suffix not in FIGURE_FORMATS:
-        raise InputError(f"no figure of kind {suffix or 'none'}; expected {', '.join(FIGURE_FORMATS)}")
+        raise InputError(f"cannot write a figure with suffix {suffix!r}; expected {', '.join(FIGURE_FORMATS)}")
     figures = import_matplotlib_figure()
     defined = {metric: [line for line in group if line.estimate is not None] for metric, group in summaries.items()}
     defined = {metric: lines for metric, lines in defined.items() if lines}
     if not defined:
-        raise InputError("there is nothing to draw: no value is defined")
+        raise InputError("there is nothing to draw: all metric values are undefined")
     n_columns = 2 if len(defined) == 4 else min(MAX_SUMMARY_COLUMNS, len(defined))  # four panels form a square
     n_rows, n_lines = -(-len(defined) // n_columns), max(map(len, defined.values()))
     size = max(5.4, 4.6 * n_columns), n_rows * (0.95 + METHOD_ROW_INCHES * n_lines) + 0.3 + 0.35 * bool(title)
@@ -66,7 +66,7 @@ def import_matplotlib_figure() -> Any:
 
 @contextmanager
 def literal_text_scope() -> Iterator[None]:
-    """Draw texts literally inside the `with` block: `$`, `_` and `^` in names are not formulas."""
+    """Draw all text literally inside the `with` block, so that `$`, `_` and `^` are no formulas."""
     with import_module("matplotlib").rc_context(LITERAL_TEXT_SETTINGS):
         yield
 
@@ -77,12 +77,12 @@ def sort_methods(
     method_names: Sequence[str],
     equivalent_groups: Sequence[Sequence[str]],
 ) -> MethodRows:
-    """Return methods, then controls, by their mean rank over metrics that have controls. Equivalent ones stand side by side."""
+    """Return methods, then controls, by their mean rank over metrics. Equivalent methods are adjacent."""
     places: dict[tuple[str, bool], list[int]] = {(name, False): [] for name in method_names}
     for group in summaries.values():
         for place, line in enumerate(group):
             row_places = places.setdefault((get_name(line), line.is_control), [])
-            row_places += [place] if has_controls(line.metric) and line.estimate is not None else []
+            row_places += [place] if is_compared_with_controls(line.metric) and line.estimate is not None else []
     order = {row: float(np.mean(row_places)) if row_places else np.inf for row, row_places in places.items()}
     for names in equivalent_groups:
         first = min(names, key=lambda name: order[name, False])
@@ -94,8 +94,8 @@ def sort_methods(
     )
 
 
-def compute_panel_grid(n_panels: int) -> tuple[int, int]:
-    """Return rows and columns of the panels of a forest plot: as few rows as possible, filled evenly."""
+def compute_panel_rows_and_columns(n_panels: int) -> tuple[int, int]:
+    """Return the numbers of rows and columns for the panels of a forest plot."""
     n_rows = -(-n_panels // MAX_FOREST_COLUMNS)
     return n_rows, -(-n_panels // n_rows)
 
@@ -103,8 +103,8 @@ def compute_panel_grid(n_panels: int) -> tuple[int, int]:
 def draw_forest_plot(
     figure: Any, summaries: Mapping[str, Sequence[MethodSummary]], get_name: GetName, rows: MethodRows
 ) -> None:
-    """Draw a panel for each metric, with the same rows in every panel, into a matplotlib figure or subfigure."""
-    n_rows, n_columns = compute_panel_grid(len(summaries))
+    """Draw a panel for each metric into a matplotlib figure. All panels have the same rows of methods."""
+    n_rows, n_columns = compute_panel_rows_and_columns(len(summaries))
     panels = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True).ravel()
     for panel in panels[len(summaries) :]:
         panel.set_axis_off()
@@ -115,7 +115,7 @@ def draw_forest_plot(
 
 
 def draw_title(axes: Any, title: str, subtitle: str) -> None:
-    """Draw a bold title, and a small line below it."""
+    """Draw a bold title with a small subtitle below it."""
     axes.set_title(
         METRICS.display_name(title),
         fontsize=10,
@@ -129,7 +129,7 @@ def draw_title(axes: Any, title: str, subtitle: str) -> None:
 
 
 def _draw_legend(figure: Any, has_control_rows: bool, separator: str = "      ") -> None:
-    """Draw the explanation of markers, gray labels and bands below all panels."""
+    """Draw a legend of markers, gray labels and bands below all panels."""
     phrases = [*LEGEND, CONTROL_LEGEND] if has_control_rows else LEGEND
     figure.supxlabel(separator.join(phrases), fontsize=8, color=CONTROL_COLOR, x=0.01, ha="left")
 
@@ -141,7 +141,7 @@ def _draw_panel(
     rows: MethodRows,
     row_summaries: Sequence[MethodSummary | None],
 ) -> None:
-    """Draw the intervals of one metric, one for each row, and a band for the best control; `summaries`: the best first."""
+    """Draw the interval of each method for one metric, and a band for the best control."""
     metric = summaries[0].metric
     direction = {True: "higher is better →", False: "← lower is better", None: ""}[METRICS[metric].higher_is_better]
     draw_title(axes, title, direction)
@@ -154,7 +154,7 @@ def _draw_panel(
             face = "white" if summary.is_worse_than_best and not summary.is_control else color
             axes.plot([estimate.mean], [place], "o", markeredgecolor=color, markerfacecolor=face, markersize=5)
     best = next((line.estimate for line in summaries if line.is_control and line.estimate is not None), None)
-    if best is not None and has_controls(metric) and np.isfinite(best.low):
+    if best is not None and is_compared_with_controls(metric) and np.isfinite(best.low):
         axes.axvspan(best.low, best.high, color=BAND_COLOR, zorder=0, linewidth=0)
     axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9)
     axes.set_ylim(len(rows) - 0.4, -0.6)

@@ -1,4 +1,4 @@
-"""Evaluation of metrics that need the model, in batches of images that share forward passes."""
+"""Evaluation of metrics that need the model, in batches of images."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ MapBatch = tuple[Tensor, Sequence[Row | None], MapFunction | None]
 
 @dataclass
 class EvaluationCase:
-    """One image with one target, and the rows of its maps."""
+    """One image with one target, and the rows of the maps of this target."""
 
     x: Tensor | None  # (C,*S) the model's input, None if it is not available, with the `reason`
     target: TargetLike = None
@@ -52,22 +52,22 @@ class EvaluationCase:
 
     @property
     def batch_key(self) -> object:
-        """Cases with the same key can share forward passes."""
+        """A key that is equal for cases that can share forward passes."""
         return None if self.x is None else (tuple(self.x.shape), self.mode)
 
     @property
     def first_row(self) -> Row:
-        """One row of the case."""
+        """The first row of the case."""
         return next(iter(self.rows.values()))
 
 
-def build_cases(replay: RunReplay, rows: Sequence[Row]) -> list[EvaluationCase]:
-    """Return the cases of one image; rows without a map or an available image become cases without an input."""
+def build_evaluation_cases(replay: RunReplay, rows: Sequence[Row]) -> list[EvaluationCase]:
+    """Return the evaluation cases of one image. Rows without a map or an image give cases without an input."""
     cases: dict[object, EvaluationCase] = {}
     missing: list[EvaluationCase] = []
     x: Tensor | None = None
     for row in rows:
-        mode, key = replay.get_mode(row), format_method_key(row)
+        mode, key = replay.get_model_mode(row), format_method_key(row)
         try:
             if row["attribution"] is None:
                 raise UndefinedError(f"no map: {row['error']}")
@@ -86,18 +86,18 @@ def build_cases(replay: RunReplay, rows: Sequence[Row]) -> list[EvaluationCase]:
 def iter_run_maps(
     replay: RunReplay, cases: Sequence[EvaluationCase], x: Tensor, targets: Any, explainers: Mapping[str, Explainer]
 ) -> Iterator[MapBatch]:
-    """Yield the maps of the run for x (N,C,*S), method by method."""
+    """Yield the stored maps of the run for x (N,C,*S), one method at a time."""
     no_map = np.full(x.shape[2:], np.nan)
     for slot in dict.fromkeys(slot for case in cases for slot in case.rows):
         rows = [case.rows.get(slot) for case in cases]
         maps = [no_map if row is None else replay.run.explanation(row).heatmap("input", scale=None) for row in rows]
         explainer = explainers.get(slot[0])
-        compute_maps = None if explainer is None else partial(_compute_maps, explainer, x, targets)
+        compute_maps = None if explainer is None else partial(_explain_other_images, explainer, x, targets)
         yield torch.from_numpy(np.stack(maps)), rows, compute_maps
 
 
 def iter_control_maps(replay: RunReplay, cases: Sequence[EvaluationCase], x: Tensor) -> Iterator[MapBatch]:
-    """Yield control maps of x (N,C,*S)."""
+    """Yield the control maps of x (N,C,*S), one control at a time."""
     explanations = [replay.run.explanation(case.first_row) for case in cases]
 
     def compute_control_maps(name: str, images: Tensor) -> Tensor:
@@ -110,8 +110,8 @@ def iter_control_maps(replay: RunReplay, cases: Sequence[EvaluationCase], x: Ten
         yield compute_maps(x), rows, compute_maps
 
 
-def _compute_maps(explainer: Explainer, x: Tensor, targets: Any, images: Tensor) -> Tensor:
-    """Return the maps of other images for the classes of x, on the model's input."""
+def _explain_other_images(explainer: Explainer, x: Tensor, targets: Any, images: Tensor) -> Tensor:
+    """Return the maps of other images for the targets of x, at the resolution of the model's input."""
     maps = ExplainerProbe.from_explainer(explainer, x, targets).compute_maps(images, range(len(images)))
     placement = Placement.identity(tuple(images.shape[2:]))
     return torch.from_numpy(np.stack([placement.project(attribution)[0] for attribution in maps]))
@@ -122,7 +122,7 @@ CONTROL_EXPLAINERS = ("center", "edges")  # the controls that are explainers
 
 @dataclass(frozen=True)
 class ModelMetricEvaluator:
-    """Evaluates metrics that need the model, for batches of cases that share forward passes. Fields are those of `evaluate`."""
+    """Evaluates metrics that need the model, in batches of cases. The fields are those of `evaluate`."""
 
     replay: RunReplay
     metrics: Sequence[Metric]
@@ -133,14 +133,14 @@ class ModelMetricEvaluator:
     batch_size: int
 
     def iter_values(self, images: Iterable[Sequence[Row]], num_threads: int) -> Iterator[tuple[int, list[Row]]]:
-        """Yield, batch by batch, the number of finished images and the values of all rows."""
-        cases_by_image = map_in_order(lambda rows: build_cases(self.replay, rows), images, num_threads)
+        """Yield the number of finished images and their table rows, batch by batch."""
+        cases_by_image = map_in_order(lambda rows: build_evaluation_cases(self.replay, rows), images, num_threads)
         for _, group in groupby((case for cases in cases_by_image for case in cases), key=lambda case: case.batch_key):
             while batch := list(islice(group, self.batch_size)):
                 yield sum(case.is_last_of_image for case in batch), self._evaluate_cases(batch)
 
     def _evaluate_cases(self, cases: Sequence[EvaluationCase]) -> list[Row]:
-        """Evaluate a batch, in halves if memory runs out."""
+        """Evaluate a batch of cases. Without enough memory, evaluate its halves."""
         if cases[0].x is None:
             return [
                 build_value_row(case.first_row, metric.name, None, case.reason, imputation=imputation)
@@ -183,7 +183,7 @@ class ModelMetricEvaluator:
         *,
         is_control: bool = False,
     ) -> Iterator[Row]:
-        """Yield the values of one map of each case."""
+        """Yield the table rows for one map of each case."""
         attributions, rows, compute_maps = batch
         region_size = self.region_size or get_default_region_size(scorer.x[0])
         imputations = self.imputations if any(m.uses_imputation for m in metrics) else self.imputations[:1]
@@ -203,11 +203,11 @@ class ModelMetricEvaluator:
                         yield build_value_row(row, metric.name, number, reason or None, **kind)
 
     def _select_imputations(self, metric: Metric) -> Sequence[str | None]:
-        """Return the imputations under which a metric has a value each."""
+        """Return the imputations with which a metric is evaluated, or None for a metric without imputation."""
         return self.imputations if metric.uses_imputation else (None,)
 
     def _evaluate_explainers(self, case: EvaluationCase, x: Tensor) -> Iterator[Row]:
-        """Yield the values of the explainers of a case (1,C,*S) and of control explainers."""
+        """Yield the table rows of metrics of explainers, for a case with input x (1,C,*S)."""
         metrics = [metric for metric in self.metrics if metric.input_kind == "explainer"]
         if not metrics:
             return

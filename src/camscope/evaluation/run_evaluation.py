@@ -1,4 +1,4 @@
-"""Evaluation of metrics for every map of a run, into a resumable Parquet dataset in long form."""
+"""Evaluation of metrics for every map of a run, written to a Parquet dataset."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,9 +14,9 @@ from camscope.batch.run_store import RunStore
 from camscope.errors import InputError
 from camscope.evaluation.ground_truth import AnnotationColumn, GroundTruth, load_ground_truth
 from camscope.evaluation.map_metrics import MapMetricEvaluator, Row, build_value_schema
+from camscope.evaluation.metric_value_files import RowsByImage, open_value_files, write_missing_value_files
 from camscope.evaluation.model_based_metrics import ModelMetricEvaluator
 from camscope.evaluation.run_replay import RunReplay
-from camscope.evaluation.value_parts import RowsByImage, open_value_parts, write_missing_parts
 from camscope.explainers import Explainer
 from camscope.explainers.core.argument_sorting import reject_foreign_keywords
 from camscope.explainers.core.evaluation_context import check_positive_integer
@@ -56,7 +56,7 @@ def evaluate(
     strict: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> "EvaluationResult":
-    """Compute metrics of every map of a run into a Parquet dataset, with a row for each map and metric.
+    """Compute metrics of every map of a run. Write a Parquet dataset with a row for each map and metric.
 
     Control maps (`uniform`, `center`, `edges`, `random`) are evaluated as well. An interrupted evaluation resumes.
 
@@ -96,7 +96,7 @@ def evaluate(
     map_evaluator = MapMetricEvaluator(batch_run, map_metrics, ground_truth, strict)
     model_evaluator = None
     if model is None and (explainers or preprocess is not None):
-        raise InputError("explainers and preprocess need the model: pass it as well (model=, or --model)")
+        raise InputError("explainers and preprocess need the model: pass the model (model=, or --model)")
     if model is not None:
         replay = RunReplay.from_run(batch_run, model, preprocess)
         if model_metrics:
@@ -112,7 +112,7 @@ def evaluate(
     store = RunStore(output)
     n_threads = num_threads or os.cpu_count() or 1
     with store.open_run(_describe_evaluation(map_evaluator, selected, model_evaluator, masks), overwrite=overwrite):
-        write_missing_parts(
+        write_missing_value_files(
             batch_run,
             store,
             build_value_schema(batch_run.dataset.schema),
@@ -124,7 +124,7 @@ def evaluate(
 
 
 def select_metrics(metric_names: Sequence[str] | None, has_masks: bool, has_model: bool = False) -> list[Metric]:
-    """Return metrics by name, or by default all quick ones for which the inputs are there."""
+    """Return the metrics with the given names. None: all fast metrics whose inputs are available."""
     if metric_names is None:
         kinds = ("map", "mask") if has_masks else ("map",)
         selected = [metric for metric in METRICS.values() if metric.input_kind in kinds]
@@ -132,7 +132,7 @@ def select_metrics(metric_names: Sequence[str] | None, has_masks: bool, has_mode
     selected = [METRICS.find(name) for name in metric_names]
     for metric in selected:
         if metric.input_kind == "map_pair":
-            raise InputError(f"{metric.name} compares two maps: call it in Python, from camscope.metrics")
+            raise InputError(f"{metric.name} compares two maps: call the metric in Python, from camscope.metrics")
         if metric.input_kind in MODEL_INPUT_KINDS and not has_model:
             raise InputError(f"{metric.name} needs the model: pass the model of the run (model=, or --model)")
         if metric.input_kind == "mask" and not has_masks:
@@ -141,7 +141,7 @@ def select_metrics(metric_names: Sequence[str] | None, has_masks: bool, has_mode
 
 
 class EvaluationResult:
-    """The values that `evaluate` wrote, in long form."""
+    """The metric values that `evaluate` wrote to a folder."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -149,12 +149,12 @@ class EvaluationResult:
         settings = {} if facts is None else facts["run_config"]
         metrics = settings.get("metrics") if isinstance(settings, Mapping) else None
         if facts is None or not isinstance(metrics, list | Mapping):
-            raise InputError(f"{folder}: expected a folder that evaluate wrote, with metrics of a run")
+            raise InputError(f"{folder}: expected a folder with metric values that evaluate wrote")
         self.facts: dict[str, Any] = facts
 
     @property
     def title(self) -> str:
-        """The model and the number of images."""
+        """A title with the model and the number of images."""
         run = self.facts["run_config"]["run"]
         return f"{Path(run['model']['source']).name} · {plural(run['manifest']['rows'], 'image', spec=',')}"
 
@@ -171,7 +171,7 @@ class EvaluationResult:
             A pyarrow table.
 
         """
-        rows = open_value_parts(self.folder)
+        rows = open_value_files(self.folder)
         return read_rows(rows) if where is None else RowReader(rows).take(Query(where).find_positions(rows))
 
 
@@ -181,7 +181,7 @@ def _iter_metric_values(
     images: RowsByImage,
     num_threads: int,
 ) -> Iterator[tuple[int, list[Row]]]:
-    """Yield the number of finished images and their values; an image is finished with its last metric."""
+    """Yield the number of finished images and the table rows of their metric values."""
     if map_evaluator.metrics or model_evaluator is None:
         for values in map_in_order(map_evaluator.evaluate_image, images, num_threads):
             yield int(model_evaluator is None), values
@@ -196,7 +196,7 @@ def resolve_ground_truth(
     *,
     allow_outside_root: bool = False,
 ) -> GroundTruth | None:
-    """Return the ground truth that `masks` describes for a run. Raises InputError for masks outside the root."""
+    """Return the ground truth of a run from any form of `masks`. Raises InputError for masks outside the root."""
     if masks is None or isinstance(masks, GroundTruth):
         return masks
     origin = run.source_manifest
@@ -213,7 +213,7 @@ def resolve_ground_truth(
 def _check_imputations(imputations: Sequence[str]) -> list[str]:
     if isinstance(imputations, str) or not imputations or set(imputations) - set(IMPUTATION_NAMES):
         raise InputError(
-            f"imputations={imputations!r}: expected one or several of {', '.join(IMPUTATION_NAMES)}, as ('mean', 'blur')"
+            f"imputations={imputations!r}: expected one or several of {', '.join(IMPUTATION_NAMES)}, such as ('mean', 'blur')"
         )
     return list(dict.fromkeys(imputations))
 

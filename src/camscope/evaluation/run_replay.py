@@ -1,4 +1,4 @@
-"""Replay of a run: its model, images, targets and explainers as they were when the maps were computed."""
+"""Restored inputs of a run: the model, images, targets and explainers with which the maps were computed."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ EXPLAINERS_HINT = "in Python, pass evaluate(…, explainers=[…]) the explainer
 
 @dataclass(frozen=True)
 class RunReplay:
-    """A run with the model of its maps, and an explainer that prepares images as the run did."""
+    """A run with its model, and an explainer that prepares images as in the run."""
 
     run: BatchRun
     model: nn.Module
@@ -35,31 +35,31 @@ class RunReplay:
 
     @classmethod
     def from_run(cls, run: BatchRun, model: nn.Module, preprocess: Any = None) -> "RunReplay":
-        """Check that model and preprocessing are those of the run; InputError or PreprocessError otherwise."""
+        """Check that the model and the preprocessing are those of the run. Return the replay of the run."""
         settings, inner = run.run_info["run_config"], unwrap(model)
         expected_digest, digest = settings["model"]["digest"], compute_model_digest(inner)
         if digest != expected_digest:
             card = get_card(inner)
             raise InputError(
-                f"the run is of a model with digest {expected_digest} ({settings['model']['source']}); the one given has "
-                f"{digest} ({card.source if card else type(inner).__name__}): pass the same model with the same weights"
+                f"the run used a model with digest {expected_digest} ({settings['model']['source']}), but this model has digest "
+                f"{digest} ({card.source if card else type(inner).__name__}): pass the model of the run with the same weights"
             )
         for text in settings["targets"]:
             if text not in (None, *run.run_info["class_names"]) and not isinstance(parse_target(text), int):
                 raise InputError(
                     f"the target {text!r} of the run is not a class and cannot be restored: "
-                    "use camscope.metrics.PerturbationTest in Python"
+                    "call camscope.metrics.PerturbationTest in Python instead"
                 )
         run.require_images()
         reader = GradCAM(model, preprocess=preprocess, class_names=run.run_info["class_names"] or None)
         if (text := format_without_address(reader.preprocess)) != settings["preprocess"]:
             raise PreprocessError(
-                f"the run was made with preprocess {settings['preprocess']}; here it is {text}: pass the same preprocess"
+                f"the run was made with preprocess {settings['preprocess']}, but this is {text}: pass the same preprocess"
             )
         return cls(run, model, reader)
 
     def read_image(self, row: Row) -> Tensor:
-        """Return a row's image (C,*S) as it entered the model. Raises UndefinedError if it is no longer there."""
+        """Return the model input (C,*S) of a row. Raises UndefinedError if the image is not available."""
         try:
             source = self.run.read_source(row)
         except ImageError as error:
@@ -75,39 +75,39 @@ class RunReplay:
         )
         if list(size) != row["input_size"] or not is_same:
             raise PreprocessError(
-                f"{row['path']} enters the model as {size} and was explained as {tuple(row['input_size'])}, or its placement "
-                f"on the image differs: pass the preprocess that the run was made with"
+                f"{row['path']}: the model input has size {size} and had size {tuple(row['input_size'])} in the run, or lies "
+                f"elsewhere on the image: pass the preprocess of the run"
             )
         return item.x
 
     def get_target(self, row: Row) -> TargetLike:
-        """Return the target of a row. Raises UndefinedError if it is not a class."""
+        """Return the target of a row. Raises UndefinedError for a target that is not a class."""
         if row["target"] is None:
-            raise UndefinedError(f"the target {row['label']} is not a class: it cannot be restored")
+            raise UndefinedError(f"the target {row['label']} is not a class and cannot be restored")
         return parse_target(row["target"])
 
-    def get_mode(self, row: Row) -> Mode:
-        """Return the mode in which the method of a row ran the model."""
+    def get_model_mode(self, row: Row) -> Mode:
+        """Return the mode of the model, such as "eval", with which the map of a row was computed."""
         mode: Mode = self._get_method_settings(format_method_key(row)).get("mode", "eval")
         return mode
 
     def get_forward_options(self, row: Row) -> dict[str, Any]:
-        """Return how the method of a row called the model (see `BaseMethod.forward_options`)."""
+        """Return the forward options with which the map of a row was computed (see `BaseMethod.forward_options`)."""
         settings = self._get_method_settings(format_method_key(row))
         return {name: settings.get(name) for name in ("input_key", "frames_first")}
 
     def rebuild_explainers(self, explainers: Sequence[Explainer] = ()) -> dict[str, Explainer]:
-        """Return the run's explainers by `format_method_key`, taken from `explainers` or rebuilt from their settings."""
+        """Return the explainers of the run by method key. Explainers not in `explainers` are rebuilt from settings."""
         given = {}
         for explainer in explainers:
             if unwrap(explainer.model) is not unwrap(self.model):
-                raise InputError(f"{explainer!r} has another model than the one passed as model")
+                raise InputError(f"{explainer!r} has another model: expected the model that is passed as model")
             given[f"{explainer.composed_name} {hash_parameters(explainer.parameters)}"] = explainer
         keys = self.run.run_info["run_config"]["methods"]
         return {key: given.get(key) or self._rebuild_explainer(key) for key in keys}
 
     def _rebuild_explainer(self, method_key: str) -> Explainer:
-        """Rebuild an explainer and check that its settings have the digest in the run."""
+        """Rebuild an explainer from its settings in the run, and check the digest of the settings."""
         title, _, digest = method_key.rpartition(" ")
         settings = {name: _parse_setting(text) for name, text in self._get_method_settings(method_key).items()}
         reader = self.input_explainer
@@ -126,12 +126,12 @@ class RunReplay:
 
 
 def format_method_key(row: Row) -> str:
-    """Return a row's method and the digest of its settings, as the run's settings name them."""
+    """Return the key of the method of a row: its name and the digest of its settings."""
     return f"{row['method']} {row['parameters_digest']}"
 
 
 def _parse_setting(text: Any) -> Any:
-    """Parse a setting from its text in the run: entries of a list were written as text, other values as they are."""
+    """Parse a setting of a method from the settings in the run. Lists are stored as text."""
     if not isinstance(text, str) or not text.startswith(("[", "(")):
         return text
     try:

@@ -1,4 +1,4 @@
-"""Summaries of metric values: a mean with its interval for each method, and differences to the best method and control."""
+"""Summaries of metric values by method: means with intervals, and differences from the best method and control."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -26,7 +26,7 @@ ValuesByTarget = Mapping[tuple[int, Any], float]  # by row and target; NaN if un
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """The mean of one metric for one method, and its paired differences, signed so that higher is better."""
+    """The mean of one metric for one method, with its paired differences. Positive differences are better."""
 
     metric: str
     method: str
@@ -42,7 +42,7 @@ class MethodSummary:
 
     @property
     def key(self) -> MethodKey:
-        """Method, layer and digest of the settings."""
+        """The key of the method: its name, its layer and the digest of its settings."""
         return self.method, self.layer, self.parameters
 
     @property
@@ -52,37 +52,37 @@ class MethodSummary:
 
     @property
     def n_values(self) -> int:
-        """The number of rows with a value."""
+        """The number of maps with a value of the metric."""
         return 0 if self.estimate is None else self.estimate.n_values
 
     @property
     def n_undefined(self) -> int:
-        """The number of rows without a value."""
+        """The number of maps without a value of the metric."""
         return self.n_rows - self.n_values
 
     @property
     def beats_control(self) -> bool:
-        """Whether the method is significantly better than the best control, at 5 %."""
+        """Whether the method is significantly better than the best control, at the 5 % level."""
         return is_significant(self.difference_to_control) and self.difference_to_control.mean > 0
 
     @property
     def advantage_over_control(self) -> Estimate | None:
-        """The difference to the best control, or None by metrics in which a map that does not depend on the model scores well."""
-        return self.difference_to_control if has_controls(self.metric) else None
+        """The difference from the best control, or None for a metric without comparison to controls."""
+        return self.difference_to_control if is_compared_with_controls(self.metric) else None
 
     @property
     def is_worse_than_best(self) -> bool:
-        """Whether the method is significantly worse than the best method, at 5 %."""
+        """Whether the method is significantly worse than the best method, at the 5 % level."""
         return is_significant(self.difference_to_best) and self.difference_to_best.mean < 0
 
 
-def has_controls(metric: str) -> bool:
-    """Return whether methods are compared with controls, which score well by metrics of the map alone and of explainers."""
+def is_compared_with_controls(metric: str) -> bool:
+    """Return whether the metric compares methods with controls. Metrics of maps alone and explainers do not."""
     return METRICS[metric].input_kind not in ("map", "explainer")
 
 
 def is_significant(difference: Estimate | None) -> TypeGuard[Estimate]:
-    """Return whether a difference is significant at 5 %."""
+    """Return whether a difference is significant at the 5 % level."""
     return difference is not None and difference.p_value is not None and difference.p_value < SIGNIFICANCE_LEVEL
 
 
@@ -95,12 +95,13 @@ def summarize_values(
     seed: int = 0,
     n_resamples: int = N_RESAMPLES,
 ) -> dict[str, list[MethodSummary]]:
-    """Return the summaries of a table of values, the best first, by metric, or by `metric, imputation`.
+    """Return the summaries of each metric from a table of values, sorted from the best method to the worst.
 
-    Differences are corrected for all pairs of methods and all metrics (Bonferroni), since the same values select the best one.
-    Methods in `equivalent_groups` count as one and are not compared with each other.
+    The key of a metric with imputation is `metric, imputation`. Differences are corrected for all pairs of methods and all
+    metrics (Bonferroni), since the same values select the best one. Methods in `equivalent_groups` count as one and are not
+    compared with each other.
     """
-    check_column(table, group_column)
+    check_group_column(table, group_column)
     if "imputation" not in table.column_names:  # written before metrics that need the model existed
         table = table.append_column("imputation", import_arrow().nulls(table.num_rows, import_arrow().string()))
     groups = dict(zip(table["row"].to_pylist(), table[group_column or "row"].to_pylist(), strict=True))
@@ -113,7 +114,7 @@ def summarize_values(
             continue
         same_imputation = field("imputation").is_null() if imputation is None else field("imputation") == imputation
         rows = table.filter((field("metric") == name) & same_imputation).select(SUMMARIZED_COLUMNS).to_pylist()
-        estimate = partial(_estimate_metric, name, groups=groups, seed=seed, n_resamples=n_resamples)
+        estimate = partial(_estimate_metric_mean, name, groups=groups, seed=seed, n_resamples=n_resamples)
         summaries[name if imputation is None else f"{name}, {imputation}"] = _summarize_metric(
             name, imputation, rows, estimate, groups, equivalent_groups
         )
@@ -123,7 +124,7 @@ def summarize_values(
 def _correct_multiple_comparisons(
     summaries: dict[str, list[MethodSummary]], equivalent_groups: Sequence[Sequence[MethodKey]]
 ) -> dict[str, list[MethodSummary]]:
-    """Correct all differences for the number of comparisons."""
+    """Correct all differences for the number of comparisons (Bonferroni)."""
     first = {key: group[0] for group in equivalent_groups for key in group}
     ranked = [lines for lines in summaries.values() if METRICS[lines[0].metric].higher_is_better is not None]
     method_sets = [
@@ -135,15 +136,15 @@ def _correct_multiple_comparisons(
         for lines in ranked
     )
 
-    def correct(difference: Estimate | None, n_comparisons: int) -> Estimate | None:
+    def adjust_difference(difference: Estimate | None, n_comparisons: int) -> Estimate | None:
         return None if difference is None else adjust_bonferroni([difference], n_comparisons)[0]
 
     return {
         name: [
             replace(
                 line,
-                difference_to_best=correct(line.difference_to_best, n_pairs),
-                difference_to_control=correct(line.difference_to_control, n_control_comparisons),
+                difference_to_best=adjust_difference(line.difference_to_best, n_pairs),
+                difference_to_control=adjust_difference(line.difference_to_control, n_control_comparisons),
                 n_comparisons=n_pairs,
             )
             for line in lines
@@ -152,14 +153,16 @@ def _correct_multiple_comparisons(
     }
 
 
-def check_column(table: "pa.Table", group_column: str | None) -> None:
-    """Raise InputError if there is no such column."""
+def check_group_column(table: "pa.Table", group_column: str | None) -> None:
+    """Raise InputError if the table has no column `group_column`."""
     if group_column is not None and group_column not in table.column_names:
-        raise InputError(f"no column {group_column!r} to group by; there are {', '.join(table.column_names)}")
+        raise InputError(
+            f"there is no column {group_column!r} to group by; expected one of {', '.join(table.column_names)}"
+        )
 
 
 def check_some_ground_truth(table: "pa.Table") -> None:
-    """Raise InputError if no map of a method has a value of any metric that needs ground truth."""
+    """Raise InputError if all values of metrics with ground truth are undefined."""
     columns = zip(*(table[name].to_pylist() for name in ("metric", "control", "value", "reason")), strict=True)
     rows = [row for row in columns if METRICS[row[0]].input_kind == "mask" and not row[1]]
     if rows and all(value is None for _, _, value, _ in rows):
@@ -167,7 +170,7 @@ def check_some_ground_truth(table: "pa.Table") -> None:
 
 
 def format_no_ground_truth(reasons: Counter[str]) -> str:
-    """Return an error message about images without ground truth, with the most frequent reasons."""
+    """Return an error message for images without ground truth, with the most frequent reasons."""
     return "no image has ground truth: " + "; ".join(
         f"{reason} ({count} x)" for reason, count in reasons.most_common(3)
     )
@@ -185,7 +188,7 @@ def _summarize_metric(
     for row in rows:
         key = (row["method"], row["layer"], row["parameters_digest"], row["control"])
         values.setdefault(key, {})[row["row"], row["target"]] = np.nan if row["value"] is None else row["value"]
-    _assign_failed_images(values)
+    _count_failed_images_as_undefined(values)
     lines = {
         key: MethodSummary(
             metric,
@@ -228,8 +231,8 @@ def _summarize_metric(
     ]
 
 
-def _assign_failed_images(values: dict[tuple[Any, ...], dict[tuple[int, Any], float]]) -> None:
-    """Count an image that failed, which has no layer and settings, as an undefined row of each layer of its method."""
+def _count_failed_images_as_undefined(values: dict[tuple[Any, ...], dict[tuple[int, Any], float]]) -> None:
+    """Count each failed image as an undefined value of every layer of its method."""
     for failed in [key for key in values if key[1] is key[2] is None and not key[3]]:
         successful = [key for key in values if key[0] == failed[0] and key != failed and not key[3]]
         for key in successful:
@@ -238,7 +241,7 @@ def _assign_failed_images(values: dict[tuple[Any, ...], dict[tuple[int, Any], fl
             del values[failed]
 
 
-def _estimate_metric(
+def _estimate_metric_mean(
     metric: str, values_by_target: ValuesByTarget, groups: Mapping[int, Hashable], seed: int, n_resamples: int
 ) -> Estimate | None:
     values, bounds = list(values_by_target.values()), METRICS[metric].bounds
@@ -260,7 +263,7 @@ def _estimate_paired_difference(
     groups: Mapping[int, Hashable],
     rounding_tolerance: float,
 ) -> Estimate | None:
-    """Estimate the difference, paired by image and target."""
+    """Estimate the mean difference of two methods, paired by image and target."""
     try:
         return estimate_difference(
             [sign * value for value in first.values()],

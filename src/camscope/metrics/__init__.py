@@ -48,7 +48,6 @@ from camscope.metrics.model_scorer import ModelScorer, scoring_scope
 from camscope.metrics.perturbation_test import PerturbationTest
 from camscope.metrics.randomization_result import RandomizationResult, RandomizationVerdict
 from camscope.metrics.randomization_tests import random_logit, run_randomization_test
-from camscope.metrics.randomized_copies import randomize_weights
 from camscope.metrics.robustness import (
     TransformAgreement,
     acquisition_stability,
@@ -61,6 +60,7 @@ from camscope.metrics.robustness import (
 )
 from camscope.metrics.similarity import SIMILARITIES, hog_correlation, jaccard, pearson, spearman, ssim
 from camscope.metrics.statistics import Estimate, adjust_holm, compute_min_p_value, estimate_difference, estimate_mean
+from camscope.metrics.weight_randomization import randomize_weights
 
 __all__ = [
     "METRICS",

@@ -1,4 +1,4 @@
-"""The registry of metrics, the facts about each metric, and checks of maps and masks that all metrics share."""
+"""Registry of all metrics, and checks of attribution maps and masks that the metrics share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -60,16 +60,16 @@ class Metric:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The smallest and the largest possible value, or None if one of them does not exist."""
+        """The smallest and the largest possible value, or None if the metric is unbounded."""
         return None if self.lower_bound is None or self.upper_bound is None else (self.lower_bound, self.upper_bound)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the value. Raises UndefinedError if it is not defined for this input."""
+        """Compute the metric. Raises UndefinedError if the metric is not defined for the input."""
         return self.function(*args, **kwargs)
 
 
 def register_metric(name: str, **facts: Any) -> Callable[[MetricFunction], MetricFunction]:
-    """Return a decorator that registers a function in METRICS with the `facts` of `Metric`; the title defaults to the name."""
+    """Return a decorator that registers a metric function in METRICS. `facts` are fields of `Metric`."""
 
     def register(function: MetricFunction) -> MetricFunction:
         title = facts.pop("title", name.replace("-", " ").capitalize())
@@ -80,46 +80,48 @@ def register_metric(name: str, **facts: Any) -> Callable[[MetricFunction], Metri
 
 
 def to_finite_array(attribution: npt.ArrayLike) -> FloatArray:
-    """Return a map (*S) in float64. Raises UndefinedError for NaN or infinity, InputError for a map without cells."""
+    """Return a map (*S) as float64. Raises UndefinedError for NaN or infinity, and InputError for an empty map."""
     values = np.asarray(attribution, np.float64)
     if not values.size:
-        raise InputError(f"the map is {values.shape}: it has no cells")
+        raise InputError(f"the map has shape {values.shape} and is empty: expected at least one cell")
     if not np.isfinite(values).all():
         raise UndefinedError("the map contains NaN or infinity")
     return values
 
 
 def check_no_infinity(values: FloatArray) -> None:
-    """Raise InputError for an infinite value of a metric. NaN is allowed."""
+    """Raise InputError if a metric value is infinite. NaN is allowed."""
     if np.isinf(values).any():
         index = int(np.flatnonzero(np.isinf(values))[0])
         raise InputError(f"value {index} is infinite: expected finite numbers, or NaN for undefined values")
 
 
 def positive_part(attribution: npt.ArrayLike) -> FloatArray:
-    """Return the positive part of a map (*S) in float64: the evidence for the target. UndefinedError for NaN or infinity."""
+    """Return a map (*S) as float64 with negative values set to 0. Raises UndefinedError for NaN or infinity."""
     return to_finite_array(attribution).clip(min=0)
 
 
 def check_mask(attribution: FloatArray, mask: npt.ArrayLike) -> Mask:
-    """Return a mask of the map's size. Raises UndefinedError if it is empty or covers the whole image."""
+    """Return the mask as an array. Raises UndefinedError if the mask is empty or covers the whole image."""
     checked = np.asarray(mask)
     if checked.dtype != np.bool_:
-        raise InputError(f"the mask is {checked.dtype}; expected bool, True inside the annotated region")
+        raise InputError(f"the mask has dtype {checked.dtype}; expected bool, with True inside the annotated region")
     if checked.shape != attribution.shape:
-        raise GeometryError(f"the mask is {checked.shape} and the map {attribution.shape}; resize the map first")
+        raise GeometryError(
+            f"the mask has shape {checked.shape} and the map {attribution.shape}: resize the map to the mask"
+        )
     if not checked.any():
         raise UndefinedError("the mask is empty")
     if checked.all():
-        raise UndefinedError("the mask is the whole image: every map would be right")
+        raise UndefinedError("the mask covers the whole image: every map would get the best value")
     return checked
 
 
 @dataclass(frozen=True)
 class MetricValues:
-    """Values of a metric for a batch: one number for each image, or None and the reason why there is none.
+    """The values of a metric for a batch of images. An undefined value is None and has a reason.
 
-    `reasons` holds "" for an image with a number.
+    `reasons` holds "" for an image with a value.
 
     >>> MetricValues((0.5, None), ("", "the map contains NaN or infinity"))[0]
     0.5
@@ -130,8 +132,8 @@ class MetricValues:
 
     @classmethod
     def from_tensor(cls, numbers: Tensor, undefined_by_reason: Mapping[str, Tensor]) -> "MetricValues":
-        """Build values from numbers (N,) and, for each reason, the undefined images (N,) bool; the first reason counts."""
-        undefined = {**undefined_by_reason, "the number itself is NaN or infinite": ~numbers.isfinite()}
+        """Build metric values from numbers (N,) and a bool tensor (N,) of undefined images for each reason."""
+        undefined = {**undefined_by_reason, "the metric value is NaN or infinite": ~numbers.isfinite()}
         flags = {reason: rows.tolist() for reason, rows in undefined.items()}
         reasons = [next((reason for reason in flags if flags[reason][i]), "") for i in range(len(numbers))]
         values = (None if reason else value for value, reason in zip(numbers.tolist(), reasons, strict=True))
@@ -148,5 +150,5 @@ class MetricValues:
 
     @property
     def array(self) -> FloatArray:
-        """The numbers (N,) with NaN for undefined values, for means over images."""
+        """The values (N,) as an array, with NaN for undefined values."""
         return np.array([np.nan if number is None else number for number in self.numbers], np.float64)

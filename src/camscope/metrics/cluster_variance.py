@@ -1,4 +1,7 @@
-"""The jackknife variance of a mean over groups (CR3, MacKinnon et al. 2023, doi:10.1002/jae.2969) and its degrees of freedom."""
+"""Jackknife variance of a mean over groups of values, and its degrees of freedom.
+
+The variance is CR3 (MacKinnon et al. 2023, doi:10.1002/jae.2969).
+"""
 
 from typing import Any, Final
 
@@ -12,38 +15,38 @@ GroupSizes = npt.NDArray[Any]
 
 
 def count_effective_groups(group_sizes: GroupSizes) -> float:
-    """Return Kish's effective number of groups, (Σ n)² / Σ n², from group sizes (G,). Kish 1965, Survey Sampling."""
+    """Return Kish's effective number of groups, (Σ n)² / Σ n², for group sizes n (G,) (Kish 1965)."""
     counts = np.asarray(group_sizes, np.float64)
     return float(counts.sum() ** 2 / (counts**2).sum())
 
 
 def compute_jackknife_deviations(group_sums: FloatArray, group_sizes: GroupSizes) -> FloatArray:
-    """Return how much the mean changes without each group (G,), scaled so that the squares sum to the variance."""
+    """Return the change of the mean without each group (G,). The squares sum to the jackknife variance."""
     shares, groups = group_sizes / group_sizes.sum(), len(group_sizes)
     moves = _compute_group_residuals(group_sums, group_sizes) / (1 - shares)
     return np.asarray(moves * np.sqrt((groups - 1) / groups), np.float64)
 
 
 def _compute_group_residuals(group_sums: FloatArray, group_sizes: GroupSizes) -> FloatArray:
-    """Return the contribution of each group (G,) to the mean in excess of the group's share."""
+    """Return the sum of deviations from the overall mean in each group (G,), divided by the number of values."""
     total = group_sizes.sum()
     return np.asarray((group_sums - group_sizes * (group_sums.sum() / total)) / total, np.float64)
 
 
 def compute_jackknife_variance(group_sums: FloatArray, group_sizes: GroupSizes) -> float:
-    """Return the variance of the mean from the sums and sizes (G,) of groups, or 0 for a single group."""
+    """Return the jackknife variance of the mean from group sums and sizes (G,), or 0 for a single group."""
     return 0.0 if len(group_sums) < 2 else float((compute_jackknife_deviations(group_sums, group_sizes) ** 2).sum())
 
 
 def compute_linearized_variance(group_sums: FloatArray, group_sizes: GroupSizes) -> float:
-    """Return the variance of the mean that a bootstrap of groups estimates; it is too small for groups of different sizes."""
+    """Return the bootstrap variance of the mean over groups, which is too small for groups of different sizes."""
     groups = len(group_sizes)
     squares = float((_compute_group_residuals(group_sums, group_sizes) ** 2).sum())
     return squares * groups / (groups - 1) if groups > 1 else 0.0
 
 
 def compute_degrees_of_freedom(group_sizes: GroupSizes) -> float:
-    """Return Satterthwaite's degrees of freedom, 1..G - 1, for two groups or more (Pustejovsky and Tipton 2018)."""
+    """Return Satterthwaite's degrees of freedom for at least two groups (Pustejovsky and Tipton 2018)."""
     # the variance is Σ a_g q_g², where q_g is a group's mean minus the overall mean, and a_g = h_g² / (1 - h_g)² with its share
     # h_g; with covariances c_gk = [g = k] / n_g - 1/N of the q, the result is (Σ a_g c_gg)² / Σ a_g a_k c_gk²
     counts = np.asarray(group_sizes, np.float64)

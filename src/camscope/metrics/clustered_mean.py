@@ -1,4 +1,4 @@
-"""The confidence interval of a mean whose values belong to groups of several kinds, such as receiver and donor of a paste."""
+"""Mean of values that belong to groups of several kinds at the same time, with its confidence interval."""
 
 from collections.abc import Hashable, Sequence
 from itertools import combinations
@@ -23,13 +23,14 @@ GroupIndices = npt.NDArray[np.int64]
 def estimate_clustered_mean(
     values: npt.ArrayLike, *groupings: Sequence[Hashable] | None, confidence_level: float = 0.95
 ) -> Estimate:
-    """Estimate the mean of values (N,) in several kinds of groups (N,): Cameron et al. 2011, doi:10.1198/jbes.2010.07136.
+    """Estimate the mean of values (N,) that belong to groups of one or more kinds.
 
-    The counts of groups in the estimate are those of the kind with the fewest. If these are too few, there is no interval.
+    Each grouping (N,) names the group of each value. Cameron et al. 2011, doi:10.1198/jbes.2010.07136. The counts of groups in
+    the estimate are those of the kind with the fewest. If these are too few, there is no interval.
     """
     checked_values = np.asarray(values, np.float64)
     if checked_values.ndim != 1 or not len(checked_values) or not np.isfinite(checked_values).all():
-        raise InputError(f"values {checked_values.shape}: expected (N,) finite numbers")
+        raise InputError(f"values have shape {checked_values.shape}: expected finite numbers of shape (N,)")
     indices_by_kind = [index_groups(kind, len(checked_values)) for kind in groupings or (None,)]
     fewest = min(len(np.unique(indices)) for indices in indices_by_kind)
     mean, half, sizes = float(checked_values.mean()), nan, [np.bincount(indices) for indices in indices_by_kind]
@@ -50,7 +51,7 @@ def estimate_clustered_mean(
 
 
 def _compute_clustered_variance(deviations: FloatArray, groupings: Sequence[GroupIndices]) -> float:
-    """Return the variance by inclusion and exclusion over all kinds of groups; at least that of any single kind."""
+    """Return the variance of the mean over groups of all kinds, by inclusion and exclusion."""
     alone = [_compute_variance(deviations, kind) for kind in groupings]
     shared = 0.0
     for size in range(2, len(groupings) + 1):

@@ -1,6 +1,6 @@
-"""Complexity metrics: whether the absolute values of a map (*S) concentrate on few cells. Compare only maps of one size.
+"""Complexity metrics: how strongly the absolute values of a map (*S) concentrate on few cells.
 
-Undefined (UndefinedError) are maps with NaN, maps of zeros and maps of one cell.
+Compare only maps of one size. Undefined (UndefinedError) are maps with NaN, maps of zeros and maps of one cell.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ from camscope.plurals import plural
     chance_level="0 for a constant map, 1/3 for uniform random values",
 )
 def sparseness(attribution: npt.ArrayLike) -> float:
-    """Return the Gini index of a map (*S): 0 for a constant map, 1 - 1/N for a single cell."""
+    """Return the Gini index of the absolute values of a map (*S), 0 for a constant map and at most 1 - 1/N."""
     shares = np.sort(_compute_absolute_shares(attribution))
     ranks = 2 * np.arange(1, len(shares) + 1) - len(shares) - 1
     return max(0.0, float(ranks @ shares) / len(shares))  # rounding may give a constant map less than 0
@@ -34,7 +34,7 @@ def sparseness(attribution: npt.ArrayLike) -> float:
     chance_level="1 for a constant map",
 )
 def entropy(attribution: npt.ArrayLike) -> float:
-    """Return the normalized entropy of a map (*S): 0 for a single cell, 1 for a constant map. The base does not matter."""
+    """Return the normalized entropy of the absolute values of a map (*S), 1 for a constant map."""
     shares = _compute_absolute_shares(attribution)
     positive = shares[shares > 0]
     return min(1.0, max(0.0, float(-(positive * np.log(positive)).sum() / np.log(len(shares)))))
@@ -49,9 +49,9 @@ def entropy(attribution: npt.ArrayLike) -> float:
     chance_level="0.9 for a constant map",
 )
 def effective_area(attribution: npt.ArrayLike, share: float = 0.9) -> float:
-    """Return the smallest share of cells that holds `share` of the attribution of a map (*S).
+    """Return the smallest share of cells that holds `share` of the sum of absolute values of a map (*S).
 
-    It is share / N for a single cell and `share` for a constant map. `share` is above 0 and at most 1.
+    The result is share / N for a single nonzero cell and `share` for a constant map. `share` is above 0 and at most 1.
     """
     if not 0 < share <= 1:
         raise InputError(f"share={share}: expected a number above 0 and at most 1")
@@ -66,7 +66,7 @@ def _compute_absolute_shares(attribution: npt.ArrayLike) -> FloatArray:
     """Return the share of each cell (N,) in the sum of absolute values, without overflow or underflow."""
     sizes = np.abs(to_finite_array(attribution)).ravel()
     if len(sizes) < 2:
-        raise UndefinedError(f"a map of {plural(len(sizes), 'cell')} has no distribution: expected 2 cells or more")
+        raise UndefinedError(f"the map has {plural(len(sizes), 'cell')}: expected 2 cells or more")
     if not sizes.max() > 0:
         raise UndefinedError("the map is zero everywhere")
     scaled = sizes / sizes.max()

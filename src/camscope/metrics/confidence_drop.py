@@ -1,6 +1,7 @@
-"""Masking metrics: how the output changes when the input x is multiplied by its map a (the positive part divided by its maximum).
+"""Masking metrics: how the model's output changes when the input x is multiplied by its map a.
 
-Maps with NaN or nothing positive are undefined. A constant map loses nothing.
+The map a is the positive part divided by its maximum. Maps with NaN or nothing positive are undefined. A constant map loses
+nothing.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from camscope.errors import GeometryError
 from camscope.metrics.base import MetricValues, register_metric
-from camscope.metrics.faithfulness_correlation import correlate_batch
+from camscope.metrics.faithfulness_correlation import correlate_tensor_rows
 from camscope.metrics.model_scorer import OutputKind
 from camscope.metrics.perturbation_test import NONFINITE_MAP, PerturbationTest, get_score_row
 
@@ -22,7 +23,7 @@ NONPOSITIVE_SCORE = "the clean output is not positive: a relative drop is not de
 NO_ROOM_FOR_GAIN = "the clean output is already 1: there is no room for a gain"
 NONFINITE_MASKED_MAP = "the map of the masked image contains NaN or infinity"
 _register = partial(register_metric, input_kind="perturbation_test")
-CONSTANT_MAP = "the map, or the map of the masked image, is constant: its correlation is not defined"
+CONSTANT_MAP = "the map of the clean or of the masked image is constant: their correlation is not defined"
 
 
 @_register(
@@ -34,8 +35,8 @@ CONSTANT_MAP = "the map, or the map of the masked image, is constant: its correl
     chance_level="0 for a constant map",
 )
 def average_drop(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the relative drop of the output (N,), 0..1 for a probability, as a share. The paper averages it over images."""
-    clean, masked, undefined = _select_masking_scores(test, output_kind)
+    """Return the relative drop (N,) of the output when each image is multiplied by its map."""
+    clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     undefined[NONPOSITIVE_SCORE] = clean <= 0
     return test.build_values(_compute_relative_drop(clean, masked), masked, undefined)
 
@@ -48,11 +49,11 @@ def average_drop(test: PerturbationTest, output_kind: OutputKind = "probability"
     chance_level="0 for a constant map",
 )
 def average_increase(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return 1 where masking increases the output, else 0 (N,). Increases within rounding error do not count.
+    """Return 1 for each image (N,) whose output increases when the image is multiplied by its map, else 0.
 
-    The paper averages it over images.
+    Increases within rounding error do not count. The paper averages the values over images.
     """
-    clean, masked, undefined = _select_masking_scores(test, output_kind)
+    clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     increased = masked - clean > MAX_ROUNDING_STEPS * test.scorer.score_epsilon * clean.abs()
     return test.build_values(increased.double(), masked, undefined)
 
@@ -65,8 +66,8 @@ def average_increase(test: PerturbationTest, output_kind: OutputKind = "probabil
     chance_level="0 for a constant map",
 )
 def average_gain(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the relative gain of the probability (N,), 0..1, undefined where the clean probability is already 1."""
-    clean, masked, undefined = _select_masking_scores(test, output_kind)
+    """Return the relative gain (N,) of the probability when each image is multiplied by its map, 0..1."""
+    clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     room = 1 - clean
     gain = (masked - clean).clamp(min=0) / torch.where(room > 0, room, 1)
     return test.build_values(gain, masked, {**undefined, NO_ROOM_FOR_GAIN: room <= 0})
@@ -82,21 +83,23 @@ def average_gain(test: PerturbationTest, output_kind: OutputKind = "probability"
 def adcc(
     test: PerturbationTest, compute_maps: Callable[[Tensor], Tensor], output_kind: OutputKind = "probability"
 ) -> MetricValues:
-    """Return the harmonic mean of coherency, 1 - complexity and 1 - average drop (N,), 0..1, or 0 where one of them is 0.
+    """Return the harmonic mean (N,) of coherency, 1 - complexity and 1 - average drop, 0..1.
 
-    Coherency is (1 + r) / 2, where r is the correlation of a with the map of x a; it is undefined where one of them is constant.
-    Complexity is the mean of a. `compute_maps` returns the maps (N,*S) of the same method for other inputs (N,C,*S), for the
-    classes of x.
+    The value is 0 where one of the three is 0. Coherency is (1 + r) / 2, where r is the correlation of a with the map of x a;
+    it is undefined where one of them is constant. Complexity is the mean of a. `compute_maps` returns the maps (N,*S) of the
+    same method for other inputs (N,C,*S), for the classes of x.
     """
-    clean, masked, undefined = _select_masking_scores(test, output_kind)
+    clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     a, x = test.normalized_maps, test.scorer.x
     masked_maps = compute_maps(x * a[:, None].to(x.dtype)).detach().to(a)
     if masked_maps.shape != a.shape:
-        expected = f"{tuple(a.shape)}, the size of the input"
-        raise GeometryError(f"compute_maps returned maps {tuple(masked_maps.shape)}; expected {expected}")
+        expected_shape = f"{tuple(a.shape)}, the size of the input"
+        raise GeometryError(
+            f"compute_maps returned maps of shape {tuple(masked_maps.shape)}; expected {expected_shape}"
+        )
     clean_flat, masked_flat = a.flatten(1), masked_maps.flatten(1)
     undefined[NONFINITE_MASKED_MAP] = ~masked_flat.isfinite().all(1)
-    correlation, constant = correlate_batch(clean_flat, masked_flat.clamp(min=0))
+    correlation, constant = correlate_tensor_rows(clean_flat, masked_flat.clamp(min=0))
     undefined |= {NONPOSITIVE_SCORE: clean <= 0, CONSTANT_MAP: constant}
     parts = [(1 + correlation) / 2, 1 - clean_flat.mean(1), 1 - _compute_relative_drop(clean, masked)]
     smallest = torch.stack(parts).amin(0)
@@ -104,8 +107,10 @@ def adcc(
     return test.build_values(torch.where(smallest > 0, harmonic, 0), masked, undefined)
 
 
-def _select_masking_scores(test: PerturbationTest, output_kind: OutputKind) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return p(x) (N,), p(x a) (N,), and the undefined images by reason."""
+def _get_clean_and_masked_scores(
+    test: PerturbationTest, output_kind: OutputKind
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return the outputs (N,) of the clean and of the masked images, and undefined images by reason."""
     nothing = ~(test.normalized_maps > 0).flatten(1).any(1)
     row, undefined = get_score_row(output_kind), {NONFINITE_MAP: ~test.is_finite, NO_POSITIVE_VALUE: nothing}
     return test.scorer.clean_scores[row], test.masked_scores[row], undefined

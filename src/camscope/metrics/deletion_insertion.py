@@ -1,6 +1,7 @@
-"""Deletion, insertion, AOPC, necessity, sufficiency and ROAD: the model's output as regions of a map are removed or shown.
+"""Metrics from the model's output while the regions of a map are removed or shown step by step.
 
-`output_kind` is "probability", that of the class, or "score". ROAD always uses `NoisyLinearImputation`.
+Deletion, insertion, AOPC, necessity, sufficiency and ROAD. `output_kind` is "probability", that of the class, or "score".
+Probabilities give values in 0..1, and differences of probabilities in -1..1. ROAD always uses `NoisyLinearImputation`.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ _register = partial(
 def removal_curve(
     test: PerturbationTest, order: RemovalOrder = "strongest", output_kind: OutputKind = "probability"
 ) -> Tensor:
-    """Return the output (N, steps + 1) as regions are removed, the strongest first (MoRF) or the weakest first (LeRF)."""
+    """Return the model's output (N, steps + 1) while regions are removed step by step, in the given order."""
     return test.score_after_removal(order, test.removal_counts)[get_score_row(output_kind)]
 
 
@@ -36,7 +37,7 @@ def removal_curve(
     higher_is_better=False,
 )
 def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the area under the MoRF curve (N,), 0..1 for a probability. The curve runs from the image to the imputed image."""
+    """Return the area (N,) under the output curve while the strongest regions are removed first."""
     values = removal_curve(test, "strongest", output_kind)
     return test.build_values(_compute_area_under_curve(test, values), values)
 
@@ -47,7 +48,7 @@ def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") ->
     paper="Petsiuk et al. 2018, arXiv:1806.07421; the reversed curve is LeRF, Samek et al. 2017, arXiv:1509.06321",
 )
 def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the area under the LeRF curve (N,), 0..1 for a probability.
+    """Return the area (N,) under the output curve while the strongest regions are shown first.
 
     Showing the first k regions is removing the last n - k, so the insertion curve is LeRF backwards and has the same area.
     """
@@ -64,7 +65,7 @@ def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -
     chance_level="0, in expectation over orders",
 )
 def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the area between LeRF and MoRF (N,), -1..1 for a probability. Effects of the imputation itself cancel."""
+    """Return the area (N,) between the LeRF and MoRF curves. Effects of the imputation itself cancel."""
     gap = removal_curve(test, "weakest", output_kind) - removal_curve(test, "strongest", output_kind)
     return test.build_values(_compute_area_under_curve(test, gap), gap)
 
@@ -77,7 +78,7 @@ def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability
     lower_bound=-1.0,
 )
 def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the mean output loss along the MoRF curve (N,), -1..1 for a probability.
+    """Return the mean loss (N,) of the output along the MoRF curve, -1..1 for a probability.
 
     `n_regions` is L, a number of single regions; None uses the steps of the curve. The paper uses region_size=9 and
     n_regions=100.
@@ -95,8 +96,8 @@ def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: Outp
     lower_bound=-1.0,
 )
 def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the output lost without the strongest `share` of the regions (N,), -1..1 for a probability."""
-    return _compute_score_drop(test, "strongest", test.count_regions(share), output_kind)
+    """Return the loss (N,) of the output when the strongest `share` of the regions is removed."""
+    return _compute_score_loss_after_removal(test, "strongest", test.count_regions(share), output_kind)
 
 
 @_register(
@@ -107,11 +108,11 @@ def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKin
     higher_is_better=False,
 )
 def sufficiency(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the output lost when only the strongest `share` of the regions is shown (N,), -1..1 for a probability."""
-    return _compute_score_drop(test, "weakest", test.n_regions - test.count_regions(share), output_kind)
+    """Return the loss (N,) of the output when only the strongest `share` of the regions is shown."""
+    return _compute_score_loss_after_removal(test, "weakest", test.n_regions - test.count_regions(share), output_kind)
 
 
-def _compute_score_drop(
+def _compute_score_loss_after_removal(
     test: PerturbationTest, order: RemovalOrder, n_removed: int, output_kind: OutputKind
 ) -> MetricValues:
     values = test.score_after_removal(order, [0, n_removed])[get_score_row(output_kind)]
@@ -119,7 +120,7 @@ def _compute_score_drop(
 
 
 def _compute_area_under_curve(test: PerturbationTest, values: Tensor) -> Tensor:
-    """Return the area under each curve, (N,points) -> (N,), by trapezoids over the share of removed regions."""
+    """Return the area (N,) under each curve (N,points) over the share of removed regions."""
     shares = torch.tensor(test.removal_counts, dtype=values.dtype, device=values.device) / test.n_regions
     return torch.trapezoid(values, shares, dim=1)
 
@@ -140,7 +141,7 @@ def road_morf(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """Return the mean output without the strongest regions (N,), 0..1 for a probability.
+    """Return the mean output (N,) after the strongest regions are removed, 0..1 for a probability.
 
     `noise_std` is the noise of the imputation in shares of the channel's standard deviation.
     """
@@ -158,7 +159,7 @@ def road_lerf(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """Return the mean output without the weakest regions (N,), 0..1 for a probability (see `road_morf`)."""
+    """Return the mean output (N,) after the weakest regions are removed (see `road_morf`)."""
     return _compute_road(test, ["weakest"], shares, noise_std, output_kind)
 
 
@@ -175,7 +176,7 @@ def road(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """Return the difference of `road_lerf` and `road_morf` (N,), -1..1 for a probability."""
+    """Return `road_lerf` minus `road_morf` (N,), -1..1 for a probability."""
     return _compute_road(test, ["weakest", "strongest"], shares, noise_std, output_kind)
 
 
@@ -186,9 +187,9 @@ def _compute_road(
     noise_std: float,
     output_kind: OutputKind,
 ) -> MetricValues:
-    """Return the mean output over `shares` for the first order, minus that of the second order if there is one."""
+    """Return the mean output (N,) for the first removal order minus the mean output for a second order."""
     if not len(shares):
-        raise InputError("shares is empty: name at least one, such as 0.2")
+        raise InputError("shares is empty: pass at least one share, such as 0.2")
     counts = [test.count_regions(share, "shares") for share in shares]
     imputed = test.with_imputation(NoisyLinearImputation(noise_std))
     first, *others = (imputed.score_after_removal(order, counts)[get_score_row(output_kind)] for order in orders)

@@ -1,4 +1,4 @@
-"""An explainer with targets that are fixed on the clean input, so that changed inputs and models get the same targets."""
+"""An explainer whose targets are fixed on the clean input, for changed inputs and changed models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ PROBE_BATCH_SIZE = 16  # inputs of one forward pass
 
 @dataclass(frozen=True)
 class ExplainerProbe:
-    """An explainer with its input x (N,C,*S); its targets and its layer are resolved on x."""
+    """An explainer whose targets and layer are resolved on the clean input x (N,C,*S)."""
 
     explainer: Explainer
     x: Tensor
@@ -30,7 +30,7 @@ class ExplainerProbe:
 
     @classmethod
     def from_explainer(cls, explainer: Explainer, x: Tensor, target: TargetLike = None) -> "ExplainerProbe":
-        """Resolve the target in one forward pass; `target` is what `Score` accepts."""
+        """Create a probe whose targets are resolved on x. `target` is what `Score` accepts."""
         with evaluation_context(inspect_model(explainer.model), explainer, x) as context:
             score = context.create_score(explainer.resolve_target(target))
             output = score.forward(context.x)
@@ -40,18 +40,18 @@ class ExplainerProbe:
         return cls(explainer, x, score, _to_float_array(probabilities), None if logits is None else logits.shape[1])
 
     def select_targets(self, sample_index: Sequence[int]) -> Any:
-        """Return the targets of the samples `sample_index`, in the form that `attribute` accepts."""
+        """Return the targets of the samples `sample_index`, as `Explainer.attribute` accepts them."""
         pairs, target = self.score.class_pairs, self.score.target
         if pairs is not None and self.score.classes is not None:
             return pairs[list(sample_index), 0].tolist()
         if isinstance(target, list):
             return [target[index] for index in sample_index]
         if callable(target) and len(self.x) > 1 and list(sample_index) != list(range(len(self.x))):
-            raise TargetError("a callable target is supported for one image at a time: pass x of one sample")
+            raise TargetError("a callable target supports only one image: pass one sample x (1,C,*S)")
         return target
 
     def compute_maps(self, x: Tensor, sample_index: Sequence[int], batch_size: int = PROBE_BATCH_SIZE) -> FloatArray:
-        """Return maps (R,*s) of variants (R,C,*S) of the samples `sample_index` (R,), each for its sample's target."""
+        """Return maps (R,*s) of input variants (R,C,*S), each for the target of its clean sample in `sample_index`."""
         maps = []
         for start in range(0, len(x), batch_size):
             part = slice(start, start + batch_size)
@@ -60,7 +60,7 @@ class ExplainerProbe:
         return _to_float_array(torch.cat(maps))
 
     def compute_probabilities(self, x: Tensor, sample_index: Sequence[int]) -> FloatArray:
-        """Return the probability (R,) of each variant (R,C,*S) for its sample's target."""
+        """Return the probability (R,) of each input variant (R,C,*S) for the target of its clean sample."""
         probabilities = []
         with evaluation_context(inspect_model(self.explainer.model), self.explainer, x) as context:
             for start in range(0, len(context.x), PROBE_BATCH_SIZE):
@@ -71,9 +71,11 @@ class ExplainerProbe:
 
 
 def check_single_sample(x: Tensor) -> Tensor:
-    """Return x if it is one sample (1,C,*S); else raise InputError."""
+    """Return x if it holds one sample (1,C,*S). Otherwise raise InputError."""
     if x.ndim < 3 or len(x) != 1:
-        raise InputError(f"x is {tuple(x.shape)}: expected one sample (1,C,*S); call the metric for each of a batch")
+        raise InputError(
+            f"x has shape {tuple(x.shape)}: expected one sample (1,C,*S). Call the metric once for each sample"
+        )
     return x
 
 

@@ -1,4 +1,4 @@
-"""Faithfulness metrics that compare the attribution of pixel sets, the map's sum, with the output lost when they are removed."""
+"""Faithfulness metrics: compare the attribution of pixel sets with the output lost when the sets are removed."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -41,9 +41,9 @@ def infidelity(
     unit: AttributionUnit = "contributions",
     output_kind: OutputKind = "score",
 ) -> MetricValues:
-    """Return the mean squared error of the attributions of random squares (N,), in squared units of the output.
+    """Return the mean squared difference (N,) of attribution and output loss over random squares.
 
-    For a map of zeros it is the mean of the squared losses.
+    The unit is that of the output, squared. For a map of zeros the value is the mean of the squared losses.
 
     Args:
         test: The maps and the model.
@@ -64,8 +64,8 @@ def infidelity(
         drops = test.measure_drops(squares, n_squares, unit, ("squares", n_squares))
     else:
         if masks.dtype != torch.bool or masks.ndim != len(size) + 1 or masks.shape[1:] != size or not len(masks):
-            expected = ",".join(map(str, size))
-            raise GeometryError(f"masks are {masks.dtype} {tuple(masks.shape)}; expected bool (M,{expected})")
+            size_text = ",".join(map(str, size))
+            raise GeometryError(f"masks are {masks.dtype} of shape {tuple(masks.shape)}; expected bool (M,{size_text})")
         device_masks = masks.to(device)
         drops = test.measure_drops(lambda part: device_masks[part], len(masks), unit)
     lost, claimed = drops.score_drops[get_score_row(output_kind)], drops.attribution_sums
@@ -86,7 +86,7 @@ def infidelity(
 def faithfulness_correlation(
     test: PerturbationTest, share: float = 0.2, n_sets: int = DEFAULT_N_SETS, output_kind: OutputKind = "score"
 ) -> MetricValues:
-    """Return the correlation of attribution and output loss over random sets (N,), -1..1.
+    """Return the correlation (N,) of attribution and output loss over random sets of regions, -1..1.
 
     `share` is the share of the regions in a set. The value is undefined where the map or the losses are constant.
     """
@@ -107,13 +107,13 @@ def sensitivity_n(
     n_sets: int = DEFAULT_N_SETS,
     output_kind: OutputKind = "score",
 ) -> MetricValues:
-    """Return the mean of `faithfulness_correlation` over several sizes of sets (N,), -1..1.
+    """Return `faithfulness_correlation` averaged over several sizes of sets (N,), -1..1.
 
-    `shares` are the sizes n as shares of all regions. The value is undefined where it is undefined for one of the sizes.
+    `shares` are the sizes as shares of all regions. The value is undefined if one of the correlations is undefined.
     """
     if not len(shares):
-        raise InputError("shares is empty: name at least one, such as 0.2")
-    each = [_correlate_drops(test, share, n_sets, output_kind) for share in shares]
+        raise InputError("shares is empty: pass at least one share, such as 0.2")
+    each = [_correlate_attributions_with_drops(test, share, n_sets, output_kind) for share in shares]
     lost, correlations, undefined = (torch.stack(parts) for parts in zip(*each, strict=True))
     return test.build_values(correlations.mean(0), lost.transpose(0, 1), {NO_SPREAD_REASON: undefined.any(0)})
 
@@ -127,7 +127,7 @@ def sensitivity_n(
     rounding_tolerance=0.0,
 )
 def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") -> MetricValues:
-    """Return the absolute completeness error (N,) in units of the output.
+    """Return the absolute difference (N,) between the sum of each map and the output lost by full imputation.
 
     It is meant for maps whose values should sum to the difference from their own baseline, at the resolution of the input.
     """
@@ -136,17 +136,17 @@ def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") 
     return test.build_values((total - (values[:, 0] - values[:, 1])).abs(), values)
 
 
-def _correlate_drops(
+def _correlate_attributions_with_drops(
     test: PerturbationTest, share: float, n_sets: int, output_kind: OutputKind
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the losses (N,M), their correlation with the attributions (N,), and where it is undefined (N,) bool."""
+    """Return output losses (N,M), their correlation with the attributions (N,), and undefined images (N,) bool."""
     check_positive_integer(n_sets=n_sets)
     if n_sets < 2:
-        raise InputError(f"n_sets={n_sets}: expected 2 or more, since one set has no correlation")
+        raise InputError(f"n_sets={n_sets}: expected 2 or more sets for a correlation")
     drops, row = test.measure_random_drops(test.count_regions(share), n_sets), get_score_row(output_kind)
     lost, clean = drops.score_drops[row], test.scorer.clean_scores[row, :, None]
     size = torch.maximum(clean.abs(), (clean - lost).abs()).nan_to_num().amax(1)
-    r, is_constant = correlate_batch(drops.attribution_sums, lost, 4 * test.scorer.score_epsilon * size)
+    r, is_constant = correlate_tensor_rows(drops.attribution_sums, lost, 4 * test.scorer.score_epsilon * size)
     flat = test.maps.flatten(1)
     return lost, r, is_constant | (flat == flat[:, :1]).all(1)
 
@@ -154,15 +154,17 @@ def _correlate_drops(
 CORRELATION_TOLERANCE = 16 * torch.finfo(torch.float64).eps
 
 
-def correlate_batch(left: Tensor, right: Tensor, rounding_tolerance: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return Pearson's r (N,) of rows (N,M), and which are constant (N,) bool; `rounding_tolerance` (N,) is that of `right`."""
-    first, is_first_constant = _center_and_normalize(left, 0.0)
-    second, is_second_constant = _center_and_normalize(right, rounding_tolerance)
+def correlate_tensor_rows(
+    first_rows: Tensor, second_rows: Tensor, rounding_tolerance: Tensor | float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return Pearson's correlation (N,) of corresponding rows (N,M), and which rows are constant (N,) bool."""
+    first, is_first_constant = _center_and_normalize(first_rows, 0.0)
+    second, is_second_constant = _center_and_normalize(second_rows, rounding_tolerance)
     return (first * second).sum(1).clamp(-1, 1), is_first_constant | is_second_constant
 
 
 def _center_and_normalize(values: Tensor, rounding_tolerance: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Return rows minus their mean with length 1, and which rows are constant."""
+    """Return rows (N,M) with mean 0 and length 1, and which rows are constant (N,) bool."""
     finite = values.nan_to_num(posinf=0.0, neginf=0.0)
     tolerance = CORRELATION_TOLERANCE * finite.abs().amax(1) + rounding_tolerance
     centered = finite - finite.mean(1, keepdim=True)

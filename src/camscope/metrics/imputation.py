@@ -1,4 +1,4 @@
-"""Imputation of removed pixels: constants, blur, noise, and weighted means of the neighbors (Rong et al. 2022)."""
+"""Imputation of removed pixels by constants, blur, noise, or means of the neighbors (Rong et al. 2022)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,9 +17,10 @@ LinearOperator = Callable[[Tensor], Tensor]
 
 
 def impute_linearly(x: Tensor, removed_mask: Tensor, tolerance: float = 1e-4) -> Tensor:
-    """Solve Σ_j w_ij (v_i - v_j) = 0 for the removed pixels (R,*S) bool of x (R,C,*S), over their neighbors j.
+    """Replace the removed pixels of x (R,C,*S) by weighted means of their neighbors.
 
-    The weight w halves with each further axis along which two pixels differ. `tolerance` is the accepted relative residual.
+    Solves Σ_j w_ij (v_i - v_j) = 0 over the neighbors j of each pixel i in `removed_mask` (R,*S) bool. The weight w halves with
+    each further axis along which two pixels differ. `tolerance` is the accepted relative residual.
     """
     values = full_precision(x)
     mean = values.mean(tuple(range(2, x.ndim)), keepdim=True)
@@ -29,7 +30,7 @@ def impute_linearly(x: Tensor, removed_mask: Tensor, tolerance: float = 1e-4) ->
 
 
 def _solve_by_conjugate_gradients(values: Tensor, unknown_mask: Tensor, tolerance: float) -> Tensor:
-    """Solve for the unknown pixels (R,1,*S) of values (R,C,*S), each row and channel independently; zero for other pixels."""
+    """Solve the imputation equations for the unknown pixels (R,1,*S) of values (R,C,*S). Other pixels are 0."""
     apply_laplacian, precondition = _build_laplacian(unknown_mask), _build_multigrid_cycle(unknown_mask)
     residual = _sum_neighbors(values * (1 - unknown_mask)) * unknown_mask
     target_norm = _dot_product_by_row(residual, residual) * tolerance**2
@@ -50,13 +51,13 @@ def _solve_by_conjugate_gradients(values: Tensor, unknown_mask: Tensor, toleranc
 
 
 def _build_laplacian(unknown_mask: Tensor) -> LinearOperator:
-    """Return the operator v -> Σ_j w_ij (v_i - v_j) on the unknown pixels, for v that is zero elsewhere."""
+    """Return the operator v -> Σ_j w_ij (v_i - v_j) on the unknown pixels. Expects that v is zero at known pixels."""
     degree = _sum_neighbors(torch.ones_like(unknown_mask[:1]))
     return lambda v: (degree * v - _sum_neighbors(v)) * unknown_mask
 
 
 def _build_multigrid_cycle(unknown_mask: Tensor) -> LinearOperator:
-    """Return one multigrid cycle from a zero start: smoothing, correction at half the resolution, smoothing."""
+    """Return one multigrid cycle, which approximately solves the imputation equations from a zero start."""
     apply_laplacian, size = _build_laplacian(unknown_mask), unknown_mask.shape[2:]
     smoothing = JACOBI_DAMPING * unknown_mask / _sum_neighbors(torch.ones_like(unknown_mask[:1]))
     halved_axes = [axis for axis in range(2, unknown_mask.ndim) if unknown_mask.shape[axis] > 1]
@@ -67,7 +68,7 @@ def _build_multigrid_cycle(unknown_mask: Tensor) -> LinearOperator:
         return lambda residual: smoothing * residual
     coarse_cycle, scale = _build_multigrid_cycle((half == 0).to(unknown_mask)), 2.0 ** (2 - len(halved_axes))
 
-    def cycle(residual: Tensor) -> Tensor:
+    def apply_cycle(residual: Tensor) -> Tensor:
         solution = smoothing * residual
         coarse_residual = residual - apply_laplacian(solution)
         for axis in halved_axes:
@@ -78,11 +79,11 @@ def _build_multigrid_cycle(unknown_mask: Tensor) -> LinearOperator:
         solution = solution + correction * unknown_mask
         return solution + smoothing * (residual - apply_laplacian(solution))
 
-    return cycle
+    return apply_cycle
 
 
 def _sum_neighbors(values: Tensor) -> Tensor:
-    """Return Σ_j w_ij v_j: a (1,2,1) filter along each axis minus the pixel itself, scaled to 1 for a direct neighbor."""
+    """Return Σ_j w_ij v_j over the neighbors j of each pixel i, where direct neighbors have weight 1."""
     summed = values
     for axis in range(2, values.ndim):
         last, length = summed, summed.shape[axis]
@@ -93,7 +94,7 @@ def _sum_neighbors(values: Tensor) -> Tensor:
 
 
 def _split_into_pairs(values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Return the first and the second cell of each pair of neighbors along an axis. Beyond the end there is a zero."""
+    """Split an axis into pairs of neighbors, padded with zero. Return the first and the second cells."""
     lines = values.movedim(axis, -1)
     if lines.shape[-1] % 2:
         lines = torch.cat([lines, torch.zeros_like(lines[..., :1])], -1)
@@ -101,7 +102,7 @@ def _split_into_pairs(values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 
 def _downsample(values: Tensor, axis: int) -> Tensor:
-    """Return sums at half the resolution: the transpose of `_upsample`."""
+    """Sum neighbors at half the resolution along an axis. This is the transpose of `_upsample`."""
     first, second = _split_into_pairs(values, axis)
     summed = 0.75 * (first + second)
     summed[..., :-1] += 0.25 * first[..., 1:]
@@ -112,7 +113,7 @@ def _downsample(values: Tensor, axis: int) -> Tensor:
 
 
 def _upsample(values: Tensor, axis: int, length: int) -> Tensor:
-    """Return the linear interpolation between cell centers at twice the resolution."""
+    """Interpolate linearly at twice the resolution along an axis, up to `length` cells."""
     lines = values.movedim(axis, -1)
     before = torch.cat([lines[..., :1], lines[..., :-1]], -1)
     after = torch.cat([lines[..., 1:], lines[..., -1:]], -1)
@@ -131,7 +132,7 @@ Imputer = Callable[[Tensor, Tensor], Tensor]  # removed pixels (R,*S) bool, samp
 
 @dataclass(frozen=True)
 class NoisyLinearImputation:
-    """Imputation by weighted means of the neighbors plus Gaussian noise; "inpainting" is this without noise.
+    """Imputation by weighted means of the neighbors plus noise. "inpainting" is the same without noise.
 
     Attributes:
         noise_std: Standard deviation of the noise, in shares of the standard deviation of each channel of the image.
@@ -151,7 +152,7 @@ ImputationLike = str | Tensor | NoisyLinearImputation
 
 
 def build_imputer(imputation: ImputationLike, x: Tensor, seed: int = 0) -> Imputer:
-    """Return a function that imputes removed pixels of x (N,C,*S).
+    """Return a function that imputes the removed pixels of x (N,C,*S).
 
     "mean": of each channel of the image. "blur": a Gaussian of a tenth of each side. "noise": uniform over each channel's range.
     "zero": in the model's input. "inpainting": see `NoisyLinearImputation`. A tensor (C,*S) or (N,C,*S) is in the model's units.
@@ -163,7 +164,7 @@ def build_imputer(imputation: ImputationLike, x: Tensor, seed: int = 0) -> Imput
     if isinstance(imputation, Tensor):
         if imputation.shape not in (x.shape, x.shape[1:]) or not bool(imputation.isfinite().all()):
             raise InputError(
-                f"the imputation image is {tuple(imputation.shape)}; expected finite numbers {tuple(x.shape[1:])} "
+                f"the imputation image is {tuple(imputation.shape)}; expected finite numbers of shape {tuple(x.shape[1:])} "
                 f"or {tuple(x.shape)}"
             )
         replacement: Tensor | None = imputation.to(x).expand_as(x)
@@ -172,7 +173,7 @@ def build_imputer(imputation: ImputationLike, x: Tensor, seed: int = 0) -> Imput
     if replacement is None:
         raise InputError(
             f"imputation={imputation!r}: expected {', '.join(map(repr, IMPUTATION_NAMES))}, a NoisyLinearImputation, "
-            "or a tensor (C,H,W)"
+            "or a tensor of shape (C,H,W)"
         )
     # for weights 0 and 1 lerp is bit-exact, and several times faster than where
     return lambda removed, sample_index: x[sample_index].lerp_(replacement[sample_index], removed[:, None].to(x.dtype))

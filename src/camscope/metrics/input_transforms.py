@@ -1,4 +1,4 @@
-"""Changes of an input (N,C,*S) that should not change its map: of geometry, noise, acquisition and storage."""
+"""Small changes of an input that should not change its map: shift, rotation, noise, window, resampling, JPEG."""
 
 import io
 import math
@@ -26,18 +26,18 @@ from camscope.targets import full_precision
 
 
 class InputTransform(ABC):
-    """A change of an input, with the placement of the changed input on the original one."""
+    """A small change of an input (N,C,*S) that should not change its attribution map."""
 
     @abstractmethod
     def apply(self, x: Tensor) -> Tensor:
-        """Return the changed input in the same shape (N,C,*S). New pixels at the border repeat the border."""
+        """Return the changed input in the same shape (N,C,*S). New border pixels repeat the border."""
 
     def compute_placement(self, size: Sequence[int]) -> Placement:
-        """Return the placement of the changed input on the original input: the identity, unless the change moves pixels."""
+        """Return the placement of the changed input on the original input, by default the identity."""
         return Placement.identity(size)
 
     def project_back(self, attribution: FloatArray, size: Sequence[int]) -> tuple[FloatArray, Mask]:
-        """Project a map (*s) of the changed input to the original pixels (*S), and return which pixels it covers."""
+        """Return a map (*s) of the changed input on the original pixels (*S), and the mask of covered pixels."""
         return self.compute_placement(size).project(attribution)
 
 
@@ -48,21 +48,21 @@ class Shift(InputTransform):
     offset: int | tuple[int, ...]
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the shifted input (N,C,*S), bit-exact."""
+        """Return the shifted input (N,C,*S) with unchanged pixel values."""
         for axis, offset in enumerate(self._resolve_offsets(x.ndim - 2), start=2):
             places = torch.arange(x.shape[axis], device=x.device) - offset
             x = x.index_select(axis, places.clamp(0, x.shape[axis] - 1))
         return x
 
     def compute_placement(self, size: Sequence[int]) -> Placement:
-        """Return a translation."""
+        """Return the placement of the shifted input on the original input."""
         offset = -np.array(self._resolve_offsets(len(size)), np.float64)
         return Placement(np.column_stack([np.eye(len(size)), offset]), tuple(size), tuple(size))
 
     def _resolve_offsets(self, n_axes: int) -> tuple[int, ...]:
         pixels = self.offset if isinstance(self.offset, tuple) else (self.offset,) * n_axes
         if len(pixels) != n_axes:
-            raise InputError(f"{self}: expected {plural(n_axes, 'number')}, one for each axis, or one for all")
+            raise InputError(f"{self}: expected one number, or {plural(n_axes, 'number')} with one for each axis")
         for number in pixels:
             check_integer(pixels=number)
         return pixels
@@ -78,8 +78,8 @@ class Rotation(InputTransform):
     degrees: float
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the rotated input (N,C,…,H,W)."""
-        height, width = self._check_plane(x.shape[2:])
+        """Return the input (N,C,…,H,W) rotated in the plane of the last two axes."""
+        height, width = self._get_height_and_width(x.shape[2:])
         rows, columns = (torch.arange(n, device=x.device, dtype=torch.float64) + 0.5 for n in (height, width))
         target_points = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1).cpu().numpy()
         source_points = torch.from_numpy(self.compute_placement((height, width)).to_image(target_points))
@@ -90,13 +90,13 @@ class Rotation(InputTransform):
         return rotated.view(x.shape).to(x.dtype)
 
     def compute_placement(self, size: Sequence[int]) -> Placement:
-        """Return a rotation about the center of the last two axes."""
-        self._check_plane(size)
+        """Return the placement of the rotated input on the original input."""
+        self._get_height_and_width(size)
         matrix, middle, angle = np.eye(len(size)), np.array(size) / 2, math.radians(self.degrees)
         matrix[-2:, -2:] = [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
         return Placement(np.column_stack([matrix, middle - matrix @ middle]), tuple(size), tuple(size))
 
-    def _check_plane(self, size: Sequence[int]) -> tuple[int, int]:
+    def _get_height_and_width(self, size: Sequence[int]) -> tuple[int, int]:
         check_number(degrees=self.degrees)
         if len(size) < 2:
             axes = plural(len(size), "axis")
@@ -115,7 +115,7 @@ class GaussianNoise(InputTransform):
     seed: int = 0
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the noisy input (N,C,*S). The noise is the same for every sample and on every device."""
+        """Return the input (N,C,*S) plus noise. The noise is the same for every sample and on every device."""
         check_number(relative_std=self.relative_std, low=0)
         generator = torch.Generator(device="cpu").manual_seed(self.seed)
         noise = torch.randn(x.shape[1:], generator=generator, dtype=torch.float32, device="cpu")
@@ -134,16 +134,17 @@ ByteArray = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class IntensityWindow(InputTransform):
-    """An intensity window `width_factor` times as wide, with its center shifted by `level_shift` times the range of values.
+    """An intensity window `width_factor` times as wide as the range of values, with its center shifted.
 
-    The range is that of each sample; values are clipped to it. A wider window lowers the contrast, a higher one darkens.
+    The shift is `level_shift` times the range. The range is that of each sample; values are clipped to it. A wider window lowers
+    the contrast, a higher one darkens.
     """
 
     width_factor: float = 1.0
     level_shift: float = 0.0
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the windowed input (N,C,*S)."""
+        """Return the input (N,C,*S) after the intensity window."""
         check_positive_number(width_factor=self.width_factor)
         check_number(level_shift=self.level_shift)
         values, (low, high) = full_precision(x), _find_value_range(x)
@@ -157,17 +158,17 @@ class IntensityWindow(InputTransform):
 
 @dataclass(frozen=True)
 class Resampling(InputTransform):
-    """Resampling to `scale_factor` times as many pixels along every axis and back, linear both times."""
+    """Linear resampling to `scale_factor` times as many pixels along every axis, and back."""
 
     scale_factor: float
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the resampled input (N,C,*S) with one, two or three axes."""
+        """Return the input (N,C,*S) after resampling. Inputs may have one, two or three spatial axes."""
         check_positive_number(scale_factor=self.scale_factor)
         size = tuple(x.shape[2:])
         if len(size) not in LINEAR_MODES:
             axes = plural(len(size), "axis")
-            raise GeometryError(f"{self}: an input of {axes} cannot be resampled; expected 1, 2 or 3")
+            raise GeometryError(f"{self}: an input of {axes} cannot be resampled; expected 1, 2 or 3 axes")
         resampled_size = [max(1, round(self.scale_factor * length)) for length in size]
         resampled = F.interpolate(full_precision(x), resampled_size, mode=LINEAR_MODES[len(size)], align_corners=False)
         return F.interpolate(resampled, size, mode=LINEAR_MODES[len(size)], align_corners=False).to(x.dtype)
@@ -187,7 +188,7 @@ class JPEGCompression(InputTransform):
     quality: int
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the compressed input (N,C,…,H,W)."""
+        """Return the input (N,C,…,H,W) after JPEG compression."""
         check_positive_integer(quality=self.quality)
         if self.quality > MAX_JPEG_QUALITY:
             raise InputError(f"quality={self.quality}: expected a whole number, {MAX_JPEG_QUALITY} or less")
@@ -201,7 +202,7 @@ class JPEGCompression(InputTransform):
         return torch.where(step > 0, low + decoded * step, values).to(x.dtype)
 
     def _compress_sample(self, sample: ByteArray) -> ByteArray:
-        """Compress one sample (C,…,H,W)."""
+        """Return one 8-bit sample (C,…,H,W) after JPEG compression."""
         from PIL import Image
 
         is_color = len(sample) == 3
@@ -227,6 +228,6 @@ ACQUISITION_TRANSFORMS: tuple[InputTransform, ...] = (
 
 
 def _find_value_range(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest value of each sample, (N,1,*1) each."""
+    """Return the minimum and the maximum of each sample, both of shape (N,1,…,1)."""
     values, axes = full_precision(x), tuple(range(1, x.ndim))
     return values.amin(axes, keepdim=True), values.amax(axes, keepdim=True)

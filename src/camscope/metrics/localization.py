@@ -1,6 +1,7 @@
-"""Localization metrics: whether the positive part of a map (*S) agrees with a mask. Tied cells count in expectation.
+"""Localization metrics: how well the positive part of a map (*S) agrees with a ground-truth mask.
 
-Undefined (UndefinedError) are maps with NaN, and masks that are empty or cover the whole image.
+Tied cells count in expectation. Undefined (UndefinedError) are maps with NaN, and masks that are empty or cover the whole
+image.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ _register = partial(register_metric, input_kind="mask")
 def pointing_game(
     attribution: npt.ArrayLike, mask: npt.ArrayLike, tolerance: float = 0.0, spacing: Sequence[float] | None = None
 ) -> float:
-    """Return 1 if the peak of a map (*S) lies in the mask (*S) bool, else 0; the share of hits for tied peaks.
+    """Return 1 if the peak of a map (*S) lies in the mask (*S), else 0. Tied peaks give the share of hits.
 
     Args:
         attribution: (*S) the map.
@@ -59,7 +60,7 @@ def pointing_game(
     chance_level=MASK_AREA_LEVEL,
 )
 def energy_inside(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the share of the attribution inside the mask, 0..1, undefined for a map without positive values."""
+    """Return the share of the positive attribution that lies inside the mask, 0..1."""
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     return float(_divide_by_sum(values)[ground_truth].sum())
 
@@ -72,9 +73,9 @@ def energy_inside(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     chance_level="1",
 )
 def enrichment(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the attribution inside the mask relative to the mask's share of the area; chance level 1.
+    """Return the share of attribution inside the mask, divided by the mask's share of the image area.
 
-    It lies between 0 and image area / mask area, and is undefined for a map without positive values.
+    The chance level is 1. The value lies between 0 and image area / mask area, and is undefined without positive values.
     """
     return energy_inside(attribution, mask) / float(np.asarray(mask, np.float64).mean())
 
@@ -87,7 +88,7 @@ def enrichment(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     chance_level=MASK_AREA_LEVEL,
 )
 def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the share of the |M| strongest cells that lie in the mask, 0..1.
+    """Return the share of the |M| strongest cells that lie in the mask M, 0..1.
 
     Cells that tie for the last places count in expectation.
     """
@@ -106,7 +107,7 @@ def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     chance_level=MASK_AREA_LEVEL,
 )
 def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the average precision of the map as a score of the mask's pixels, 0..1. Tied cells share a threshold."""
+    """Return the average precision of the map as a classifier of the mask's pixels, 0..1."""
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     order = np.argsort(-values, axis=None, kind="stable")
     scores, hits = values.ravel()[order], ground_truth.ravel()[order].cumsum()
@@ -122,7 +123,7 @@ def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     paper="Otsu 1979; as used by Saporta et al. 2022",
 )
 def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the IoU of the mask and the map above Otsu's threshold, 0..1, undefined for a constant map."""
+    """Return the IoU of the mask and the cells above Otsu's threshold of the map, 0..1."""
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     scaled = values / (values.max() or 1.0)
     return _compute_iou(scaled > compute_otsu_threshold(scaled), ground_truth)
@@ -135,7 +136,7 @@ def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     paper="Zhou et al. 2016, arXiv:1512.04150",
 )
 def iou(attribution: npt.ArrayLike, mask: npt.ArrayLike, threshold: float = 0.5) -> float:
-    """Return the IoU of the mask and the map above `threshold` times its maximum, 0..1.
+    """Return the IoU of the mask and the cells of at least `threshold` times the map's maximum, 0..1.
 
     `threshold` is above 0 and at most 1. The value is undefined for a map without positive values.
     """
@@ -151,10 +152,10 @@ def iou(attribution: npt.ArrayLike, mask: npt.ArrayLike, threshold: float = 0.5)
 def iou_over_thresholds(
     attribution: npt.ArrayLike, mask: npt.ArrayLike, thresholds: Sequence[float] = IOU_THRESHOLDS
 ) -> float:
-    """Return the mean IoU over several thresholds, 0..1, undefined for a map without positive values."""
+    """Return the mean of `iou` over several thresholds, 0..1."""
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     if not len(thresholds) or not all(0 < level <= 1 for level in thresholds):
-        raise InputError(f"thresholds {list(thresholds)}: expected at least one, each above 0 and at most 1")
+        raise InputError(f"thresholds={list(thresholds)}: expected at least one number, each above 0 and at most 1")
     peak = _find_positive_peak(values)
     return float(np.mean([_compute_iou(values >= level * peak, ground_truth) for level in thresholds]))
 
@@ -167,7 +168,7 @@ def iou_over_thresholds(
     chance_level=MASK_AREA_LEVEL,
 )
 def dice_at_mask_area(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the Dice coefficient of the mask and the |M| strongest cells, 0..1."""
+    """Return the Dice coefficient of the mask M and the |M| strongest cells of the map, 0..1."""
     return rank_accuracy(attribution, mask)
 
 
@@ -179,7 +180,7 @@ def dice_at_mask_area(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     higher_is_better=False,
 )
 def peak_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequence[float] | None = None) -> float:
-    """Return the distance from the peak to the mask in pixels or in the units of `spacing`, or 0 inside the mask."""
+    """Return the distance from the peak to the mask in the units of `spacing`, or 0 for a peak in the mask."""
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     return float(_compute_distances_to_mask(ground_truth, spacing)[values == values.max()].mean())
 
@@ -192,9 +193,9 @@ def peak_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequ
     higher_is_better=False,
 )
 def centroid_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequence[float] | None = None) -> float:
-    """Return the distance between the centers of mass of map and mask, in pixels or in the units of `spacing`.
+    """Return the distance between the centers of mass of the map and the mask, in the units of `spacing`.
 
-    It is undefined for a map without positive values.
+    The value is undefined for a map without positive values.
     """
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     map_center = _compute_center_of_mass(_divide_by_sum(values))
@@ -215,7 +216,7 @@ def _find_positive_peak(values: FloatArray) -> float:
 
 
 def _divide_by_sum(values: FloatArray) -> FloatArray:
-    """Return values divided by their sum, without overflow or underflow."""
+    """Return the values divided by their sum, without overflow or underflow."""
     shares = values / _find_positive_peak(values)
     return np.asarray(shares / shares.sum())
 
@@ -231,10 +232,10 @@ def _compute_center_of_mass(shares: FloatArray) -> FloatArray:
 
 
 def compute_otsu_threshold(values: FloatArray) -> float:
-    """Return the threshold that minimizes the variance within two classes over 256 bins; the maximum of `values` is 1."""
+    """Return Otsu's threshold of values whose maximum is 1, from a histogram of 256 bins."""
     low, high = float(values.min()), float(values.max())
     if high - low <= CONSTANT_MAP_TOLERANCE:
-        raise UndefinedError("the map is constant: there is no threshold")
+        raise UndefinedError("the map is constant: Otsu's threshold is not defined")
     counts, edges = np.histogram(values, 256, (low, high))
     centers = (edges[:-1] + edges[1:]) / 2
     below, sums_below = counts.cumsum()[:-1], (counts * centers).cumsum()[:-1]
@@ -244,15 +245,15 @@ def compute_otsu_threshold(values: FloatArray) -> float:
 
 
 def _compute_distances_to_mask(mask: Mask, spacing: Sequence[float] | None) -> FloatArray:
-    """Return the distance (*S) from each pixel's center to the center of the nearest pixel in the mask."""
+    """Return the distance (*S) from the center of each pixel to the center of the nearest mask pixel."""
     transform = require("scipy.ndimage", extra="metrics").distance_transform_edt
     return np.asarray(transform(~mask, sampling=_resolve_pixel_spacing(spacing, mask.ndim)), np.float64)
 
 
 def _resolve_pixel_spacing(spacing: Sequence[float] | None, n_axes: int) -> FloatArray:
-    """Return the size of a pixel along each axis (axes,); 1 by default."""
+    """Return the pixel size along each axis (axes,). The default is 1."""
     lengths = np.ones(n_axes) if spacing is None else np.asarray(spacing, np.float64)
     if lengths.shape != (n_axes,) or not ((lengths > 0) & np.isfinite(lengths)).all():
-        expected = plural(n_axes, "positive number")
-        raise InputError(f"spacing={spacing!r}: expected {expected}, the size of a pixel along each axis")
+        expected_numbers = plural(n_axes, "positive number")
+        raise InputError(f"spacing={spacing!r}: expected {expected_numbers}, the pixel size along each axis")
     return lengths

@@ -1,4 +1,4 @@
-"""The model's scores for variants of an input, with a target that is fixed on the clean input."""
+"""Scores of a model for perturbed variants of an input. The target is fixed on the clean input."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,7 +40,7 @@ class ScoringSettings:
 
 
 class ModelScorer:
-    """Scores and probabilities of variants of x (N,C,*S); created by `scoring_scope`.
+    """Scores and probabilities of perturbed variants of x (N,C,*S). `scoring_scope` creates the scorer.
 
     The probability is `Score.probability`. For a model whose output already is a probability the two are equal. The class is
     fixed on the clean input, so a change of the input cannot change the target. Calls run without gradients, in batches of
@@ -63,17 +63,20 @@ class ModelScorer:
 
     @property
     def score_epsilon(self) -> float:
-        """The machine epsilon of the model's output type."""
+        """The machine epsilon of the model's output dtype."""
         return torch.finfo(self._target_score.dtype).eps
 
     def __call__(self, variants: Tensor, sample_index: Tensor | None = None) -> Tensor:
-        """Return score and probability (2,R) of variants (R,C,*S) of samples `sample_index` (R,); None: one of each, in order."""
+        """Return score and probability (2,R) of variants (R,C,*S) of the samples `sample_index` (R,).
+
+        None: one variant of each sample, in order.
+        """
         if sample_index is None:
             sample_index = torch.arange(len(variants), device=variants.device)
         return self._compute_scores(variants, sample_index)
 
     def score_variants(self, n_variants: int, build_variants: VariantBuilder) -> Tensor:
-        """Return score and probability (2, n_variants), building and scoring one batch of variants at a time."""
+        """Return score and probability (2, n_variants). Variants are built and scored batch by batch."""
         scores = torch.empty(2, n_variants, dtype=torch.float64, device=self.x.device)
 
         def score_part(part: slice) -> None:
@@ -109,7 +112,7 @@ def scoring_scope(
     batch_size: int | None = None,
     forward_options: Mapping[str, Any] | None = None,
 ) -> Iterator[ModelScorer]:
-    """Provide a `ModelScorer` of x (N,C,*S) inside the `with` block, and leave the model as it was.
+    """Provide a `ModelScorer` of x (N,C,*S) inside the `with` block. The model is restored afterwards.
 
     Args:
         model: The model.

@@ -1,4 +1,4 @@
-"""The perturbation test: maps, a model, and its scores with regions, sets of regions or squares removed, which metrics share."""
+"""Perturbation tests of attribution maps: the model's scores after regions, sets of regions or squares are removed."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ MaskBuilder = Callable[[slice], Tensor]  # slice of the sets -> removed pixels (
 
 
 def rank_regions(maps: Tensor, region_labels: Tensor, n_regions: int, tie_seeds: Sequence[int]) -> Tensor:
-    """Return the rank (N,*S) int32 of each pixel's region, 0 for the largest mean; ties are broken by each image's seed."""
+    """Return the rank (N,*S) of each pixel's region by its mean in the map, 0 for the largest mean."""
     values = maps.flatten(1).nan_to_num()
     if n_regions < values.shape[1]:
         sums = values.new_zeros(len(values), n_regions).index_add_(1, region_labels.flatten(), values)
@@ -41,38 +41,38 @@ def rank_regions(maps: Tensor, region_labels: Tensor, n_regions: int, tie_seeds:
 def sample_region_sets(
     region_labels: Tensor, n_regions: int, regions_per_set: int, n_sets: int, seed: int
 ) -> MaskBuilder:
-    """Return a builder of `n_sets` random sets of `regions_per_set` regions each."""
+    """Return a function that builds masks of `n_sets` random sets of `regions_per_set` regions each."""
     set_seeds = draw_seeds(n_sets, torch.Generator(device="cpu").manual_seed(seed))
 
-    def masks(part: slice) -> Tensor:
-        chosen = torch.zeros(part.stop - part.start, n_regions, dtype=torch.bool, device="cpu")
-        for row, set_seed in enumerate(set_seeds[part]):
+    def build_masks(set_slice: slice) -> Tensor:
+        chosen = torch.zeros(set_slice.stop - set_slice.start, n_regions, dtype=torch.bool, device="cpu")
+        for row, set_seed in enumerate(set_seeds[set_slice]):
             generator = torch.Generator(device="cpu").manual_seed(set_seed)
             order = torch.randperm(n_regions, generator=generator, device="cpu")
             chosen[row, order[:regions_per_set]] = True
         return chosen.to(region_labels.device)[:, region_labels]
 
-    return masks
+    return build_masks
 
 
 def sample_squares(size: Sequence[int], max_side: int, n_squares: int, seed: int, device: torch.device) -> MaskBuilder:
-    """Return a builder of `n_squares` random squares (segments, cubes) of 1 to `max_side` pixels, uniform in side and place."""
+    """Return a function that builds masks of `n_squares` random squares, with sides of 1 to `max_side` pixels."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     sides = torch.randint(1, max_side + 1, (n_squares,), generator=generator, device="cpu")
     positions = torch.rand(n_squares, len(size), generator=generator, dtype=torch.float64, device="cpu")
 
-    def masks(part: slice) -> Tensor:
+    def build_masks(set_slice: slice) -> Tensor:
         inside = torch.ones(1, dtype=torch.bool, device=device)
         for axis, length in enumerate(size):
-            side = sides[part].clamp(max=length)
-            first = (positions[part, axis] * (length - side + 1)).long()
+            side = sides[set_slice].clamp(max=length)
+            first = (positions[set_slice, axis] * (length - side + 1)).long()
             pixels = torch.arange(length, device="cpu")
             is_covered = (pixels >= first[:, None]) & (pixels < (first + side)[:, None])
             shape = [len(is_covered), *[1] * axis, length, *[1] * (len(size) - 1 - axis)]
             inside = inside & is_covered.view(shape).to(device)
         return inside
 
-    return masks
+    return build_masks
 
 
 RemovalOrder = Literal["strongest", "weakest"]  # which regions are removed first
@@ -84,7 +84,7 @@ DEFAULT_N_SETS = 100  # random sets of removed pixels, or squares
 
 
 class ScoreDrops(NamedTuple):
-    """The loss of score and probability (2,N,M) when each of M sets is removed, and the attribution of the sets (N,M)."""
+    """The loss of score and probability (2,N,M) without each of M sets, and the attribution of the sets (N,M)."""
 
     score_drops: Tensor
     attribution_sums: Tensor
@@ -92,7 +92,7 @@ class ScoreDrops(NamedTuple):
 
 @dataclass(eq=False)
 class PerturbationTest:
-    """A test of maps (N,*S), at the size of the input, by the model's scores with parts of the input removed.
+    """A test of attribution maps (N,*S) by the scores of the model after parts of the input are removed.
 
     Regions are ranked by the signed map. Ties are broken by one random order from `seed`, or by a separate order for each image
     from `tie_seeds`, so that a mean over images does not depend on one order. A constant map is therefore ranked in random
@@ -142,15 +142,13 @@ class PerturbationTest:
         )
         self.maps = maps.detach().to(x.device, torch.float64)
         if self.maps.shape != (expected := torch.Size([len(x), *x.shape[2:]])):
-            received = (
-                f"the maps are {tuple(self.maps.shape)} for an input {tuple(x.shape)}; expected {tuple(expected)}"
-            )
+            received = f"the maps have shape {tuple(self.maps.shape)}; expected {tuple(expected)} for the input {tuple(x.shape)}"
             raise GeometryError(
-                f'{received}: resize them to the input\'s size, with Explanation.heatmap("input", scale=None)'
+                f'{received}: resize each map to the input, with Explanation.heatmap("input", scale=None)'
             )
         if self.tie_seeds is not None and len(self.tie_seeds) != len(x):
             received = f"{plural(len(self.tie_seeds), 'seed')} for {plural(len(x), 'image')}"
-            raise InputError(f"tie_seeds has {received}: pass one for each image, or None")
+            raise InputError(f"tie_seeds has {received}: pass one seed for each image, or None")
         check_integer(**{f"tie_seeds[{n}]": seed for n, seed in enumerate(self.tie_seeds or ())})
         cells = torch.Size([-(-length // self.region_size) for length in x.shape[2:]])  # nearly equal squares
         self._region_labels, self.n_regions = label_grid_cells(x.shape[2:], cells, x.device), cells.numel()
@@ -158,43 +156,43 @@ class PerturbationTest:
 
     @property
     def removal_counts(self) -> list[int]:
-        """The number of regions removed at each point of a curve, from 0 to all."""
+        """The number of removed regions at each point of a removal curve, from 0 to all regions."""
         steps = min(self.n_steps, self.n_regions)
         return [round(self.n_regions * step / steps) for step in range(steps + 1)]
 
     def count_regions(self, share: float, setting_name: str = "share") -> int:
-        """Return the number of regions for a share between 0 and 1, at least one."""
+        """Return the number of regions in a share between 0 and 1 of all regions, at least one."""
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
             raise InputError(f"{setting_name}={share!r}: expected a number between 0 and 1")
         return min(self.n_regions, max(1, round(share * self.n_regions)))
 
     @cached_property
     def region_ranks(self) -> Tensor:
-        """The rank (N,*S) of each pixel's region in the map's order, from 0."""
+        """The rank (N,*S) of each pixel's region in the map, 0 for the strongest region."""
         tie_seeds = self.tie_seeds or [self.seed] * len(self.maps)
         return rank_regions(self.maps, self._region_labels, self.n_regions, tie_seeds)
 
     @cached_property
     def is_finite(self) -> Tensor:
-        """Which maps (N,) bool contain neither NaN nor infinity."""
+        """Whether each map contains neither NaN nor infinity, (N,) bool."""
         return self.maps.flatten(1).isfinite().all(1)
 
     @cached_property
     def normalized_maps(self) -> Tensor:
-        """The positive part of each map (N,*S) divided by its maximum, 0..1; zero where nothing is positive."""
+        """The positive part of each map (N,*S) divided by its maximum, 0..1."""
         positive = self.maps.nan_to_num(posinf=0.0).clamp(min=0)
         peaks = positive.flatten(1).amax(1).view(-1, *[1] * (positive.ndim - 1))
         return positive / torch.where(peaks > 0, peaks, 1)
 
     @cached_property
     def masked_scores(self) -> Tensor:
-        """Score and probability (2,N) of the images multiplied by `normalized_maps`."""
+        """Score and probability (2,N) of the images after multiplication by `normalized_maps`."""
         x, rows = self.scorer.x, torch.arange(len(self.maps), device=self.maps.device)
         masks = self.normalized_maps[:, None].to(x.dtype)
         return self.scorer.score_variants(len(rows), lambda part: (x[part] * masks[part], rows[part]))
 
     def score_after_removal(self, order: RemovalOrder, counts: Sequence[int]) -> Tensor:
-        """Return score and probability (2,N,points) with the given numbers of regions removed, in the given order."""
+        """Return score and probability (2,N,points) after `counts` regions are removed in the given order."""
         check_one_of("order", order, "strongest", "weakest")
         ends = (0, self.n_regions)  # points at which the order does not matter
         points: list[RemovalPoint] = [("strongest" if count in ends else order, count) for count in counts]
@@ -205,7 +203,7 @@ class PerturbationTest:
     def measure_drops(
         self, masks: MaskBuilder, n_sets: int, unit: AttributionUnit = "contributions", cache_key: Hashable = None
     ) -> ScoreDrops:
-        """Return the losses and attributions of `n_sets` sets. Results with a `cache_key` are cached."""
+        """Return output losses and attributions for `n_sets` removed sets. A `cache_key` caches the result."""
         check_one_of("unit", unit, "contributions", "gradients")
         drops = self._drops_by_key.get((cache_key, unit)) or self._compute_drops(masks, n_sets, unit)
         if cache_key is not None:
@@ -213,12 +211,12 @@ class PerturbationTest:
         return drops
 
     def measure_random_drops(self, regions_per_set: int, n_sets: int) -> ScoreDrops:
-        """Return `measure_drops` of `n_sets` random sets of `regions_per_set` regions each."""
+        """Return `measure_drops` for `n_sets` random sets of `regions_per_set` regions each."""
         masks = sample_region_sets(self._region_labels, self.n_regions, regions_per_set, n_sets, self.seed)
         return self.measure_drops(masks, n_sets, cache_key=("sets", regions_per_set, n_sets))
 
     def with_imputation(self, imputation: ImputationLike) -> "PerturbationTest":
-        """Return a test of the same maps under another imputation; it is created once."""
+        """Return the test of the same maps with another imputation. The new test is cached."""
         if imputation not in self._tests_by_imputation:
             self._tests_by_imputation[imputation] = replace(self, imputation=imputation)
         return self._tests_by_imputation[imputation]
@@ -226,7 +224,7 @@ class PerturbationTest:
     def build_values(
         self, numbers: Tensor, model_scores: Tensor, undefined_by_reason: Mapping[str, Tensor] | None = None
     ) -> MetricValues:
-        """Return metric values from numbers (N,) that were computed from model scores (N,…).
+        """Build metric values from numbers (N,) that were computed from model scores (N,…).
 
         `undefined_by_reason` holds, for each reason, the images (N,) bool without a value.
         """
@@ -236,7 +234,7 @@ class PerturbationTest:
         return MetricValues.from_tensor(numbers, {**reasons, **(undefined_by_reason or {})})
 
     def _score_points(self, points: Sequence[RemovalPoint]) -> list[Tensor]:
-        """Return score and probability (2,N) at each point. All points share their forward passes."""
+        """Return score and probability (2,N) at each point of removal curves, in shared forward passes."""
         n_images, device = len(self.maps), self.scorer.x.device
         new = [point for point in points if point[1] > 0]
         counts = torch.tensor([count for _, count in new], device=device).view(-1, *[1] * (self.maps.ndim - 1))
@@ -274,6 +272,6 @@ class PerturbationTest:
 
 
 def get_score_row(output_kind: OutputKind) -> int:
-    """Return the row of a kind of output in the scores of a `ModelScorer`."""
+    """Return the row of scores or of probabilities in the result of a `ModelScorer`."""
     check_one_of("output_kind", output_kind, "score", "probability")
     return ("score", "probability").index(output_kind)

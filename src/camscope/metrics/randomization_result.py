@@ -1,4 +1,4 @@
-"""The result of a randomization test: similarity curves, the similarity of maps of different images, verdicts and figure."""
+"""The result of a model randomization test: similarity curves, verdicts and a figure."""
 
 import html
 import os
@@ -21,10 +21,11 @@ from camscope.safe_files import write_bytes
 
 SAME_MAP_SIMILARITY = 0.95  # at or above it two maps count as the same, whatever the null distribution is
 N_NULL_RESAMPLES = 2000
+NullInterval = tuple[float, float, float]  # low end, mean, high end
 
 
 class RandomizationVerdict(NamedTuple):
-    """The verdict of one similarity after the last step.
+    """The verdict of a randomization test by one similarity, after the last step.
 
     Attributes:
         passes: Whether the test passes, or None if there is nothing to compare.
@@ -42,17 +43,15 @@ class RandomizationVerdict(NamedTuple):
     reason: str
 
     def describe(self) -> str:
-        """Return the outcome, the numbers and the reason as text."""
+        """Return the verdict as text, with its numbers and its reason."""
         outcome = "no verdict" if self.passes is None else "passes" if self.passes else "fails"
         return f"{outcome}: {self.final_similarity:.2f} (null {self.null_low:.2f}..{self.null_high:.2f}), {self.reason}"
 
 
-def judge_final_similarity(
-    final_similarities: FloatArray, null_interval: tuple[float, float, float]
-) -> RandomizationVerdict:
-    """Return the verdict for the similarities (N,) after the last step. At least half of them must be defined."""
+def judge_final_similarity(final_similarities: FloatArray, null_interval: NullInterval) -> RandomizationVerdict:
+    """Return the verdict for the similarities (N,) after the last step. At least half must be defined."""
     low, _, high = null_interval
-    last = compute_nan_mean(final_similarities)
+    last = compute_mean_without_nan(final_similarities)
     if np.isnan(final_similarities).mean() > 0.5 or np.isnan(high):
         return RandomizationVerdict(None, last, low, high, "most maps are undefined: nothing to compare")
     if last >= SAME_MAP_SIMILARITY:
@@ -61,8 +60,8 @@ def judge_final_similarity(
     return RandomizationVerdict(bool(last <= high), last, low, high, f"{relation} maps of different images")
 
 
-def compute_null_interval(pair_similarities: FloatArray) -> tuple[float, float, float]:
-    """Return the 2.5 % quantile, mean and 97.5 % quantile of mean similarities (N,N) when images are paired at random."""
+def compute_null_interval(pair_similarities: FloatArray) -> NullInterval:
+    """Return the null interval for similarities (N,N) of image pairs: 2.5 % quantile, mean, 97.5 % quantile."""
     rows = [row[~np.isnan(row)] for row in pair_similarities]
     rows = [row for row in rows if row.size]
     if not rows:
@@ -73,8 +72,8 @@ def compute_null_interval(pair_similarities: FloatArray) -> tuple[float, float, 
     return float(low), float(np.mean(np.concatenate(rows))), float(high)
 
 
-def compute_nan_mean(values: FloatArray) -> float:
-    """Return the mean of the defined values, or NaN if there are none."""
+def compute_mean_without_nan(values: FloatArray) -> float:
+    """Return the mean of all values that are not NaN. Without such values return NaN."""
     defined = values[~np.isnan(values)]
     return float(defined.mean()) if defined.size else float("nan")
 
@@ -84,7 +83,7 @@ MIN_IMAGES_FOR_VERDICT = 5  # five images give 10 pairs of maps
 
 @dataclass(frozen=True, eq=False)
 class RandomizationResult:
-    """The similarity of maps of N images to the trained model's maps, as the parts of the model are randomized.
+    """The result of a randomization test: how similar maps stay to the trained model's maps at each step.
 
     Attributes:
         method: The display name of the method.
@@ -116,26 +115,28 @@ class RandomizationResult:
 
     @property
     def n_undefined(self) -> int:
-        """The number of comparisons without a value."""
+        """The number of undefined similarities."""
         return int(max(np.isnan(values).sum() for values in self.similarities.values()))
 
     def compute_mean_curve(self, similarity: str) -> FloatArray:
-        """Return the mean over images and seeds (1+steps,), starting at 1, or NaN where no map is defined."""
-        return np.append(1.0, [compute_nan_mean(step) for step in np.moveaxis(self.similarities[similarity], 1, 0)])
+        """Return the mean similarity at each step (1+steps,), starting at 1. Undefined means are NaN."""
+        return np.append(
+            1.0, [compute_mean_without_nan(step) for step in np.moveaxis(self.similarities[similarity], 1, 0)]
+        )
 
     def compute_seed_range(self, similarity: str) -> tuple[FloatArray, FloatArray]:
-        """Return the lowest and the highest mean of a seed, (1+steps,) each."""
-        means = np.array([[compute_nan_mean(step) for step in run] for run in self.similarities[similarity]])
+        """Return the lowest and the highest mean similarity of any seed at each step, (1+steps,) each."""
+        means = np.array([[compute_mean_without_nan(step) for step in run] for run in self.similarities[similarity]])
         return np.append(1.0, means.min(0)), np.append(1.0, means.max(0))
 
     @cached_property
-    def null_intervals(self) -> dict[str, tuple[float, float, float]]:
-        """Low end, mean and high end of the null distribution of each similarity (see `compute_null_interval`)."""
+    def null_intervals(self) -> dict[str, NullInterval]:
+        """The null interval of each similarity: low end, mean and high end (see `compute_null_interval`)."""
         return {name: compute_null_interval(pairs) for name, pairs in self.null_similarities.items()}
 
     @cached_property
     def verdicts(self) -> dict[str, RandomizationVerdict]:
-        """Whether the test passes by each similarity. UndefinedError if it cannot decide."""
+        """The verdict by each similarity. Raises UndefinedError if the test cannot give a verdict."""
         if self.no_verdict_reason:
             raise UndefinedError(self.no_verdict_reason)
         nulls = self.null_intervals
@@ -143,24 +144,24 @@ class RandomizationResult:
 
     @property
     def no_verdict_reason(self) -> str:
-        """Why there is no verdict, or "" if there is one."""
+        """The reason why the test gives no verdict, or "" if there is a verdict."""
         if self.order != "cascading":
             return "only the cascading order ends with an untrained model: use order='cascading' for a verdict"
         if not self.covers_whole_model:
-            return "some trained weights are left after the last step, and maps may still show them: name every part in layers"
+            return "some trained weights are left after the last step: pass all parts of the model as layers"
         images = plural(self.n_images, "image is", "images are")
         few = f"{images} too few for the similarity of maps of different images: pass {MIN_IMAGES_FOR_VERDICT} or more"
         return few if self.n_images < MIN_IMAGES_FOR_VERDICT else ""
 
     @property
     def passes(self) -> bool | None:
-        """Whether every similarity falls to its null interval or below, or None if no similarity fails and one is undecided."""
+        """Whether the test passes by every similarity. None: the test cannot decide."""
         outcomes = {verdict.passes for verdict in self.verdicts.values()}
         return False if False in outcomes else None if None in outcomes else True
 
     @property
     def summary(self) -> str:
-        """The test and its outcome in one line."""
+        """The name of the test and its outcome in one line."""
         passes = None if self.no_verdict_reason else self.passes
         outcome = ", no verdict" if passes is None else ": passes" if passes else ": fails"
         images, seeds = plural(self.n_images, "image"), ", ".join(map(str, self.seeds))
@@ -168,7 +169,7 @@ class RandomizationResult:
         return f"{text}; {plural(self.n_undefined, 'comparison')} undefined)" if self.n_undefined else f"{text})"
 
     def figure(self) -> RGBImage:
-        """Draw the figure (H,W,3): a column for each step, with the first image's map and the similarities of all maps."""
+        """Draw the figure (H,W,3): for each step the first image's map and the similarities of all maps."""
         curves = []
         for name in self.similarities:
             verdict = None if self.no_verdict_reason else self.verdicts[name]
@@ -179,7 +180,7 @@ class RandomizationResult:
         return draw_randomization_figure(self.summary, self.part_names, self.first_image_maps, curves)
 
     def save_figure(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-        """Write the figure as `.png`, `.jpg` or `.webp`."""
+        """Write the figure as a `.png`, `.jpg` or `.webp` file."""
         suffix = Path(path).suffix.lower()
         if suffix not in render.IMAGE_FORMATS:
             raise OutputError(f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg or .webp")

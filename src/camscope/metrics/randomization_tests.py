@@ -16,14 +16,6 @@ from camscope.geometry import Placement
 from camscope.metrics.base import FloatArray, register_metric
 from camscope.metrics.explainer_probe import ExplainerProbe, check_single_sample
 from camscope.metrics.randomization_result import RandomizationResult
-from camscope.metrics.randomized_copies import (
-    ModelPart,
-    copy_explainer,
-    cover_whole_model,
-    reset_modules,
-    select_parts,
-    split_model,
-)
 from camscope.metrics.similarity import (
     HOG_BLOCK_SIZE,
     HOG_CELL_SIZE,
@@ -34,6 +26,14 @@ from camscope.metrics.similarity import (
     divide_by_peak,
     rank_values,
     shift_to_unit_interval,
+)
+from camscope.metrics.weight_randomization import (
+    ModelPart,
+    build_parts_from_layers,
+    copy_explainer,
+    covers_all_weights,
+    reset_modules,
+    split_model,
 )
 from camscope.targets import TargetLike
 
@@ -80,7 +80,7 @@ def run_randomization_test(
     _check_arguments(x, seeds, similarities)
     probe = ExplainerProbe.from_explainer(explainer, x, target)
     clean = _project_to_input(_compute_maps_or_nan(probe, x), x)
-    parts = split_model(explainer.model, x[:1]) if layers is None else select_parts(explainer.model, layers)
+    parts = split_model(explainer.model, x[:1]) if layers is None else build_parts_from_layers(explainer.model, layers)
     comparison = MapComparison(clean, similarities)
     values = {name: np.empty((len(seeds), len(parts), len(x))) for name in similarities}
     first_image_maps = [clean[0]]
@@ -100,7 +100,7 @@ def run_randomization_test(
         null,
         comparison.is_signed,
         np.stack(first_image_maps),
-        covers_whole_model=cover_whole_model(explainer.model, parts),
+        covers_whole_model=covers_all_weights(explainer.model, parts),
     )
 
 
@@ -133,7 +133,7 @@ def random_logit(
     if other_target is None:
         class_index = probe.score.class_index(0)
         if class_index is None or probe.n_classes is None or probe.n_classes < 2:
-            raise TargetError("the target is not one of several classes: pass other_target=, to compare it with")
+            raise TargetError("the target is not one of several classes: pass other_target= for the second map")
         generator = torch.Generator(device="cpu").manual_seed(seed)
         step = int(torch.randint(1, probe.n_classes, (), generator=generator, device="cpu"))
         other_target = (class_index + step) % probe.n_classes
@@ -141,24 +141,24 @@ def random_logit(
     first_map, second_map = (_project_to_input(_compute_maps_or_nan(p, x), x)[0] for p in (probe, second))
     for attribution, map_probe in ((first_map, probe), (second_map, second)):
         if not attribution.any():
-            description = map_probe.score.describe(0)
-            raise UndefinedError(f"the map of {description} is zero everywhere: a similarity is not defined")
+            target_text = map_probe.score.describe(0)
+            raise UndefinedError(f"the map of {target_text} is zero everywhere: its similarity is not defined")
     return SIMILARITIES[similarity](first_map, second_map)
 
 
 class MapComparison:
-    """Maps (N,*S) of the trained model, prepared for comparison with other maps and with each other."""
+    """Comparison of the trained model's maps (N,*S) with other maps, and with each other."""
 
     def __init__(self, maps: FloatArray, similarities: Sequence[str]) -> None:
         self.is_signed = any(bool((values < 0).any()) for values in maps if np.isfinite(values).all())
         self._features = {name: self._extract_features(name, maps) for name in similarities}
 
     def compare_with_trained(self, similarity: str, maps: FloatArray) -> FloatArray:
-        """Return the similarity (N,) of each map (N,*S) with the trained model's map of the same image, or NaN if undefined."""
+        """Return the similarity (N,) of each map with the trained model's map of the same image, or NaN."""
         return _compare_features(similarity, self._features[similarity], self._extract_features(similarity, maps))
 
     def compare_different_images(self, similarity: str) -> FloatArray:
-        """Return the similarities (N,N) of maps of different images, or NaN on the diagonal."""
+        """Return the similarity of the trained model's maps of each pair of images, (N,N) with NaN on the diagonal."""
         features = self._features[similarity]
         similarities = np.full((len(features), len(features)), np.nan)
         for i in range(len(features) - 1):
@@ -168,7 +168,7 @@ class MapComparison:
         return similarities
 
     def _extract_features(self, similarity: str, maps: FloatArray) -> FloatArray:
-        """Return the features (N,…) to compare, or NaN for a map without a scale."""
+        """Return the features (N,…) of each map that a similarity compares. Maps without a scale give NaN."""
         scaled_maps = [_scale_or_none(attribution) for attribution in maps]
         extract = FEATURE_EXTRACTORS[similarity]
         features = [None if scaled is None else extract(scaled, self.is_signed) for scaled in scaled_maps]
@@ -185,7 +185,7 @@ FEATURE_EXTRACTORS: Mapping[str, Callable[[FloatArray, bool], FloatArray]] = {
 
 
 def _compare_features(similarity: str, first: FloatArray, second: FloatArray) -> FloatArray:
-    """Return the similarity (N,) of corresponding features (N,…), or NaN where they are."""
+    """Return the similarity (N,) of corresponding features (N,…), or NaN for features that contain NaN."""
     if similarity != "ssim":
         return correlate_rows(first, second)
     pairs = zip(first, second, strict=True)
@@ -195,7 +195,7 @@ def _compare_features(similarity: str, first: FloatArray, second: FloatArray) ->
 def _iter_randomized_explainers(
     explainer: Explainer, model_parts: Sequence[ModelPart], order: RandomizationOrder, seed: int
 ) -> Iterator[Explainer]:
-    """Yield the explainer after each step; a part gets the same random weights in either order."""
+    """Yield the explainer with a randomized model after each step of the test."""
     randomized = copy_explainer(explainer)
     seeds = draw_seeds(len(model_parts), torch.Generator(device="cpu").manual_seed(seed))
     for part, part_seed in zip(model_parts, seeds, strict=True):
@@ -205,7 +205,7 @@ def _iter_randomized_explainers(
 
 
 def _compute_maps_or_nan(probe: ExplainerProbe, x: Tensor) -> FloatArray:
-    """Return maps (N,*s), with NaN for a map that contains NaN or infinity, as random weights may cause."""
+    """Return maps (N,*s). A map that contains NaN or infinity is replaced by NaN."""
     try:
         return probe.compute_maps(x, range(len(x)))
     except NonFiniteError:
@@ -219,21 +219,23 @@ def _compute_maps_or_nan(probe: ExplainerProbe, x: Tensor) -> FloatArray:
 
 
 def _project_to_input(maps: FloatArray, x: Tensor) -> FloatArray:
-    """Return maps (N,*s) at the resolution of the input (N,*S)."""
+    """Return maps (N,*s) resized to the resolution of the input x (N,C,*S)."""
     placement = Placement.identity(tuple(x.shape[2:]))
     return np.stack([placement.project(attribution)[0] for attribution in maps])
 
 
 def _scale_or_none(values: FloatArray) -> FloatArray | None:
-    """Return a map divided by its largest absolute value, or None for a map of zeros or with NaN."""
+    """Return the map divided by its largest absolute value, or None for a map of zeros or with NaN."""
     return divide_by_peak(values) if np.isfinite(values).all() and values.any() else None
 
 
 def _check_arguments(x: Tensor, seeds: Sequence[int], similarities: Sequence[str]) -> None:
     if len(x) < 2:
-        raise InputError(f"x is {tuple(x.shape)}: expected two images or more, to compare maps of different images")
+        raise InputError(
+            f"x has shape {tuple(x.shape)}: expected two images or more, since maps of different images are compared"
+        )
     if not seeds or not similarities:
-        raise InputError("seeds or similarities is empty: name at least one, such as seeds=(0, 1, 2)")
+        raise InputError("seeds or similarities is empty: pass at least one of each, such as seeds=(0, 1, 2)")
     for seed in seeds:
         check_integer(seeds=seed)
     if unknown := [name for name in similarities if name not in FEATURE_EXTRACTORS]:

@@ -1,6 +1,6 @@
-"""Robustness metrics: how much a map changes under noise, shifts, rotations, other batches and repetition, for one target.
+"""Robustness metrics: how much a map changes under noise, shifts, rotations, other batches and repetition.
 
-Maps that contain NaN and maps of zeros are undefined (UndefinedError).
+The target stays the same. Maps that contain NaN and maps of zeros are undefined (UndefinedError).
 """
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ def average_sensitivity(
 
 @dataclass(frozen=True)
 class TransformAgreement:
-    """The agreement of the maps before and after one change of the input.
+    """The similarity of the maps before and after one change of the input.
 
     Attributes:
         transform: The change.
@@ -113,7 +113,7 @@ def compare_under_transforms(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> list[TransformAgreement]:
-    """Compare the map of x (1,C,*S) with the maps of changed inputs, projected back to x.
+    """Compare the map of x (1,C,*S) with the maps of changed inputs, after projection to the pixels of x.
 
     Args:
         explainer: The method.
@@ -142,11 +142,13 @@ def compare_batch_under_transforms(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> list[list[TransformAgreement]]:
-    """Return the agreements [sample][transform] of all samples of a probe, in shared forward passes."""
+    """Return the agreements [sample][transform] of all samples of a probe. Samples share forward passes."""
     if similarity not in (allowed := ("spearman", "pearson", "jaccard")):
-        raise InputError(f"similarity={similarity!r}: expected {', '.join(allowed)}, which compare single pixels")
+        raise InputError(
+            f"similarity={similarity!r}: expected one of {', '.join(allowed)}, which compare single pixels"
+        )
     if not transforms:
-        raise InputError("transforms is empty: name at least one, such as Shift(2)")
+        raise InputError("transforms is empty: pass at least one transform, such as Shift(2)")
     x, count, size = probe.x, len(probe.x), tuple(probe.x.shape[2:])
     transformed = torch.cat([transform.apply(x) for transform in transforms])
     maps = probe.compute_maps(torch.cat([x, transformed]), list(range(count)) * (1 + len(transforms)))
@@ -158,7 +160,7 @@ def compare_batch_under_transforms(
         agreements.append([])
         for transform, attribution, change in zip(transforms, transformed_maps[:, n], changes[:, n], strict=True):
             projected = transform.project_back(attribution, size)
-            value, share, reason = _compute_shared_similarity(clean_map, *projected, similarity)
+            value, share, reason = _compare_covered_pixels(clean_map, *projected, similarity)
             is_stable = bool(change < max_probability_change)
             agreements[n].append(TransformAgreement(transform, value, share, float(change), is_stable, reason))
     return agreements
@@ -169,13 +171,13 @@ def compute_stable_prediction_share(
     transforms: Sequence[InputTransform] = DEFAULT_TRANSFORMS,
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> FloatArray:
-    """Return for each sample (N,) of a probe the share of changes under which its prediction is stable, 0..1."""
+    """Return the share of transforms under which the prediction of each sample (N,) is stable, 0..1."""
     changes = _compute_probability_changes(probe, torch.cat([change.apply(probe.x) for change in transforms]))
     return np.asarray((changes < max_probability_change).mean(0))
 
 
 def _compute_probability_changes(probe: ExplainerProbe, transformed_inputs: Tensor) -> FloatArray:
-    """Return the change of probability (transforms,N) for changed inputs (transforms*N,C,*S)."""
+    """Return the absolute change of probability (transforms,N) for transformed inputs (transforms*N,C,*S)."""
     count, clean = len(probe.x), probe.clean_probabilities
     sample_index = list(range(count)) * (len(transformed_inputs) // count)
     changes = np.abs(probe.compute_probabilities(transformed_inputs, sample_index).reshape(-1, count) - clean)
@@ -199,9 +201,9 @@ def stability(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> float:
-    """Return the mean similarity under small shifts, rotations and noise, -1..1.
+    """Return the mean similarity of the map under small shifts, rotations and noise, -1..1.
 
-    It is undefined where no change leaves the prediction stable. See `compare_under_transforms`.
+    The value is undefined if no change leaves the prediction stable. See `compare_under_transforms`.
     """
     agreements = compare_under_transforms(
         explainer,
@@ -218,7 +220,7 @@ def stability(
             f"{agreement.transform}: {agreement.reason or f'|dp| {agreement.probability_change:.2g}'}"
             for agreement in agreements
         )
-        raise UndefinedError(f"under no change the prediction is stable and the maps can be compared ({details})")
+        raise UndefinedError(f"no transform keeps the prediction stable and the maps comparable ({details})")
     return float(np.mean(values))
 
 
@@ -237,9 +239,9 @@ def acquisition_stability(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> float:
-    """Return the mean similarity under small changes of windowing, resolution and compression, -1..1.
+    """Return the mean similarity of the map under small changes of window, resolution and compression, -1..1.
 
-    It is undefined where no change leaves the prediction stable. See `compare_under_transforms`.
+    The value is undefined if no change leaves the prediction stable. See `compare_under_transforms`.
     """
     return stability(
         explainer,
@@ -258,7 +260,7 @@ def acquisition_stability(
     chance_level="0 is expected",
 )
 def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n_repeats: int = 3) -> float:
-    """Return the largest relative difference between repeated maps of x (1,C,*S), or 0 if they are bit-exact."""
+    """Return the largest relative difference between repeated maps of x (1,C,*S). Bit-exact maps give 0."""
     check_positive_integer(n_repeats=n_repeats)
     probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
     first, *repeats = (to_finite_array(probe.compute_maps(x, [0])[0]) for _ in range(1 + n_repeats))
@@ -274,15 +276,15 @@ def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n
 def batch_invariance(
     explainer: Explainer, x: Tensor, target: TargetLike = None, *, other_images: Tensor | None = None
 ) -> float:
-    """Return the largest relative difference between the maps of x (1,C,*S) alone and in a batch, 0 or more.
+    """Return the largest relative difference between the map of x (1,C,*S) computed alone and in a batch.
 
     `other_images` (M,C,*S) complete the batch. Default: x flipped along each axis, x inverted, and x.
     """
     probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
     images = torch.cat([*(x.flip(axis) for axis in range(2, x.ndim)), -x, x]) if other_images is None else other_images
     if images.shape[1:] != x.shape[1:] or not len(images):
-        received = f"other_images is {tuple(images.shape)} and x {tuple(x.shape)}"
-        raise InputError(f"{received}: expected (M,{x.shape[1]},*S), M > 0")
+        received = f"other_images is of shape {tuple(images.shape)} and x of shape {tuple(x.shape)}"
+        raise InputError(f"{received}: expected one or more images of the same shape as x")
     alone, half = to_finite_array(probe.compute_maps(x, [0])[0]), len(images) // 2
     batch = torch.cat([images[:half], x, images[half:]])
     in_batch = probe.compute_maps(batch, [0] * len(batch), batch_size=len(batch))[half]
@@ -292,7 +294,7 @@ def batch_invariance(
 def _compute_sensitivities(
     explainer: Explainer, x: Tensor, target: TargetLike, radius: float, n_samples: int, seed: int
 ) -> FloatArray:
-    """Return the relative change of the map (n_samples,) for each noisy input."""
+    """Return the relative change of the map for each noisy input (n_samples,)."""
     check_positive_number(radius=radius)
     check_positive_integer(n_samples=n_samples)
     probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
@@ -306,14 +308,14 @@ def _compute_sensitivities(
     maps = to_finite_array(probe.compute_maps(torch.cat([x, noisy]), [0] * (n_samples + 1))).reshape(n_samples + 1, -1)
     norm = np.linalg.norm(maps[0])
     if not norm > 0:
-        raise UndefinedError("the map is zero everywhere: a relative change is not defined")
+        raise UndefinedError("the map is zero everywhere: its relative change is not defined")
     return np.asarray(np.linalg.norm(maps[1:] - maps[0], axis=1) / norm)
 
 
-def _compute_shared_similarity(
+def _compare_covered_pixels(
     clean_map: FloatArray, transformed_map: FloatArray, covered_mask: Mask, similarity: str
 ) -> tuple[float | None, float, str]:
-    """Return the similarity on the covered pixels, their share, and the reason if it is not defined."""
+    """Return the similarity on the covered pixels, the share of these pixels, and a reason if undefined."""
     share = float(covered_mask.mean())
     if share < MIN_SHARED_AREA:
         return None, share, f"only {share:.0%} of the pixels are shown by both inputs"
@@ -324,8 +326,8 @@ def _compute_shared_similarity(
 
 
 def _compute_relative_difference(first: FloatArray, second: FloatArray) -> float:
-    """Return the largest difference in shares of the largest absolute value of `first`."""
+    """Return the largest absolute difference divided by the largest absolute value of `first`."""
     peak = np.abs(first).max()
     if not peak > 0:
-        raise UndefinedError("the map is zero everywhere: a relative difference is not defined")
+        raise UndefinedError("the map is zero everywhere: its relative difference is not defined")
     return float(np.abs(second - first).max() / peak)

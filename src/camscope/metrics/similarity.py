@@ -1,4 +1,4 @@
-"""Similarity of two signed maps (*S) of one size, whatever their scale.
+"""Similarity metrics: compare two signed maps (*S) of the same size. The scale of the maps does not matter.
 
 Undefined (UndefinedError) are maps with NaN, maps of zeros, and constant maps where a rank or a correlation is needed.
 """
@@ -30,7 +30,7 @@ _register = partial(register_metric, input_kind="map_pair", higher_is_better=Non
     chance_level="0",
 )
 def pearson(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
-    """Return Pearson's correlation of two maps, -1..1, undefined for a constant map."""
+    """Return Pearson's correlation of two maps, -1..1. Constant maps have no correlation."""
     return _correlate_vectors(*(values.ravel() for values in _check_same_shape(first, second)))
 
 
@@ -43,7 +43,7 @@ def pearson(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
     chance_level="0",
 )
 def spearman(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
-    """Return Spearman's rank correlation of two maps, -1..1, undefined for a constant map.
+    """Return Spearman's rank correlation of two maps, -1..1. Constant maps have no correlation.
 
     >>> spearman([0.0, 1.0, 2.0], [0.0, 1.0, 9.0])
     1.0
@@ -65,7 +65,7 @@ def ssim(
     window_size: int = SSIM_WINDOW_SIZE,
     is_signed: bool | None = None,
 ) -> float:
-    """Return the structural similarity of two maps, -1..1, undefined for a map of zeros.
+    """Return the structural similarity of two maps, -1..1. Maps of zeros have no similarity.
 
     Each map is divided by its largest absolute value. For signed maps zero then becomes 1/2: SSIM is defined for images, and two
     means of opposite sign would give a negative factor, which an inverted pattern would turn into a high score.
@@ -97,8 +97,8 @@ def ssim(
 def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int = HOG_CELL_SIZE) -> float:
     """Return the correlation of the histograms of oriented gradients of two maps (H,W), -1..1.
 
-    It is undefined for constant maps and for maps with other than two axes. `cell_size` is the side of a cell in pixels, and a
-    map needs at least 3 x 3 cells. There are 9 orientations and blocks of 3 x 3 cells with L2-Hys normalization.
+    The value is undefined for constant maps and for maps with other than two axes. `cell_size` is the side of a cell in pixels,
+    and a map needs at least 3 x 3 cells. There are 9 orientations and blocks of 3 x 3 cells with L2-Hys normalization.
     """
     return _correlate_vectors(*(compute_hog_features(values, cell_size) for values in _check_same_shape(first, second)))
 
@@ -111,7 +111,7 @@ def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int 
     chance_level="about 0.05: 0.1 / (2 - 0.1)",
 )
 def jaccard(first: npt.ArrayLike, second: npt.ArrayLike, top_share: float = 0.1) -> float:
-    """Return the Jaccard index of the strongest cells of two maps, 0..1, undefined for a constant map.
+    """Return the Jaccard index of the strongest cells of two maps, 0..1. Constant maps have no strongest cells.
 
     `top_share` is the share of the cells that count. Cells that tie for the last places are partial members.
     """
@@ -131,19 +131,21 @@ SIMILARITIES: Mapping[str, Callable[..., float]] = {
 
 
 def rank_values(values: npt.ArrayLike) -> FloatArray:
-    """Return the ranks (M,) of the values, from 1, with the mean rank for ties."""
+    """Return the ranks (M,) of the values, starting at 1. Tied values get their mean rank."""
     _, inverse, counts = np.unique(np.asarray(values).ravel(), return_inverse=True, return_counts=True)
     return np.asarray((counts.cumsum() - (counts - 1) / 2)[inverse])
 
 
 def compute_hog_features(values: FloatArray, cell_size: int = HOG_CELL_SIZE) -> FloatArray:
-    """Return the histograms of oriented gradients (M,) of a map (H,W) divided by its largest absolute value."""
+    """Return the histograms of oriented gradients (M,) of a map (H,W) scaled to a peak of 1."""
     if values.ndim != 2:
         axes = plural(values.ndim, "axis")
-        raise UndefinedError(f"a map with {axes} has no histogram of oriented gradients: expected 2 axes")
+        raise UndefinedError(f"a map with {axes} has no histogram of oriented gradients: expected a map with 2 axes")
     if min(values.shape) < HOG_BLOCK_SIZE * cell_size:
         cells = f"{HOG_BLOCK_SIZE} x {HOG_BLOCK_SIZE} cells of {plural(cell_size, 'pixel')}"
-        raise UndefinedError(f"a map {values.shape} has no {cells}: resize it to the image, or pass cell_size=")
+        raise UndefinedError(
+            f"a map of shape {values.shape} has no {cells}: resize the map to the image, or pass a smaller cell_size"
+        )
     features = require("skimage.feature", extra="metrics").hog(
         divide_by_peak(values), HOG_ORIENTATIONS, (cell_size, cell_size), (HOG_BLOCK_SIZE, HOG_BLOCK_SIZE), "L2-Hys"
     )
@@ -151,33 +153,33 @@ def compute_hog_features(values: FloatArray, cell_size: int = HOG_CELL_SIZE) -> 
 
 
 def divide_by_peak(values: FloatArray) -> FloatArray:
-    """Return a map divided by its largest absolute value, -1..1. Raises UndefinedError for a map of zeros."""
+    """Return the map divided by its largest absolute value. Raises UndefinedError for a map of zeros."""
     peak = np.abs(values).max()
     if not peak > 0:
-        raise UndefinedError("the map is zero everywhere: it has no scale")
+        raise UndefinedError("the map is zero everywhere: it cannot be scaled")
     return np.asarray(values / peak)
 
 
 def shift_to_unit_interval(scaled_map: FloatArray, is_signed: bool) -> FloatArray:
-    """Return a map from `divide_by_peak` on the scale 0..1: a signed map is shifted, another one stays unchanged."""
+    """Shift a signed map from -1..1 to 0..1. Maps that are not signed stay unchanged."""
     return (scaled_map + 1) / 2 if is_signed else scaled_map
 
 
 def compute_ssim(
     first: FloatArray, second: FloatArray, *, data_range: float = SSIM_DATA_RANGE, window_size: int = SSIM_WINDOW_SIZE
 ) -> float:
-    """Return the SSIM of two maps without any scaling."""
+    """Return the SSIM of two maps. The maps must be on the same scale."""
     if window_size < 3 or window_size % 2 == 0:
         raise InputError(f"window_size={window_size}: expected an odd number of pixels, 3 or more")
     if min(first.shape) < window_size:
-        received = f"a map {first.shape} is smaller than the window of {plural(window_size, 'pixel')}"
-        raise UndefinedError(f"{received}: resize it to the image, or pass window_size=")
+        received = f"a map of shape {first.shape} is smaller than the window of {plural(window_size, 'pixel')}"
+        raise UndefinedError(f"{received}: resize the map to the image, or pass a smaller window_size")
     metrics = require("skimage.metrics", extra="metrics")
     return float(metrics.structural_similarity(first, second, win_size=window_size, data_range=data_range))
 
 
 def correlate_rows(first_rows: FloatArray, second_rows: FloatArray) -> FloatArray:
-    """Return Pearson's correlation (R,) of corresponding rows (R,M), or NaN for a constant row."""
+    """Return Pearson's correlation (R,) of corresponding rows (R,M). Constant rows give NaN."""
     products = center_and_normalize_rows(first_rows) * center_and_normalize_rows(second_rows)
     return np.asarray(products.sum(-1).clip(-1, 1))
 
@@ -185,12 +187,12 @@ def correlate_rows(first_rows: FloatArray, second_rows: FloatArray) -> FloatArra
 def _correlate_vectors(first: FloatArray, second: FloatArray) -> float:
     correlation = float(correlate_rows(first[None], second[None])[0])
     if np.isnan(correlation):
-        raise UndefinedError("a map, or its features, are constant: a correlation is not defined")
+        raise UndefinedError("the values or features of a map are constant: its correlation is not defined")
     return correlation
 
 
 def center_and_normalize_rows(rows: FloatArray) -> FloatArray:
-    """Return rows (R,M) minus their mean with length 1, or NaN for a constant row."""
+    """Return rows (R,M) with mean 0 and length 1. Constant rows become NaN."""
     largest = np.abs(rows).max(-1, keepdims=True)
     scaled = rows / np.where(largest > 0, largest, 1)
     centered = scaled - scaled.mean(-1, keepdims=True)
@@ -199,7 +201,7 @@ def center_and_normalize_rows(rows: FloatArray) -> FloatArray:
 
 
 def _compute_top_membership(values: FloatArray, top_share: float) -> FloatArray:
-    """Return the membership (M,) of each cell in the strongest `top_share`: 1, 0, or a fraction for ties at the cutoff."""
+    """Return 1 for each cell among the strongest `top_share`, else 0. Ties at the cutoff get a fraction."""
     if values.min() == values.max():
         raise UndefinedError("the map is constant: it has no strongest cells")
     n_top = max(1, round(top_share * len(values)))
@@ -211,5 +213,5 @@ def _compute_top_membership(values: FloatArray, top_share: float) -> FloatArray:
 def _check_same_shape(left: npt.ArrayLike, right: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
     first, second = to_finite_array(left), to_finite_array(right)
     if first.shape != second.shape:
-        raise GeometryError(f"the maps are {first.shape} and {second.shape}; resize one of them first")
+        raise GeometryError(f"the maps have shapes {first.shape} and {second.shape}: resize one of them to the other")
     return first, second

@@ -1,4 +1,4 @@
-"""Statistics over images: means with 95 % intervals, paired differences with p-values, corrections for many comparisons."""
+"""Statistics over images: means with 95 % intervals, paired differences with p-values, multiple comparisons."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -67,7 +67,7 @@ class Estimate:
 
     @property
     def is_dominated_by_few_groups(self) -> bool:
-        """Whether so few groups have most of the values that there is no interval."""
+        """Whether a few groups hold so many of the values that no interval is given."""
         n_counted = self.n_groups if self.n_limiting_groups is None else self.n_limiting_groups
         return (
             self.n_groups >= MIN_GROUPS_FOR_INTERVAL
@@ -76,7 +76,7 @@ class Estimate:
         )
 
     def explain_missing_intervals(self, group_name: str = "group") -> str:
-        """Return the reason for a missing interval if few groups have most of the values, else ""."""
+        """Return why the interval is missing, or "" unless a few groups hold most of the values."""
         if not self.is_dominated_by_few_groups or self.n_effective_groups is None or self.largest_group_share is None:
             return ""
         values = "images" if self.n_limiting_groups is None else "images of one class"
@@ -98,7 +98,7 @@ def estimate_mean(
     seed: int = 0,
     confidence_level: float = 0.95,
 ) -> Estimate:
-    """Estimate the mean of values (N,) with its interval; NaN rows are undefined and left out.
+    """Estimate the mean of values (N,) and its confidence interval. NaN values are left out.
 
     Args:
         values: (N,) numbers of images.
@@ -146,11 +146,11 @@ def estimate_difference(
     *,
     rounding_tolerance: float = 0.0,
 ) -> Estimate:
-    """Estimate the mean of `values` - `reference_values` over the images for which both (N,) are defined.
+    """Estimate the mean of `values` - `reference_values`, its confidence interval and its p-value.
 
-    Interval and p-value come from one procedure, so they never contradict each other: Student's t with the jackknife variance
-    over groups, and degrees of freedom for groups of different sizes (see `cluster_variance`). The p-value is never less than
-    `compute_min_p_value`.
+    Images count for which both (N,) are defined. Interval and p-value come from one procedure, so they never contradict each
+    other: Student's t with the jackknife variance over groups, and degrees of freedom for groups of different sizes (see
+    `cluster_variance`). The p-value is never less than `compute_min_p_value`.
 
     Args:
         values: (N,) values.
@@ -169,7 +169,7 @@ def estimate_difference(
     """
     first, second = np.asarray(values, np.float64), np.asarray(reference_values, np.float64)
     if first.shape != second.shape:
-        raise InputError(f"values {first.shape} and {second.shape}: expected (N,) of both, of the same images")
+        raise InputError(f"values {first.shape} and reference_values {second.shape}: expected the same shape (N,)")
     check_no_infinity(first)
     check_no_infinity(second)
     differences = first - second
@@ -188,7 +188,7 @@ def estimate_difference(
 def compute_t_interval(
     mean: float, standard_error: float, n_groups: int, dof: float | None = None
 ) -> tuple[float, float, float | None]:
-    """Return the interval and p-value of a difference, or NaN without a standard error, and no p-value with too few groups."""
+    """Return low end, high end and p-value of a mean difference. Too few groups give NaN and None."""
     if n_groups < MIN_GROUPS_FOR_INTERVAL:
         return nan, nan, None
     if standard_error == 0:
@@ -200,7 +200,7 @@ def compute_t_interval(
 
 
 def adjust_bonferroni(estimates: Sequence[Estimate], n_comparisons: int | None = None) -> list[Estimate]:
-    """Return differences corrected by Bonferroni, by default for their number; no interval with too few groups."""
+    """Return differences corrected by Bonferroni for `n_comparisons`, by default the number of estimates."""
     count, adjusted = max(1, len(estimates) if n_comparisons is None else n_comparisons), []
     for estimate in estimates:
         if estimate.p_value is None or count == 1:
@@ -217,17 +217,17 @@ def adjust_bonferroni(estimates: Sequence[Estimate], n_comparisons: int | None =
 
 
 def compute_t_quantile(dof: float, tail_probability: float) -> float:
-    """Return the value that Student's t exceeds with probability `tail_probability`."""
+    """Return the value that a Student's t variable exceeds with probability `tail_probability`."""
     return -float(require("scipy.special", extra="metrics").stdtrit(dof, tail_probability))
 
 
 def compute_min_p_value(n_groups: int) -> float:
-    """Return the smallest p-value that `n_groups` groups allow: all differences of one sign by chance, 2^(1 - groups)."""
+    """Return the smallest p-value that `n_groups` groups allow, 2^(1 - groups), if all differences have one sign."""
     return float(min(1.0, 2.0 ** (1 - n_groups)))
 
 
 def compute_min_detectable_prevalence(n_groups: int) -> float:
-    """Return the smallest prevalence that shows with 95 % probability: rule of three, doi:10.1001/jama.1983.03330370053031."""
+    """Return the smallest prevalence seen with 95 % probability: rule of three, doi:10.1001/jama.1983.03330370053031."""
     return float(1 - 0.05 ** (1 / n_groups)) if n_groups > 0 else 1.0
 
 
@@ -238,7 +238,7 @@ def adjust_holm(p_values: Sequence[float]) -> list[float]:
     [0.02, 0.04]
     """
     if not all(0 <= p <= 1 for p in p_values):
-        raise InputError(f"p-values {list(p_values)}: expected numbers in 0..1")
+        raise InputError(f"p-values {list(p_values)}: expected numbers from 0 to 1")
     order, adjusted, largest = sorted(range(len(p_values)), key=lambda i: p_values[i]), [0.0] * len(p_values), 0.0
     for rank, i in enumerate(order):
         largest = max(largest, min(1.0, p_values[i] * (len(p_values) - rank)))
@@ -249,17 +249,17 @@ def adjust_holm(p_values: Sequence[float]) -> list[float]:
 def index_groups(
     groups: Sequence[Hashable] | None, n_rows: int, selected_rows: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return the index of each row's group in order of appearance; by default each row is its own. InputError without a group."""
+    """Return the index of each row's group in order of appearance. Without groups, each row is its own group."""
     row_indices = np.arange(n_rows) if selected_rows is None else selected_rows
     if groups is None:
         return np.arange(len(row_indices))
     if len(groups) != n_rows:
-        raise InputError(f"{plural(n_rows, 'row')} and {plural(len(groups), 'group')}; expected (N,) of both")
+        raise InputError(f"{plural(n_rows, 'row')} and {plural(len(groups), 'group')}: expected one group for each row")
     all_groups, numbers = list(groups), dict[Hashable, int]()
     for i in row_indices.tolist():
         name = all_groups[i]
         if name is None or name != name:  # NaN is not equal to itself
-            raise InputError(f"row {i} has no group: give each row a group, or leave groups out")
+            raise InputError(f"row {i} has no group: give each row a group, or omit groups")
         numbers.setdefault(name, len(numbers))
     return np.array([numbers[all_groups[i]] for i in row_indices.tolist()], np.int64)
 
@@ -267,7 +267,7 @@ def index_groups(
 def iter_bootstrap_indices(
     n_groups: int, n_resamples: int, seed: int, values_per_resample: int | None = None
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield indices (r, n_groups) of groups drawn with replacement; `values_per_resample` limits the rows yielded at a time."""
+    """Yield indices (r, n_groups) of groups drawn with replacement, in chunks that limit the memory."""
     random = np.random.default_rng(seed)
     step = max(1, MAX_NUMBERS_IN_MEMORY // max(n_groups, values_per_resample or 0))
     for first in range(0, n_resamples, step):
@@ -277,7 +277,7 @@ def iter_bootstrap_indices(
 def compute_bootstrap_interval(
     resampled_values: FloatArray, n_groups: int, confidence_level: float = 0.95, n_effective_groups: float | None = None
 ) -> tuple[float, float]:
-    """Return the expanded percentile interval of bootstrap means, or NaN with too few groups or if nothing varies."""
+    """Return the expanded percentile interval of bootstrap means. Too few groups or equal values give NaN."""
     size = n_groups if n_effective_groups is None else n_effective_groups
     if n_groups < MIN_GROUPS_FOR_INTERVAL or size < MIN_EFFECTIVE_GROUPS:
         return nan, nan
@@ -287,12 +287,12 @@ def compute_bootstrap_interval(
 
 
 def compute_interval_multiplier(n_groups: float, confidence_level: float = 0.95) -> float:
-    """Return how many standard deviations of bootstrap means an interval extends to each side (Student's t)."""
+    """Return the half-width of an interval in standard deviations of bootstrap means."""
     return compute_t_quantile(n_groups - 1, (1 - confidence_level) / 2) * sqrt(n_groups / (n_groups - 1))
 
 
 def compute_p_from_intervals(interval_at_level: Callable[[float], tuple[float, float]]) -> float:
-    """Return the two-sided p-value of a difference: 1 - the highest level at which the interval excludes 0."""
+    """Return the two-sided p-value of a difference: 1 - the highest level whose interval excludes 0."""
     lowest, highest = -16.0, 0.0  # log10(p)
     for _ in range(40):
         middle = (lowest + highest) / 2
@@ -303,7 +303,7 @@ def compute_p_from_intervals(interval_at_level: Callable[[float], tuple[float, f
 
 @dataclass(frozen=True)
 class _GroupedValues:
-    """The defined values (n,), and the sum and size of each group."""
+    """Values (n,) that are not NaN, with the sum and the size of each group."""
 
     values: FloatArray
     group_sums: FloatArray
@@ -314,7 +314,7 @@ class _GroupedValues:
     def from_values(cls, values: npt.ArrayLike, groups: Sequence[Hashable] | None) -> "_GroupedValues":
         array = np.asarray(values, np.float64)
         if array.ndim != 1:
-            raise InputError(f"values {array.shape}; expected (N,)")
+            raise InputError(f"values have shape {array.shape}; expected (N,)")
         rows = np.flatnonzero(~np.isnan(array))
         if not len(rows):
             raise UndefinedError("no row has a value")
@@ -333,18 +333,18 @@ class _GroupedValues:
 
     @property
     def rounding_tolerance(self) -> float:
-        """Numbers up to this size are rounding errors of the values."""
+        """The largest number that counts as a rounding error of the values."""
         return RELATIVE_PRECISION * float(np.abs(self.values).max())
 
     @property
     def has_enough_groups(self) -> bool:
-        """Whether there are enough groups, and enough effective groups, for an interval."""
+        """Whether there are enough groups and enough effective groups for an interval."""
         n_effective = count_effective_groups(self.group_sizes)
         return self.n_groups >= MIN_GROUPS_FOR_INTERVAL and n_effective >= MIN_EFFECTIVE_GROUPS
 
     @property
     def has_group_differences(self) -> bool:
-        """Whether the means of groups differ by more than rounding."""
+        """Whether the means of the groups differ by more than rounding errors."""
         if float(np.ptp(self.values)) <= self.rounding_tolerance:
             return False
         spread = sqrt(compute_linearized_variance(self.group_sums, self.group_sizes))
@@ -372,7 +372,9 @@ class _GroupedValues:
         (low, high), smallest, largest = bounds, self.values.min(), self.values.max()
         width = high - low
         if smallest < low - RELATIVE_PRECISION * width or largest > high + RELATIVE_PRECISION * width:
-            raise InputError(f"values {smallest:g}..{largest:g}: expected {low:g}..{high:g}, the bounds")
+            raise InputError(
+                f"values lie in {smallest:g}..{largest:g}: expected values within the bounds {low:g}..{high:g}"
+            )
         if not self.has_enough_groups:
             return nan, nan
         share = min(1.0, max(0.0, (self.mean - low) / width))
@@ -386,7 +388,7 @@ class _GroupedValues:
     def _compute_effective_sample_size(
         self, mean_share: float, bounds: tuple[float, float], confidence_level: float
     ) -> float:
-        """Return the size at which independent shares would vary as the mean does, corrected for the number of groups."""
+        """Return the number of independent values whose mean would have the same variance."""
         width = bounds[1] - bounds[0]
         if float(np.ptp(self.values)) <= RELATIVE_PRECISION * width:
             return count_effective_groups(self.group_sizes)

@@ -37,15 +37,15 @@ from camscope.evaluation.selection.racing import (
     LOCALIZATION_METRIC,
     CandidateState,
     SelectionSample,
-    collect_reference,
+    collect_reference_values,
     compute_quality,
-    drop_losers,
+    drop_worse_candidates,
     rank_candidates,
 )
 from camscope.evaluation.selection.select import (
     MethodSelection,
     _build_selection,
-    _drop_duplicates_and_unstable,
+    _drop_duplicate_and_unstable_candidates,
     _shuffle_by_group,
     have_same_maps,
     select_method,
@@ -82,17 +82,17 @@ def standing(title, values, **others):
 
 def test_quality_is_the_share_of_what_all_made_at_first_and_does_not_depend_on_who_is_left():
     racing = [standing("a", [3.0, 1.0]), standing("b", [3.0, 2.0]), standing("c", [1.0, np.nan])]
-    known = collect_reference(racing)
+    known = collect_reference_values(racing)
     np.testing.assert_array_equal(known[FAITHFULNESS_METRIC], [1, 1, 2, 3, 3])
     np.testing.assert_allclose(compute_quality(racing, known), [[0.8, 0.2], [0.8, 0.5], [0.2, 0.0]])
     np.testing.assert_allclose(compute_quality(racing[1:], known), [[0.8, 0.5], [0.2, 0.0]])
     for n, one in enumerate(racing, start=1):
         one.metric_values |= {"enrichment": [float(n), np.nan], "stability": [0.1 * n] * 2}
     np.testing.assert_allclose(
-        compute_quality(racing, collect_reference(racing))[:, 0], [(0.8 + 1 / 6) / 2, 0.65, (0.2 + 5 / 6) / 2]
+        compute_quality(racing, collect_reference_values(racing))[:, 0], [(0.8 + 1 / 6) / 2, 0.65, (0.2 + 5 / 6) / 2]
     )
     np.testing.assert_allclose(
-        compute_quality(racing, collect_reference(racing))[:, 1], [0.2, 0.5, 0.0]
+        compute_quality(racing, collect_reference_values(racing))[:, 1], [0.2, 0.5, 0.0]
     )  # no evidence in any: left out
 
 
@@ -100,11 +100,11 @@ def test_at_the_end_a_loser_is_out_by_students_t_and_holm():
     drawn = np.random.default_rng(0)
     good = drawn.normal(1.0, 0.3, 24)
     racing = [standing("good", good), standing("alike", good + drawn.normal(0, 0.3, 24)), standing("bad", good - 0.3)]
-    known = collect_reference(racing)
+    known = collect_reference_values(racing)
     leader, *rest = rank_candidates(racing, known)
     q = compute_quality([leader, *rest], known)
     p = adjust_holm([float(stats.ttest_rel(q[0], other).pvalue) for other in q[1:]])
-    drop_losers(racing, known, 24)
+    drop_worse_candidates(racing, known, 24)
     assert [bool(one.drop_reason) for one in rest] == [one < 0.05 for one in p]
     assert [bool(one.drop_reason) for one in racing] == [False, False, True]
     assert "after 24 images" in racing[2].drop_reason
@@ -113,9 +113,9 @@ def test_at_the_end_a_loser_is_out_by_students_t_and_holm():
 def test_values_that_differ_by_rounding_are_equal():
     values = np.random.default_rng(0).random(24)
     racing = [standing("a", values), standing("b", values - 1e-12)]
-    one, two = compute_quality(racing, collect_reference(racing))
+    one, two = compute_quality(racing, collect_reference_values(racing))
     np.testing.assert_array_equal(one, two)
-    drop_losers(racing, collect_reference(racing), 24)
+    drop_worse_candidates(racing, collect_reference_values(racing), 24)
     assert not any(one.drop_reason for one in racing)
 
 
@@ -123,8 +123,8 @@ def test_values_that_differ_by_rounding_are_equal():
 def test_so_many_images_are_no_surer_than_they_can_be(images, lost):
     best = np.linspace(10, 11, images)
     racing = [standing("best", best)] + [standing(str(n), best - 5 - n) for n in range(5)]
-    known = collect_reference(racing)
-    drop_losers(racing, known, images)
+    known = collect_reference_values(racing)
+    drop_worse_candidates(racing, known, images)
     assert [bool(one.drop_reason) for one in racing] == [False] + [bool(lost)] * 5  # 2^(1 - images) beside 0.05 / 15
 
 
@@ -140,8 +140,8 @@ def test_before_the_end_those_who_drop_out_do_lose(candidates, spread):
     for _ in range(60):
         every = drawn.normal(drawn.normal(0, spread, (candidates, 1)), 1, (candidates, 96))
         now, whole = ([standing(str(n), own[:seen]) for n, own in enumerate(every)] for seen in (24, 96))
-        drop_losers(now, known_to_the_end(), 96)
-        drop_losers(whole, known_to_the_end(), 96)
+        drop_worse_candidates(now, known_to_the_end(), 96)
+        drop_worse_candidates(whole, known_to_the_end(), 96)
         early += [bool(one.drop_reason) for one in now]
         ended += [bool(one.drop_reason) for one in whole]
     early, ended = np.array(early), np.array(ended)
@@ -154,17 +154,17 @@ def test_before_the_end_a_candidate_must_be_surely_worse():
     better = np.resize([0.3, 0.3, -0.2, 0.1], 16)
     for images, out in ((16, True), (32, False)):
         racing = [standing("good", better), standing("bad", np.zeros(16))]
-        drop_losers(racing, {FAITHFULNESS_METRIC: np.linspace(-1, 1, 2001)}, images)
+        drop_worse_candidates(racing, {FAITHFULNESS_METRIC: np.linspace(-1, 1, 2001)}, images)
         assert bool(racing[1].drop_reason) is out
 
 
 def test_few_images_tell_nothing_and_equal_values_never_lose():
     one, other = standing("a", [1.0] * 7), standing("b", [0.0] * 7)
-    drop_losers([one, other], collect_reference([one, other]), 7)
+    drop_worse_candidates([one, other], collect_reference_values([one, other]), 7)
     assert not other.drop_reason
     same = [standing("a", [1.0, 2.0, 1.5] * 3), standing("b", [1.0, 2.0, 1.5] * 3)]
-    drop_losers(same, collect_reference(same), 12)
-    drop_losers(same, collect_reference(same), 9)
+    drop_worse_candidates(same, collect_reference_values(same), 12)
+    drop_worse_candidates(same, collect_reference_values(same), 9)
     assert not any(each.drop_reason for each in same)
 
 
@@ -174,7 +174,7 @@ def test_of_candidates_that_are_alike_somebody_is_out_in_one_race_of_twenty(cand
     for seed in range(200):
         drawn = np.random.default_rng(seed)
         racing = [standing(str(n), drawn.normal(size=images)) for n in range(candidates)]
-        drop_losers(racing, collect_reference(racing), images)
+        drop_worse_candidates(racing, collect_reference_values(racing), images)
         wrong += any(one.drop_reason for one in racing)
     assert wrong / 200 < 0.1
 
@@ -193,13 +193,13 @@ def test_a_race_says_what_all_images_say_and_takes_less_of_them(candidates, spre
 
 def test_few_images_tell_nobody_from_anybody(model):
     one, other = standing("a", [0.5, 0.3] * 3), standing("b", [0.4, 0.2] * 3)
-    drop_losers([one, other], collect_reference([one, other]), 6)
+    drop_worse_candidates([one, other], collect_reference_values([one, other]), 6)
     assert not other.drop_reason
     found = select_method([GradCAM(model, "layer4"), GradCAM(model, "layer3")], samples(model, 4))
     assert found.best == []
     assert found.recommendation.startswith("4 images or groups cannot tell candidates apart: 8 are needed (")
     restless = CandidateState(Named("c"), {FAITHFULNESS_METRIC: [], "stability": []}, drop_reason="restless")
-    assert _build_selection([one, restless], collect_reference([one]), 6).best == [one], "nobody else is left"
+    assert _build_selection([one, restless], collect_reference_values([one]), 6).best == [one], "nobody else is left"
 
 
 def test_images_of_one_patient_are_one_witness():
@@ -211,7 +211,7 @@ def test_images_of_one_patient_are_one_witness():
         racing = [standing("good", gaps), standing("bad", np.zeros(8))]
         for one in racing:
             one.groups = own
-        drop_losers(racing, known, 8)
+        drop_worse_candidates(racing, known, 8)
         assert bool(racing[1].drop_reason) is out
     means = [compute_quality(racing, known)[0][[g == name for g in groups]].mean() - 0.5 for name in "abc"]
     p = stats.ttest_1samp(means, 0).pvalue
@@ -232,7 +232,7 @@ def test_words_of_maps_that_are_the_same_or_do_not_hold_still():
     a, b, c = (standing(name, [1.0, 2.0], stability=[0.9, 0.8]) for name in "abc")
     b.first_maps = [3 * heat for heat in a.first_maps]
     c.metric_values["stability"] = [0.3, 0.4]
-    _drop_duplicates_and_unstable([a, b, c])
+    _drop_duplicate_and_unstable_candidates([a, b, c])
     assert not a.drop_reason
     assert b.drop_reason == "its maps are those of a"
     assert c.drop_reason == "its maps change under small changes of the image (correlation 0.35)"
@@ -333,7 +333,7 @@ def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
         (tmp_path / "other.toml").write_text(text, encoding="latin-1")
         refused = CliRunner().invoke(app, ["batch", "set/list.csv", "--choice", "other.toml", "-o", "c"])
         assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), text
-        assert "is not a choice that camscope choose --save wrote" in refused.stderr
+        assert "was not written by camscope choose --save" in refused.stderr
     with (tmp_path / "set" / "list.csv").open() as table:
         assert next(csv.reader(table)) == ["path", "mask", "target"]
 
@@ -365,7 +365,7 @@ def test_what_is_removed_is_a_fourteenth_of_the_shortest_side(shape):
 @pytest.mark.parametrize(
     ("words", "saying"),
     [
-        (["--masks", "empty"], "no image has ground truth: there is no mask of its name (8 x)"),
+        (["--masks", "empty"], "no image has ground truth: no mask has the name of the image (8 x)"),
         (["--save", "choice.json"], "choice.json; expected a .toml file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

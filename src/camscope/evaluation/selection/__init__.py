@@ -1,1 +1,1 @@
-"""Selection of a method and a layer by a race over images."""
+"""Selection of the best attribution method and layer, in a race over images."""

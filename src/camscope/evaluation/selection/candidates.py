@@ -1,4 +1,4 @@
-"""Candidates of a selection: methods at layers, and the values of their maps on a block of images."""
+"""Candidates of a method selection: explainers at layers, and the metric values of their maps."""
 
 import contextlib
 import re
@@ -48,7 +48,7 @@ def build_candidates(
     methods: Sequence[str] | None = None,
     layers: Sequence[str] | None = None,
 ) -> list[Explainer]:
-    """Return the explainers that work for an input x (1,C,*S): every method at every layer, or once if it has no choice.
+    """Return an explainer for each method at each layer, if it works for the input x (1,C,*S).
 
     By default these are ten methods with one forward pass at the last layer of each of the last three resolutions.
     """
@@ -67,12 +67,12 @@ def build_candidates(
             else:
                 candidates.append(explainer)
     if not candidates:
-        raise InputError("none of the methods works for this model at these layers")
+        raise InputError("no method works for this model at these layers: pass other methods or layers")
     return candidates
 
 
 def find_stage_layers(model: nn.Module, x: Tensor) -> list[str]:
-    """Return the last layer at each of the last resolutions; for a transformer, blocks a third of its depth apart."""
+    """Return the last layer at each of the last three resolutions, or three blocks of a transformer."""
     model_info = inspect_model(model)
     with inference_scope(model_info, "eval"):
         inner = model_info.model
@@ -97,7 +97,7 @@ def find_stage_layers(model: nn.Module, x: Tensor) -> list[str]:
 def evaluate_candidates(
     candidates: Sequence[CandidateState], samples: Sequence[SelectionSample], n_steps: int, region_size: int, seed: int
 ) -> None:
-    """Explain a block of images with all candidates and append the values of each criterion."""
+    """Explain samples with all candidates, and append the metric values of each candidate."""
     first = candidates[0].explainer
     x = torch.stack([sample.item.x for sample in samples]).to(get_model_device(first))
     targets: Any = [sample.target for sample in samples]
@@ -134,12 +134,12 @@ def evaluate_candidates(
 
 
 def get_model_device(explainer: Explainer) -> torch.device:
-    """Return the device of an explainer's model."""
+    """Return the device of the model of an explainer."""
     return device_and_dtype(unwrap(explainer.model))[0]
 
 
 def _compute_stabilities(explainer: Explainer, x: Tensor, targets: Any) -> list[float]:
-    """Return for each sample the mean similarity of its maps under changes with a stable prediction."""
+    """Return the stability of the map of each sample (N,): the mean similarity under small changes."""
     try:
         # a shift of 4 pixels in 224, and weak noise
         transforms = Shift(max(1, min(x.shape[2:]) // 56)), GaussianNoise(0.01)

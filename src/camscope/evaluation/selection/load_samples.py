@@ -1,4 +1,4 @@
-"""Samples of a selection: images of a manifest as model inputs, with masks on the input."""
+"""Loads images of a manifest as samples for a method selection, with targets and masks."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,12 +32,14 @@ def load_samples(
     max_images: int = 64,
     seed: int = 0,
 ) -> tuple[list[SelectionSample], Counter[str]]:
-    """Load at most `max_images` random images that have the most frequent input size, prepared by `explainer`.
+    """Load at most `max_images` random images of the most frequent input size, prepared by `explainer`.
 
-    `target` is that of images without their own. Returns the samples, and the number of images left out by reason.
+    `target` applies to images without a target. Returns the samples, and the number of excluded images by reason.
     """
     if group_column is not None and group_column not in manifest.table.column_names:
-        raise InputError(f"no column {group_column!r} to group by; there are {', '.join(manifest.table.column_names)}")
+        raise InputError(
+            f"there is no column {group_column!r} to group by; expected one of {', '.join(manifest.table.column_names)}"
+        )
     sampled = np.sort(np.random.default_rng(seed).permutation(len(manifest))[:max_images])
     private = accepts_scans(explainer.preprocess) or contains_scans(manifest)
     private_manifest = pseudonymize_manifest(manifest) if private and manifest.images is None else manifest
@@ -71,7 +73,7 @@ def load_samples(
 
 
 def _find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | None) -> str:
-    """Return why a target by name or number does not exist, or "" if it does, or if only the model knows."""
+    """Return why the target class does not exist, or "" if the class exists or only the model knows."""
     try:
         if isinstance(target, str | int) and class_names:
             resolve_class_index(target, len(class_names), class_names)
@@ -83,7 +85,7 @@ def _find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | 
 def _load_input_mask(
     ground_truth: GroundTruth | None, item: ModelInput, row: Mapping[str, Any], path: str, is_private: bool
 ) -> Mask | None:
-    """Return the mask on the model's input, or None without an annotation that the model saw."""
+    """Return the mask on the model input, or None without an annotated region inside the input."""
     placement = item.placement
     if ground_truth is None or placement is None:
         return None
@@ -100,5 +102,5 @@ def _load_input_mask(
 
 
 def format_exclusions(exclusion_counts: Mapping[str, int]) -> Sequence[str]:
-    """Return texts such as `3 images left out: …`."""
+    """Return one text for each reason of exclusion, such as `3 images left out: …`."""
     return [f"{plural(count, 'image')} left out: {reason}" for reason, count in exclusion_counts.items()]

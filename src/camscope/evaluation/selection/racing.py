@@ -1,4 +1,4 @@
-"""A race of candidates: their values so far, their quality, and which ones drop out because they are worse than the leader."""
+"""The race of a method selection: candidates with their metric values, their ranking, and the removal of losers."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ RANKING_METRICS = FAITHFULNESS_METRIC, LOCALIZATION_METRIC  # robustness does no
 
 @dataclass(frozen=True)
 class SelectionSample:
-    """An image as model input with its target, its mask on the input if there is one, and its group, such as a patient."""
+    """A sample for a method selection: a model input with its target, mask and group, such as a patient."""
 
     item: ModelInput
     target: TargetLike = None
@@ -32,7 +32,7 @@ class SelectionSample:
 
 @dataclass
 class CandidateState:
-    """A candidate and its values so far."""
+    """A candidate of a method selection, with its metric values so far."""
 
     explainer: Explainer
     metric_values: dict[str, list[float]] = field(default_factory=dict)  # of each criterion and image, NaN if undefined
@@ -51,11 +51,11 @@ class CandidateState:
 
     @property
     def seconds_per_image(self) -> float:
-        """Seconds for one image."""
+        """The mean computation time of a map in seconds."""
         return self.total_seconds / max(1, self.n_images)
 
     def estimate_metric(self, metric: str) -> Estimate | None:
-        """Return the mean of a criterion over the images so far, or None if it is undefined."""
+        """Return the mean of a metric over the images so far, or None if all values are undefined."""
         try:
             values = self.metric_values[metric]
             groups = None if self.groups is None else self.groups[: len(values)]
@@ -68,8 +68,8 @@ class CandidateState:
 ReferenceValues = dict[str, FloatArray]
 
 
-def collect_reference(candidates: Sequence[CandidateState]) -> ReferenceValues:
-    """Return the sorted values of all candidates on the images that all explained, as a scale for later values."""
+def collect_reference_values(candidates: Sequence[CandidateState]) -> ReferenceValues:
+    """Return the sorted values of all candidates for each metric, as a reference scale."""
     names = [name for name in RANKING_METRICS if name in candidates[0].metric_values]
     every = {
         name: np.concatenate([np.asarray(candidate.metric_values[name], np.float64) for candidate in candidates])
@@ -79,9 +79,10 @@ def collect_reference(candidates: Sequence[CandidateState]) -> ReferenceValues:
 
 
 def compute_quality(candidates: Sequence[CandidateState], reference: ReferenceValues) -> FloatArray:
-    """Return the quality (candidates, images): the share of reference values below the value, 0..1, averaged over criteria.
+    """Return the quality of each candidate on each image (candidates, images), 0..1.
 
-    Equal values count half. The quality is 0 where the value is undefined and that of another candidate is defined.
+    It is the share of reference values below the value of the candidate, averaged over metrics. Equal values count half. The
+    quality is 0 where the value is undefined and that of another candidate is defined.
     """
     shares = []
     for name, values in reference.items():
@@ -100,22 +101,23 @@ FINAL_SIGNIFICANCE_LEVEL, INTERIM_SIGNIFICANCE_LEVEL = 0.05, 0.01  # after all i
 MIN_GROUPS_TO_COMPARE = 8  # images, or groups: fewer cannot tell candidates apart
 
 
-def survivors(candidates: Sequence[CandidateState]) -> list[CandidateState]:
+def get_remaining_candidates(candidates: Sequence[CandidateState]) -> list[CandidateState]:
     """Return the candidates that are still in the race."""
     return [candidate for candidate in candidates if not candidate.drop_reason]
 
 
 def rank_candidates(candidates: Sequence[CandidateState], reference: ReferenceValues) -> list[CandidateState]:
-    """Return the candidates, the best first."""
+    """Return the candidates sorted by quality, the best first."""
     if not candidates:
         return []
     return [candidates[i] for i in np.argsort(-compute_quality(candidates, reference).mean(1), kind="stable")]
 
 
-def drop_losers(candidates: Sequence[CandidateState], reference: ReferenceValues, n_images: int) -> None:
-    """Drop candidates that are significantly worse than the leader, at a stricter level before all `n_images` are seen.
+def drop_worse_candidates(candidates: Sequence[CandidateState], reference: ReferenceValues, n_images: int) -> None:
+    """Drop candidates that are significantly worse than the leader.
 
-    The same values select the leader, so p-values are corrected by Holm for all pairs of candidates.
+    The level is stricter before all `n_images` are seen. The same values select the leader, so p-values are corrected by Holm
+    for all pairs of candidates.
     """
     if len(candidates) < 2:
         return

@@ -1,4 +1,4 @@
-"""Selection of a method and a layer for a model and a set of images, by a race in which losers drop out early."""
+"""Selection of the best method and layer for a model, by a race in which worse candidates drop out early."""
 
 import contextlib
 import json
@@ -20,16 +20,16 @@ from camscope.evaluation.selection.racing import (
     CandidateState,
     ReferenceValues,
     SelectionSample,
-    collect_reference,
-    drop_losers,
+    collect_reference_values,
+    drop_worse_candidates,
+    get_remaining_candidates,
     rank_candidates,
-    survivors,
 )
 from camscope.explainers import METHODS, Explainer
 from camscope.explainers.core.runner import run_methods
 from camscope.hooks.base import unwrap
-from camscope.metrics.randomized_copies import randomize_weights
 from camscope.metrics.similarity import spearman
+from camscope.metrics.weight_randomization import randomize_weights
 from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
 from camscope.safe_files import write_bytes
@@ -42,7 +42,7 @@ BLOCK_SIZE = 8  # images in a round
 
 @dataclass(frozen=True)
 class MethodSelection:
-    """The result of a race: one best candidate, two that do not differ, or none, and all candidates, the best first."""
+    """The result of a method selection: all candidates, and the best one, two that do not differ, or none."""
 
     best: list[CandidateState]
     candidates: list[CandidateState]
@@ -52,16 +52,16 @@ class MethodSelection:
     @property
     def survivors(self) -> list[CandidateState]:
         """The candidates that are still in the race."""
-        return survivors(self.candidates)
+        return get_remaining_candidates(self.candidates)
 
     @property
     def cheapest(self) -> CandidateState:
-        """The fastest candidate that is still in the race."""
+        """The fastest of the candidates that are still in the race."""
         return min(self.survivors or self.candidates, key=lambda candidate: candidate.seconds_per_image)
 
     @property
     def recommendation(self) -> str:
-        """The recommendation as text, with faithfulness and cost."""
+        """The recommended method as text, with its faithfulness and computation time."""
         if not self.survivors:
             return "none: no candidate has maps that are robust and depend on the trained weights"
         if not self.best:
@@ -96,12 +96,15 @@ def select_method(
     on_progress: RaceProgressCallback | None = None,
     evaluate_block: BlockEvaluator | None = None,
 ) -> MethodSelection:
-    """Race explainers of one model over samples with one input size; with `never_drop` all candidates explain all images.
+    """Select the best explainer of a model in a race over samples with one input size.
 
-    `n_steps` and `region_size` are those of `PerturbationTest`. InputError with fewer than two candidates or images.
+    With `never_drop` all candidates explain all images. `n_steps` and `region_size` are those of `PerturbationTest`. InputError
+    with fewer than two candidates or images.
     """
     if len(explainers) < 2 or len(samples) < 2:
-        raise InputError(f"candidates: {len(explainers)}, images: {len(samples)}; a race needs two of each at least")
+        raise InputError(
+            f"got {len(explainers)} candidates and {len(samples)} images; a race needs two of each at least"
+        )
     shuffled = _shuffle_by_group(samples, seed)
     groups = None if all(sample.group is None for sample in shuffled) else [sample.group for sample in shuffled]
     masked = [LOCALIZATION_METRIC] if any(sample.mask is not None for sample in samples) else []
@@ -111,36 +114,38 @@ def select_method(
         candidate.drop_reason = find_model_independence_reason(candidate.explainer, shuffled[:BLOCK_SIZE], seed)
     reference: ReferenceValues = {}
     for start in range(0, len(shuffled), BLOCK_SIZE):
-        racing, block = survivors(candidates), shuffled[start : start + BLOCK_SIZE]
+        racing, block = get_remaining_candidates(candidates), shuffled[start : start + BLOCK_SIZE]
         if not racing or (len(racing) == 1 and start and not never_drop):
             break
         if evaluate_block is None:
             evaluate_candidates(racing, block, n_steps, region_size or get_default_region_size(block[0].item.x), seed)
         else:
             evaluate_block(racing, block)
-        reference = collect_reference(racing) | {name: values for name, values in reference.items() if len(values)}
+        reference = collect_reference_values(racing) | {
+            name: values for name, values in reference.items() if len(values)
+        }
         n_seen = start + len(block)
         if not never_drop or n_seen == len(shuffled):
-            _drop_duplicates_and_unstable(racing)
-            drop_losers(survivors(racing), reference, len(shuffled))
+            _drop_duplicate_and_unstable_candidates(racing)
+            drop_worse_candidates(get_remaining_candidates(racing), reference, len(shuffled))
         if on_progress is not None:
-            on_progress(n_seen, len(samples), len(survivors(candidates)))
+            on_progress(n_seen, len(samples), len(get_remaining_candidates(candidates)))
     return _build_selection(candidates, reference, len(samples))
 
 
 def _shuffle_by_group(samples: Sequence[SelectionSample], seed: int) -> list[SelectionSample]:
-    """Shuffle samples with the samples of each group together. Raises InputError if only some have a group."""
+    """Shuffle the groups of samples. Raises InputError if only some samples have a group."""
     shuffled = [samples[i] for i in np.random.default_rng(seed).permutation(len(samples))]
     n_without_group = sum(sample.group is None for sample in shuffled)
     if 0 < n_without_group < len(shuffled):
         count = plural(n_without_group, "image has", "images have")
-        raise InputError(f"{count} no group: give each image a group, or none of them")
+        raise InputError(f"{count} no group: give all images a group, or no image")
     order = {group: n for n, group in enumerate(dict.fromkeys(sample.group for sample in shuffled))}
     return sorted(shuffled, key=lambda sample: order[sample.group])
 
 
 def find_model_independence_reason(explainer: Explainer, samples: Sequence[SelectionSample], seed: int) -> str:
-    """Return why a candidate's maps do not depend on the trained weights, or "" if they do."""
+    """Return why the maps of an explainer do not depend on the trained weights, or "" if they do."""
     if explainer.control:
         return "a control: it does not depend on the model"
     untrained, correlations = randomize_weights(explainer, seed), []
@@ -155,14 +160,14 @@ def find_model_independence_reason(explainer: Explainer, samples: Sequence[Selec
     return f"its maps stay the same without the trained weights (correlation {correlation:.2f})"
 
 
-def _drop_duplicates_and_unstable(candidates: Sequence[CandidateState]) -> None:
-    """Drop candidates with the maps of another one, and candidates that are not robust."""
+def _drop_duplicate_and_unstable_candidates(candidates: Sequence[CandidateState]) -> None:
+    """Drop candidates with the same maps as another candidate, and candidates with unstable maps."""
     for n, candidate in enumerate(candidates):
-        remaining = survivors(candidates[:n])
+        remaining = get_remaining_candidates(candidates[:n])
         duplicate = next((other for other in remaining if have_same_maps(candidate, other)), None)
         if duplicate is not None:
             candidate.drop_reason = f"its maps are those of {duplicate.title}"
-    for candidate in survivors(candidates):
+    for candidate in get_remaining_candidates(candidates):
         values = np.array(candidate.metric_values[ROBUSTNESS_METRIC])
         stability = float(np.median(values[~np.isnan(values)])) if not np.isnan(values).all() else 1.0
         if stability < MIN_MEDIAN_STABILITY:
@@ -170,7 +175,7 @@ def _drop_duplicates_and_unstable(candidates: Sequence[CandidateState]) -> None:
 
 
 def have_same_maps(first: CandidateState, second: CandidateState) -> bool:
-    """Return whether the first maps of two candidates are equal up to scale, to a thousandth of the largest value."""
+    """Return whether the first maps of two candidates are equal up to scale."""
     for first_map, second_map in zip(first.first_maps, second.first_maps, strict=True):
         first_peak, second_peak = np.abs(first_map).max(), np.abs(second_map).max()
         difference = np.abs(first_map * second_peak - second_map * first_peak).max()
@@ -182,7 +187,7 @@ def have_same_maps(first: CandidateState, second: CandidateState) -> bool:
 def _build_selection(
     candidates: Sequence[CandidateState], reference: ReferenceValues, n_images: int
 ) -> MethodSelection:
-    ranked = rank_candidates(survivors(candidates), reference)
+    ranked = rank_candidates(get_remaining_candidates(candidates), reference)
     dropped = sorted((c for c in candidates if c.drop_reason), key=lambda candidate: -candidate.n_images)
     n_seen = max(candidate.n_images for candidate in ranked or candidates)
     n_groups = n_images if candidates[0].groups is None else len(set(candidates[0].groups))
@@ -192,7 +197,7 @@ def _build_selection(
 
 @dataclass(frozen=True)
 class SavedSelection:
-    """A method, its layer, and the digest of the model for which it was selected."""
+    """The selected method and layer, with the digest of the model."""
 
     method: str
     layer: str | None
@@ -200,35 +205,34 @@ class SavedSelection:
 
 
 def save_selection(selection: MethodSelection, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write the best candidate, or without a clear winner the cheapest of those that do not differ, as TOML."""
+    """Write the selected method to a TOML file. Without a clear winner this is the fastest candidate."""
 
-    def quote(text: str) -> str:  # a TOML string equals one of JSON up to one escape
+    def quote_toml_string(text: str) -> str:  # a TOML string equals one of JSON up to one escape
         return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
     best = selection.best[0] if selection.best else selection.cheapest
-    lines = [f"# {selection.recommendation}", f"method = {quote(best.explainer.name)}"]
+    lines = [f"# {selection.recommendation}", f"method = {quote_toml_string(best.explainer.name)}"]
     layer = getattr(best.explainer, "layer", None)
-    lines += [f"layer = {quote(layer)}"] if isinstance(layer, str) else []
-    lines += [f"model = {quote(compute_model_digest(unwrap(best.explainer.model)))}"]
+    lines += [f"layer = {quote_toml_string(layer)}"] if isinstance(layer, str) else []
+    lines += [f"model = {quote_toml_string(compute_model_digest(unwrap(best.explainer.model)))}"]
     lines += [f"clear = {str(bool(selection.best)).lower()}"]
     for candidate in selection.candidates:
-        lines += ["", "[[standing]]", f"title = {quote(candidate.title)}", f"images = {candidate.n_images}"]
+        lines += ["", "[[standing]]", f"title = {quote_toml_string(candidate.title)}", f"images = {candidate.n_images}"]
         lines += [f"seconds = {candidate.seconds_per_image:.4f}"]
         for name in candidate.metric_values:
             if (estimate := candidate.estimate_metric(name)) is not None:
                 numbers = [number for number in (estimate.mean, estimate.low, estimate.high) if isfinite(number)]
                 lines.append(f"{name} = [{', '.join(f'{number:.4f}' for number in numbers)}]")
-        lines += [f"out = {quote(candidate.drop_reason)}"] if candidate.drop_reason else []
+        lines += [f"out = {quote_toml_string(candidate.drop_reason)}"] if candidate.drop_reason else []
     return write_bytes(path, ("\n".join(lines) + "\n").encode(), overwrite=overwrite)
 
 
 def read_selection(path: str | Path) -> SavedSelection:
-    """Read a file that `save_selection` wrote. Raises InputError for another file."""
-    data = read_toml(path, f"{path} is not a choice that camscope choose --save wrote")
+    """Read a TOML file that `save_selection` wrote. Raises InputError for any other file."""
+    data = read_toml(path, f"{path} was not written by camscope choose --save")
     method, layer, model = (data.get(name) for name in ("method", "layer", "model"))
     if isinstance(method, str) and isinstance(layer, str | None) and isinstance(model, str) and method in METHODS:
         return SavedSelection(method, layer, model)
     raise InputError(
-        f"{path} is not a choice that camscope choose --save wrote: expected the name of a method, of a layer if it has "
-        "one, and the digest of a model, each as text"
+        f"{path} was not written by camscope choose --save: expected text for method, model and, if there is one, layer"
     )

@@ -1,4 +1,4 @@
-"""Part files of values that are computed from the maps of a run: the missing ones are written, and all are read."""
+"""Files of metric values of a run: missing files are written, and all files are read as one dataset."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,13 +19,13 @@ RowsByImage = Sequence[list[dict[str, Any]]]  # the rows of each image
 ValueIterator = Callable[[RowsByImage], Iterable[tuple[int, list[dict[str, Any]]]]]
 
 
-def open_value_parts(folder: str | os.PathLike[str]) -> "ds.Dataset":
-    """Open all parts of a folder of values as one dataset."""
+def open_value_files(folder: str | os.PathLike[str]) -> "ds.Dataset":
+    """Open all value files in a folder as one dataset."""
     store = RunStore(folder)
     return open_parts([str(store.part_path(chunk)) for chunk in sorted(store.finished_chunks())])
 
 
-def write_missing_parts(
+def write_missing_value_files(
     run: BatchRun,
     store: RunStore,
     schema: "pa.Schema",
@@ -34,13 +34,16 @@ def write_missing_parts(
     max_images: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write the missing parts of values. `iter_values` yields the number of finished images with their rows of values."""
+    """Write the value files that are missing. Finished files are kept.
+
+    `iter_values` yields the number of finished images with their rows of values.
+    """
     run_store, finished, n_done = RunStore(run.folder), store.finished_chunks(), 0
     chunks = sorted(run_store.finished_chunks())
-    total = sum(_count_images(run, chunk) for chunk in chunks)
+    total = sum(_count_images_in_chunk(run, chunk) for chunk in chunks)
     for chunk in chunks:
         rows = open_map_parts([str(run_store.part_path(chunk))])
-        parts = list(_split_chunk(run, chunk, rows, max_images))
+        parts = list(_split_chunk_into_parts(run, chunk, rows, max_images))
         source = run_store.part_digest(chunk)  # failed images may have been retried since
         valid = {n for n, _, _ in parts if n in finished and store.read_source_digest(n) in (None, source)}
         chunk_table = read_rows(rows) if len(valid) < len(parts) else None
@@ -59,9 +62,11 @@ def write_missing_parts(
                 store.write_part(number, rows_to_table(value_rows, schema), source)
 
 
-def _split_chunk(run: BatchRun, chunk: int, rows: Any, max_images: int | None) -> Iterator[tuple[int, range, int]]:
-    """Yield the parts of a chunk of the run: the number, the positions of the rows, and the number of images."""
-    n_images, chunk_size = _count_images(run, chunk), int(run.run_info["run_config"]["chunk_size"])
+def _split_chunk_into_parts(
+    run: BatchRun, chunk: int, rows: Any, max_images: int | None
+) -> Iterator[tuple[int, range, int]]:
+    """Yield the parts of a chunk of the run: number, row positions, and number of images."""
+    n_images, chunk_size = _count_images_in_chunk(run, chunk), int(run.run_info["run_config"]["chunk_size"])
     images = np.asarray(read_rows(rows, ["row"])["row"])
     ends = [*np.flatnonzero(np.diff(images, prepend=-1)).tolist(), len(images)]  # of the rows of each image
     for n, first in enumerate(range(0, n_images, max_images or n_images)):
@@ -69,6 +74,6 @@ def _split_chunk(run: BatchRun, chunk: int, rows: Any, max_images: int | None) -
         yield chunk * -(-chunk_size // (max_images or chunk_size)) + n, range(ends[first], ends[last]), last - first
 
 
-def _count_images(run: BatchRun, chunk: int) -> int:
+def _count_images_in_chunk(run: BatchRun, chunk: int) -> int:
     manifest, size = run.run_info["run_config"]["manifest"], run.run_info["run_config"]["chunk_size"]
     return int(min(size, manifest["rows"] - chunk * size))

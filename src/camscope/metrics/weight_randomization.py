@@ -1,4 +1,4 @@
-"""Explainers on a copy of their model whose weights are randomized; the user's model stays unchanged."""
+"""Randomization of the weights of a model, in copies of explainers. The user's model stays unchanged."""
 
 import copy
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ MAX_MODEL_PARTS = 20  # parts that a model is split into by default
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Modules of a model that are randomized in one step; `module_names` are those that hold weights themselves."""
+    """Modules of a model that are randomized in one step. Each of `module_names` holds weights."""
 
     name: str
     module_names: tuple[str, ...]
 
 
 def randomize_weights(explainer: Explainer, seed: int = 0) -> Explainer:
-    """Return the same explainer on an untrained copy of its model.
+    """Return a copy of the explainer with a copy of its model whose weights are random.
 
     `reset_parameters` of each module is called: convolutions and linear layers are initialized as PyTorch does for a new layer,
     normalization layers get weight 1 and bias 0, and BatchNorm statistics get mean 0 and variance 1. The values of a module
@@ -40,21 +40,20 @@ def randomize_weights(explainer: Explainer, seed: int = 0) -> Explainer:
 
 
 def copy_explainer(explainer: Explainer) -> Explainer:
-    """Return the same explainer on a copy of its uncompiled model. Raises ModelError if the model cannot be copied."""
+    """Return a copy of the explainer and of its uncompiled model. Raises ModelError if copying fails."""
     try:
         copied = copy.deepcopy(explainer, {id(explainer.model): copy.deepcopy(unwrap(explainer.model))})
     except (RuntimeError, TypeError) as error:
-        name = type(explainer.model).__name__
+        model_name = type(explainer.model).__name__
         raise ModelError(
-            f"{name} cannot be copied ({error}), and the original must stay unchanged: pass an explainer of a model "
-            f"that copy.deepcopy can copy"
+            f"{model_name} cannot be copied ({error}): pass an explainer of a model that copy.deepcopy can copy"
         ) from error
     copied.on_nonfinite = "warn"  # random weights may overflow: the map is then undefined
     return copied
 
 
 def reset_modules(model: nn.Module, module_names: Sequence[str], seed: int) -> None:
-    """Randomize modules by name in place; numbers are drawn on the CPU, and the global random state is restored."""
+    """Randomize the weights of the named modules in place. The global random state is restored."""
     random_state = torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
     try:
@@ -82,7 +81,7 @@ def _reset_module(module: nn.Module) -> None:
 
 
 def split_model(model: nn.Module, x: Tensor | None = None, *, max_parts: int = MAX_MODEL_PARTS) -> list[ModelPart]:
-    """Split a model into at most `max_parts` parts, from its output back in the order in which `x` (N,C,*S) runs through them."""
+    """Split a model into at most `max_parts` parts, in reverse order of execution on `x` (N,C,*S)."""
     check_positive_integer(max_parts=max_parts)
     inner = unwrap(model)
     modules = [("", inner)]
@@ -106,8 +105,8 @@ def split_model(model: nn.Module, x: Tensor | None = None, *, max_parts: int = M
     return sorted(parts, key=lambda part: min(positions[name] for name in part.module_names), reverse=True)
 
 
-def select_parts(model: nn.Module, layers: Sequence[str | nn.Module]) -> list[ModelPart]:
-    """Return the given layers as parts, in their order. Raises LayerError for a layer without parameters."""
+def build_parts_from_layers(model: nn.Module, layers: Sequence[str | nn.Module]) -> list[ModelPart]:
+    """Return each given layer as a part of the model. Raises LayerError for a layer without parameters."""
     inner = unwrap(model)
     parts: list[ModelPart] = []
     holders = _list_modules_with_weights(inner)
@@ -117,18 +116,18 @@ def select_parts(model: nn.Module, layers: Sequence[str | nn.Module]) -> list[Mo
             raise LayerError(f"layer {name!r} has no parameters: there is nothing to randomize")
         parts.append(ModelPart(name, tuple(modules)))
     if not parts:
-        raise LayerError("layers is empty: name at least one, or leave it out")
+        raise LayerError("layers is empty: pass at least one layer, or None for all")
     return parts
 
 
-def cover_whole_model(model: nn.Module, model_parts: Sequence[ModelPart]) -> bool:
-    """Return whether the parts cover all modules with weights."""
+def covers_all_weights(model: nn.Module, model_parts: Sequence[ModelPart]) -> bool:
+    """Return whether the parts contain all modules with weights."""
     covered = {name for part in model_parts for name in part.module_names}
     return set(_list_modules_with_weights(unwrap(model))) <= covered
 
 
 def _list_modules_with_weights(model: nn.Module) -> list[str]:
-    """Return the names of modules that hold parameters, or BatchNorm statistics without parameters, themselves."""
+    """Return the names of modules that directly hold parameters or BatchNorm statistics."""
     return [
         name
         for name, module in model.named_modules()
@@ -138,21 +137,21 @@ def _list_modules_with_weights(model: nn.Module) -> list[str]:
 
 
 def _list_weighted_modules_inside(name: str, weighted_modules: Sequence[str]) -> list[str]:
-    """Return the weighted modules in a module; a name that ends in a dot stands for its own weights only."""
+    """Return the modules with weights inside a module. For a name that ends in a dot, only the module itself."""
     if name.endswith("."):
         return [name.removesuffix(".")]
     return [module for module in weighted_modules if not name or module == name or module.startswith(f"{name}.")]
 
 
 def _split_part(name: str, module: nn.Module, weighted_modules: Sequence[str]) -> list[tuple[str, nn.Module]]:
-    """Split a part into its children that have weights, and the weights that it holds itself."""
+    """Split a part into its children with weights and the weights that it holds directly."""
     own_weights = [(f"{name}.", module)] if name in weighted_modules else []
     children = [(f"{name}.{key}" if name else key, child) for key, child in module.named_children()]
     return own_weights + [child for child in children if _list_weighted_modules_inside(child[0], weighted_modules)]
 
 
 def _record_execution_order(model: nn.Module, x: Tensor | None) -> dict[str, int]:
-    """Return the position of each module in the order of first calls; of a module never called, its parent's position."""
+    """Return the position of each module by first call. A module that is never called gets its parent's position."""
     listing = {name: position for position, (name, _) in enumerate(model.named_modules())}
     if x is None:
         return listing
