@@ -44,7 +44,7 @@ from camscope.batch.run_store import TEMPORARY_FILE_PATTERN
 from camscope.errors import CamscopeError, CategoryError, InputError, OutputError, PreprocessError
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.images.scans.scan import Window
-from camscope.metrics.randomized_copies import split_model
+from camscope.metrics.weight_randomization import split_model
 from camscope.plurals import plural
 from camscope.safe_files import build_output_path, write_bytes
 from camscope.version import __version__
