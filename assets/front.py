@@ -26,8 +26,13 @@ def main(
 ) -> None:
     """Draw front.png: about two minutes, in which a small model is trained on a shortcut."""
     panels = [*_draw_photo_panels(weights), _draw_marker_panel()]
-    pictures, captions, flags = ([panel[index] for panel in panels] for index in range(3))
-    figure = draw_image_grid(pictures, captions, columns=len(panels), height=HEIGHT, flags=flags)
+    figure = draw_image_grid(
+        [panel.image for panel in panels],
+        [panel.caption for panel in panels],
+        columns=len(panels),
+        height=HEIGHT,
+        flags=[panel.flag for panel in panels],
+    )
     write_bytes(HERE / "front.png", encode_image(figure, ".png"))
 
 
