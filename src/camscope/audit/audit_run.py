@@ -1,4 +1,4 @@
-"""Running an audit, and the finished audit with its summary, tables and report."""
+"""Run an audit, and read a finished audit with its summary, tables and report."""
 
 import csv
 import io
@@ -133,7 +133,7 @@ class AuditRun:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """The verdicts, those that contradict the model first."""
+        """The verdicts. Those that contradict the model come first."""
         order = ("contradicts", "neither", "supports", "untested")
         return tuple(sorted(self.summary.verdicts, key=lambda verdict: order.index(classify_verdict(verdict))))
 
@@ -154,15 +154,21 @@ class AuditRun:
             return sum(1 for _ in csv.reader(file)) - 1
 
     def predictions(self) -> "pa.Table":
-        """Return the predictions: row, id, patient, error, features, and for each finding truth, log odds and probability."""
+        """Return the predictions as a table with one row for each image.
+
+        The columns are row, id, patient, error, features, and for each finding its label, log odds and probability.
+        """
         return read_parquet(self.folder / "predictions.parquet")
 
     def metrics(self) -> "pa.Table":
-        """Return all metric values: stage, row, id, finding, method, layer, control, metric, imputation, value, reason."""
+        """Return all metric values as a table with one row for each value.
+
+        The columns are stage, row, id, finding, method, layer, control, metric, imputation, value and reason.
+        """
         return read_parquet(self.folder / METRICS_FILE)
 
     def interventions(self) -> "pa.Table":
-        """Return the interventions, one row for each edited image; empty where the stage was skipped.
+        """Return the interventions as a table with one row for each edited image. Empty if the stage was skipped.
 
         Columns: row, id, finding, region, kind, imputation, log_odds_without, log_odds_with, and for insertions donor_row and
         control_row.
@@ -204,7 +210,7 @@ def _format_effect(verdict: Verdict) -> str:
 
 
 def check_readable(folder: Path) -> None:
-    """Raise an InputError where the folder holds something that blocks a reader, such as a pipe."""
+    """Raise an InputError if a file of the folder cannot be read safely, such as a pipe."""
     try:
         check_regular_files(folder)
     except OSError as error:
@@ -212,7 +218,7 @@ def check_readable(folder: Path) -> None:
 
 
 def _write_metrics(context: AuditContext) -> None:
-    """Write `metrics.parquet`: the value of every metric for every map, in long form."""
+    """Write `metrics.parquet`, with one row for each metric value of each map."""
     pa = import_arrow()
     text_columns = ("id", "finding", "method", "layer")
     types = {"stage": pa.string(), "row": pa.int64(), **dict.fromkeys(text_columns, pa.string()), "control": pa.bool_()}
@@ -233,7 +239,7 @@ def _write_metrics(context: AuditContext) -> None:
 
 
 def _read_stage_values(folder: Path, target: str) -> "pa.Table":
-    """Return the values of one stage for a finding, and those of control maps."""
+    """Return the metric values of one finding and of the control maps from the folder of a stage."""
     table = EvaluationResult(folder).table()
     rows = zip(table["target"].to_pylist(), table["control"].to_pylist(), strict=True)
     is_selected = [name in (None, target) or control for name, control in rows]
@@ -241,7 +247,7 @@ def _read_stage_values(folder: Path, target: str) -> "pa.Table":
 
 
 def _write_failures(context: AuditContext) -> None:
-    """Write `failures.csv`, the images without a prediction or a map."""
+    """Write `failures.csv`, a list of the images without a prediction or a map."""
     errors = Predictions.read(context.folder).errors
     rows = {context.cohort.ids[row]: ("predict", error) for row, error in sorted(errors.items())}
     columns = ["id", "status", "error"]
@@ -258,7 +264,7 @@ def _write_failures(context: AuditContext) -> None:
 
 
 def _write_report(context: AuditContext, summary: Summary, provenance: Mapping[str, Any]) -> None:
-    """Write `report.html` and `gallery.json`. The images of the gallery are read again."""
+    """Write the HTML report and the list of its gallery images."""
     predictions, ids = Predictions.read(context.folder), context.cohort.ids
     truths = {finding.name: context.cohort.get_truth(finding) for finding in context.findings}
     images = [

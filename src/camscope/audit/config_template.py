@@ -1,4 +1,4 @@
-"""The starting config of an audit, filled in from a manifest and a model."""
+"""Write a first config of an audit from a manifest and a model."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def generate_config(
     modality: str | None = None,
     relative_to: Path | None = None,
 ) -> str:
-    """Return the text of a valid TOML config. Settings that cannot be guessed are comments with instructions.
+    """Return the text of a TOML config with guessed settings. The user must fill in the commented settings.
 
     The arguments are the options of `camscope audit init`. `relative_to` is the folder of the config, where its paths
     start. InputError where the manifest has neither labels nor columns of 0 and 1 for the classes, or the modality is unknown.
@@ -96,7 +96,7 @@ def generate_config(
 
 
 def _guess_labels(table: Any, class_names: Sequence[str], findings: Sequence[str]) -> dict[str, Any]:
-    """Return the column of labels, or the column of each finding, and the findings."""
+    """Return the findings with the label column, or with one column for each finding."""
     label = _find_column(table.column_names, LABEL_COLUMN_NAMES)
     if label is None:
         # without row numbers, and without ids that only repeat the path
@@ -109,7 +109,7 @@ def _guess_labels(table: Any, class_names: Sequence[str], findings: Sequence[str
 
 
 def _guess_findings(column: Any, class_names: Sequence[str]) -> list[str]:
-    """Return the classes that occur in a column of labels, without those that mean "no finding"."""
+    """Return the classes that occur in a label column, without classes such as "no finding"."""
     labels = _distinct_labels(column)
     if class_names:
         names = [name for index, name in enumerate(class_names) if name in labels or str(index) in labels]
@@ -120,7 +120,7 @@ def _guess_findings(column: Any, class_names: Sequence[str]) -> list[str]:
 
 
 def _check_labels_match_findings(column: Any, class_names: Sequence[str], findings: Sequence[str]) -> None:
-    """Raise an InputError where no label of a column can mean a requested finding."""
+    """Raise an InputError if a requested finding matches no label of the column."""
     labels = _distinct_labels(column)
     listed = ", ".join(sorted(labels)[:MAX_LABELS_SHOWN]) + (", …" if len(labels) > MAX_LABELS_SHOWN else "")
     if not class_names and not all(label.isdecimal() for label in labels):
@@ -142,7 +142,7 @@ def _check_labels_match_findings(column: Any, class_names: Sequence[str], findin
 def _match_label_columns(
     table: Any, class_names: Sequence[str], findings: Sequence[str], label_column_names: Sequence[str]
 ) -> dict[str, str]:
-    """Return for each class its column of 0 and 1: for the requested findings, or for all classes that have one.
+    """Return class name -> its column of 0 and 1, for the requested findings or for all classes.
 
     A finding is requested by its class name or by its column. `label_column_names` are the names by which a column with the
     class of each image would have been recognized. The error lists them.
@@ -180,7 +180,7 @@ def _match_findings(findings: Sequence[str], class_names: Sequence[str], columns
 
 
 def _normalize_name(name: str) -> str:
-    """Return the letters and digits of a name: "Pleural Effusion" and "pleural_effusion" are equal."""
+    """Return the lowercase letters and digits of a name, so that "Pleural Effusion" equals "pleural_effusion"."""
     return "".join(character for character in name.casefold() if character.isalnum())
 
 
@@ -259,13 +259,13 @@ def _load_template() -> "jinja2.Template":
 
 
 def _find_column(names: Iterable[str], candidates: Sequence[str]) -> str | None:
-    """Return the first candidate that is a column, without regard to case."""
+    """Return the first candidate name that is a column of the table, ignoring case."""
     by_lower_name = {name.lower(): name for name in reversed(list(names))}
     return next((by_lower_name[name] for name in candidates if name in by_lower_name), None)
 
 
 def _make_path_relative(path: str, folder: Path) -> str:
-    """Return a path, also that of an `hf:FOLDER`, relative to the folder of the config."""
+    """Return a path relative to the folder of the config. Also accepts `hf:FOLDER`."""
     prefix = next((prefix for prefix in DATASET_PREFIXES if path.startswith(prefix)), "")
     if prefix:
         name = path.removeprefix(prefix)
@@ -285,6 +285,6 @@ def _quote(value: str) -> str:
 
 
 def _format_comment_list(values: Sequence[str]) -> str:
-    """Join values for a comment, which ends with its line: a value with a line break is quoted."""
+    """Join values for a comment in the config. Values with line breaks are quoted."""
     names = [value if value.isprintable() else _quote(value) for value in values[:MAX_LEVELS_PER_SUBGROUP]]
     return ", ".join(names) + (", …" if len(values) > MAX_LEVELS_PER_SUBGROUP else "")

@@ -1,4 +1,4 @@
-"""Calibration of probabilities: Brier score, expected calibration error, reliability bins and logistic recalibration."""
+"""Calibration of probabilities: Brier score, expected calibration error, reliability diagram and recalibration."""
 
 from collections.abc import Hashable, Sequence
 
@@ -34,7 +34,7 @@ def compute_calibration(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> tuple[dict[str, EstimateSummary], tuple[ReliabilityPoint, ...]]:
-    """Return the calibration of the probabilities of log odds (N,) for a truth (N,), and the reliability diagram.
+    """Return calibration estimates by name and the points of the reliability diagram.
 
     `groups` (N,) are the patients. By default each image is its own group.
 
@@ -62,7 +62,7 @@ def compute_calibration(
 def _fit_recalibration(
     y: Mask, z: FloatArray, group: IntArray, n_resamples: int, seed: int
 ) -> tuple[Estimate, Estimate] | str:
-    """Return slope and intercept of the line of maximum likelihood through log odds (N,), or why no line fits."""
+    """Fit a logistic recalibration. Return its slope and intercept, or the reason why no line fits."""
     whole = np.ones((1, len(y)))
     if not _has_class_overlap(y, z, whole)[0]:
         return "answers part the classes, or there is one class only: any steeper line fits better"
@@ -91,7 +91,7 @@ def _build_estimate(value: float, resampled_values: FloatArray, group: IntArray)
 
 
 def _has_class_overlap(y: Mask, z: FloatArray, weights: FloatArray) -> npt.NDArray[np.bool_]:
-    """Return for each resample (r,) whether the classes overlap, without which the slope is infinite."""
+    """Return for each resample (r,) whether the scores of both classes overlap. Otherwise the slope is infinite."""
     masks = [(weights > 0) & is_class for is_class in (y, ~y)]
     low = [np.where(mask, z, np.inf).min(1) for mask in masks]
     high = [np.where(mask, z, -np.inf).max(1) for mask in masks]
@@ -99,7 +99,7 @@ def _has_class_overlap(y: Mask, z: FloatArray, weights: FloatArray) -> npt.NDArr
 
 
 def _fit_lines(y: Mask, z: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return slope and intercept (r,2) for weights (r,N) of the rows. NaN where no line fits."""
+    """Return the recalibration slope and intercept (r,2) for each resample. NaN if no line fits."""
     lines = np.full((len(weights), 2), np.nan)
     can_fit = _has_class_overlap(y, z, weights)
     center, scale = z.mean(), z.std()
@@ -109,7 +109,7 @@ def _fit_lines(y: Mask, z: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def _fit_standardized_lines(y: Mask, x: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return slope and intercept (r,) by Newton's method. NaN where it does not converge."""
+    """Return slopes and intercepts (r,) by Newton's method. NaN if it does not converge."""
     share = weights @ y / weights.sum(1)
     slope, intercept = np.zeros(len(weights)), np.log(share) - np.log1p(-share)
     step_size = np.full(len(weights), np.inf)
@@ -131,7 +131,7 @@ def _fit_standardized_lines(y: Mask, x: FloatArray, weights: FloatArray) -> tupl
 
 
 def _assign_bins(p: FloatArray, n_bins: int) -> IntArray:
-    """Return the bin (N,) of each row. Equal probabilities share a bin, so that there may be fewer."""
+    """Assign probabilities to bins (N,) of similar size. Equal probabilities share a bin."""
     edges = np.quantile(p, np.arange(1, n_bins) / n_bins)
     return np.unique(np.searchsorted(edges, p, side="right"), return_inverse=True)[1]
 
@@ -139,7 +139,7 @@ def _assign_bins(p: FloatArray, n_bins: int) -> IntArray:
 def _estimate_calibration_error(
     y: Mask, p: FloatArray, group: IntArray, bin_index: IntArray, n_resamples: int, seed: int
 ) -> Estimate:
-    """Return the expected calibration error. Resamples use the bins of all rows."""
+    """Return the expected calibration error. Bootstrap resamples use the same bins."""
     count = int(group.max()) + 1
     gaps = np.zeros((count, int(bin_index.max()) + 1))
     np.add.at(gaps, (group, bin_index), p - y)
@@ -153,7 +153,10 @@ def _estimate_calibration_error(
 
 
 def _simulate_chance_error(p: FloatArray, group: IntArray, bin_index: IntArray, seed: int) -> float:
-    """Return the mean error if all probabilities were right. Images of one patient have the finding together."""
+    """Return the mean calibration error of simulated labels for which all probabilities are right.
+
+    All images of a patient get the same label.
+    """
     random = np.random.default_rng(seed)
     count, bins = int(group.max()) + 1, int(bin_index.max()) + 1
     sums = np.bincount(bin_index, weights=p, minlength=bins)
@@ -179,7 +182,10 @@ def _build_bins(y: Mask, p: FloatArray, group: IntArray, bin_index: IntArray) ->
 
 
 def compute_wilson_interval(share: float, n: float) -> tuple[float, float]:
-    """Return the 95 % interval of a share of n independent images. Wilson 1927, doi:10.1080/01621459.1927.10502953."""
+    """Return the 95 % Wilson interval of a share of n independent images.
+
+    Wilson 1927, doi:10.1080/01621459.1927.10502953.
+    """
     z = 1.959963984540054
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)

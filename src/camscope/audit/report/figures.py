@@ -1,4 +1,4 @@
-"""Figures of the report, section by section. The same numbers are also in a table."""
+"""Create the figures of each report section. Tables show the same numbers."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class ReportFigure:
 
 
 def draw_figures(summary: Summary) -> dict[str, list[ReportFigure]]:
-    """Draw all figures, by section."""
+    """Return the figures of the report by section."""
     drawings_by_section: dict[str, Iterable[Drawing]] = {
         "performance": _draw_performance(summary),
         "localization": _draw_metrics(summary.localization),
@@ -98,7 +98,7 @@ def _draw_performance(summary: Summary) -> Iterator[Drawing]:
 
 
 def _iter_subgroup_rows(performance: FindingPerformance) -> Iterator[ForestRow]:
-    """Yield the AUROC of each subgroup, and of both subgroups where two were compared directly."""
+    """Yield forest plot rows with the AUROC of each subgroup level."""
     aurocs = {(group.column, group.level): group.auroc for group in performance.subgroups}
     for level in performance.subgroup_differences:
         other_level = level.value.baseline_name
@@ -119,7 +119,7 @@ def _draw_differences(title: TitleParts, differences: Sequence[SubgroupDifferenc
 
 
 def _draw_metrics(stage: MetricsResult) -> Iterator[Drawing]:
-    """Draw a figure for each metric and finding: methods, then control maps."""
+    """Draw one figure for each metric and finding, with the methods above the control maps."""
     lines_by_key: dict[tuple[str, str], list[MetricSummary]] = {}
     for line in stage.metric_summaries:
         lines_by_key.setdefault((line.metric, line.finding), []).append(line)
@@ -135,7 +135,7 @@ def _draw_metrics(stage: MetricsResult) -> Iterator[Drawing]:
 
 
 def _iter_metric_rows(lines: Sequence[MetricSummary]) -> Iterator[ForestRow]:
-    """Yield the rows by imputation: methods, then control maps, with the best control shaded."""
+    """Yield forest plot rows by imputation: methods, then control maps. The best control is shaded."""
     for imputation in dict.fromkeys(line.imputation for line in lines):
         selected = [line for line in lines if line.imputation == imputation]
         shaded_range = _find_best_control_interval(selected)

@@ -1,4 +1,4 @@
-"""Samples of images as model inputs, with the masks of their regions on the input."""
+"""Load images as model inputs together with the masks of their regions."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ FINDING_REGION, ORGAN_REGION, OUTSIDE_ORGAN_REGION = "the finding", "the organ",
 
 @dataclass(frozen=True, eq=False)
 class RegionSample:
-    """An image as a model input (C,*S), with the masks (*S) of its regions, and of the findings in `ground_truth`.
+    """An image as a model input (C,*S), with masks (*S) of its regions and its findings.
 
     `placement` is that of the input on the image. None where the model sees the whole image.
     """
@@ -35,7 +35,7 @@ class RegionSample:
     ground_truth: dict[str, Mask] = field(default_factory=dict)
 
     def for_finding(self, finding_name: str) -> "RegionSample":
-        """Return the sample without the finding's pixels in its regions, because the finding itself is not a shortcut.
+        """Return the sample with the finding's pixels removed from all regions. A finding is not a shortcut.
 
         The organ is extended by the finding: masks of lungs often leave out the opacities in them.
         """
@@ -52,7 +52,7 @@ class RegionSample:
 
 @dataclass(eq=False)
 class RegionSamples:
-    """Images of one input size, and the counts of the reasons why images lack a region, or were excluded."""
+    """Images of equal input size with their region masks. It counts why images were excluded or lack regions."""
 
     samples: list[RegionSample]
     missing_reasons: dict[str, Counter[str]] = field(default_factory=dict)
@@ -63,17 +63,17 @@ class RegionSamples:
         return [sample for sample in self.samples if region_name in sample.regions]
 
     def for_finding(self, finding_name: str) -> "RegionSamples":
-        """Return the samples with their regions relative to a finding."""
+        """Return the samples with the finding's pixels removed from all regions."""
         return replace(self, samples=[sample.for_finding(finding_name) for sample in self.samples])
 
     @property
     def region_names(self) -> list[str]:
-        """The names of all regions that any image has, in order."""
+        """The names of all regions that occur in any image."""
         return list(dict.fromkeys(name for sample in self.samples for name in sample.regions))
 
 
 def list_requested_regions(context: AuditContext) -> list[str]:
-    """Return the names of the regions to detect or read, from the config."""
+    """Return the names of the regions that the config requests."""
     config = context.config.regions
     presets = config.presets or (REGION_PRESETS[config.modality] if config.modality else ())
     if unknown := [name for name in presets if name not in REGIONS]:
@@ -89,7 +89,7 @@ def list_requested_regions(context: AuditContext) -> list[str]:
 
 
 def open_region_masks(context: AuditContext) -> dict[str, GroundTruth]:
-    """Open the masks of the regions that have some in the config: markers and the organ."""
+    """Return region name -> its masks, for the regions that have masks in the config."""
     masks = {name: context.cohort.open_ground_truth(column) for name, column in context.config.regions.columns.items()}
     if context.config.regions.organ is not None:
         masks[ORGAN_REGION] = context.cohort.open_ground_truth(context.config.regions.organ)
@@ -97,7 +97,10 @@ def open_region_masks(context: AuditContext) -> dict[str, GroundTruth]:
 
 
 def load_region_samples(context: AuditContext, rows: Sequence[int]) -> RegionSamples:
-    """Load images with their regions. Only those of the most common input size, and at most `MAX_SAMPLE_BYTES`."""
+    """Load images with their region masks. Only images of the most common size are used.
+
+    They take at most `MAX_SAMPLE_BYTES`.
+    """
     samples, region_masks, n_bytes = RegionSamples([]), open_region_masks(context), 0
     order = np.random.default_rng((context.config.seed, 9)).permutation(list(rows)).tolist()
     for done, image in enumerate(context.load_images(order), start=1):
@@ -129,7 +132,7 @@ def _build_sample(
     region_masks: Mapping[str, GroundTruth],
     samples: RegionSamples,
 ) -> RegionSample:
-    """Return an image with the regions and findings that it has. The reasons for missing ones are counted in `samples`."""
+    """Return an image with its region and finding masks. Missing regions are counted in `samples`."""
     cohort = context.cohort
     position = cohort.manifest_positions[row]
     manifest_row = cohort.manifest.rows(position, position + 1)[0]
@@ -141,7 +144,7 @@ def _build_sample(
 
     @cache
     def read_pixels() -> Any:
-        """Return the pixels (*S), or (H,W,3) for color images."""
+        """Return the image as (*S), or (H,W,3) for color images."""
         values = read_image_tensor(cohort.get_image_source(row)).numpy()
         return values[0] if len(values) == 1 else np.moveaxis(values, 0, -1)
 
@@ -174,7 +177,7 @@ def _project_or_count(
     *,
     hides_file_names: bool,
 ) -> Mask | None:
-    """Return the mask of a region on the model's input. None, with the reason counted, where it is empty or cannot be found."""
+    """Return a region's mask on the model input, or None if it is missing. The reason is counted."""
     try:
         mask = project_region_to_input(load_mask(), placement)
         if mask.any():
@@ -191,7 +194,7 @@ def _project_or_count(
 
 
 def project_region_to_input(mask: Mask, placement: Placement | None) -> Mask:
-    """Return the mask (*S) on the model's input: True where the center of a pixel lies on the mask.
+    """Project a mask from the image to the model's input (*S).
 
     So that thin regions remain, it includes every pixel that holds the center of a pixel of the mask. Without a `placement` the
     model sees the whole image.

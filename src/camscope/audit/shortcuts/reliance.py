@@ -1,4 +1,4 @@
-"""The effect sizes of interventions, and the rule that decides from them whether a model relies on a region."""
+"""Effect sizes of interventions, and the rule that decides whether a model relies on a region."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -42,7 +42,10 @@ def estimate_removal_effect(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> EstimateSummary:
-    """Return the mean of (f(x) - f(x without the region)) / `log_odds_std` over N images, with its interval by patient."""
+    """Return the mean effect of a region's removal on the log odds, in standard deviations, with an interval.
+
+    The effect on an image is (f(x) - f(x without the region)) / `log_odds_std`.
+    """
     effects = np.asarray(original_log_odds, np.float64) - np.asarray(edited_log_odds, np.float64)
     estimate = partial(estimate_mean, groups=patients, n_resamples=n_resamples, seed=seed)
     return _summarize_effect(effects, log_odds_std, estimate)
@@ -56,10 +59,11 @@ def estimate_insertion_effect(
     donors: GroupLabels = None,
     controls: GroupLabels = None,
 ) -> EstimateSummary:
-    """Return the mean of (f(with the region) - f(without)) / `log_odds_std` over N insertions.
+    """Return the mean effect of a region's insertion on the log odds, in standard deviations, with an interval.
 
-    To exclude the effect of pasting, "without" is the receiver with the same pixels of a control image. The interval accounts
-    for other receivers, donors and controls (patients, each (N,)): see `estimate_clustered_mean`.
+    The effect on an image is (f(with the region) - f(without)) / `log_odds_std`. To exclude the effect of pasting,
+    "without" is the receiver with the same pixels of a control image. The interval accounts for other receivers, donors and
+    controls (patients, each (N,)): see `estimate_clustered_mean`.
     """
     effects = np.asarray(edited_log_odds, np.float64) - np.asarray(original_log_odds, np.float64)
     labels = {
@@ -77,7 +81,7 @@ def estimate_insertion_effect(
 
 
 def build_undefined_effect(reason: str, log_odds_std: float) -> EstimateSummary:
-    """Return the effect of an intervention that is impossible."""
+    """Return an effect without a value, with the reason."""
     if log_odds_std <= 0:
         reason = "the model gives every image the same score"
     return summarize_estimate(None, *NO_EFFECT_BASELINE, reason)
@@ -99,7 +103,7 @@ def _summarize_effect(
 
 
 def _describe_few_patients(roles: Mapping[str, Sequence[Hashable]], *, is_dominated: bool) -> str:
-    """Return which roles have too few patients, or which role is dominated by one patient. "" for neither."""
+    """Return which roles have too few patients, or which role one patient dominates. "" if neither."""
     counts = {name: len(set(patients)) for name, patients in roles.items()}
     few = [plural(n, name.removesuffix("s")) for name, n in counts.items() if n < MIN_PATIENTS_FOR_VERDICT]
     if few:
@@ -124,7 +128,7 @@ def judge_reliance(
     uncounted_removals: Effects = (),
     must_support: bool = False,
 ) -> tuple[Conclusion, str]:
-    """Return whether the model relies on a region, and the reason as text.
+    """Decide whether the model relies on a region. Return the conclusion and the reason.
 
     - "supported": the intervals of every insertion, or of the removals under at least two imputations, lie beyond the margin
       on the same side. One of both is enough, because a marker may matter only where it is added or only where it is present.
@@ -163,7 +167,10 @@ def judge_reliance(
 
 
 def describe_too_few_for_absence(n_patients: int, prevalence: float) -> str:
-    """Return why the patients are too few to exclude a reliance in a share `prevalence` of them. "" where they suffice."""
+    """Return why there are too few patients to exclude a rare reliance, or "" if there are enough.
+
+    A rare reliance affects a share `prevalence` of patients.
+    """
     if compute_min_detectable_prevalence(n_patients) <= prevalence:
         return ""
     are_needed = plural(compute_min_patients_for_absence(prevalence), "patient is", "patients are")
@@ -172,7 +179,7 @@ def describe_too_few_for_absence(n_patients: int, prevalence: float) -> str:
 
 
 def compute_min_patients_for_absence(prevalence: float) -> int:
-    """Return the number of patients needed to observe a share `prevalence` with 95 % certainty: 59 for 0.05."""
+    """Return how many patients are needed to observe a rare effect with 95 % certainty: 59 for a prevalence of 0.05."""
     return ceil(log(0.05) / log1p(-prevalence))
 
 
@@ -183,9 +190,10 @@ def _describe_missable_share(share: float) -> str:
 def select_reported_effect(
     insertions: Effects, removals: Effects, margin: float = DEFAULT_MARGIN_SD
 ) -> InterventionEffect | None:
-    """Return the largest of the effects that decide: those beyond the margin, else those that are undecided, else all.
+    """Return the effect to report: the largest of the effects that decide the conclusion.
 
-    Effects with at least ten patients come first, and among them insertions. None where there is no effect.
+    These are the effects beyond the margin, else the undecided effects, else all. Effects with at least ten patients come
+    first, and among them insertions. None where there is no effect.
     """
     effects_by_kind = _select_counted_by_kind(insertions, removals)
     counted = [*effects_by_kind["insertion"], *effects_by_kind["removal"]]
@@ -202,7 +210,7 @@ def select_reported_effect(
 
 
 def _select_counted_by_kind(insertions: Effects, removals: Effects) -> dict[str, list[InterventionEffect]]:
-    """Return the effects with an interval and enough patients, by kind."""
+    """Return the effects with an interval and enough patients, by kind of intervention."""
     return {
         kind: [e for e in effects if e.effect.low is not None and e.effect.n_groups >= MIN_PATIENTS_FOR_VERDICT]
         for kind, effects in (("insertion", insertions), ("removal", removals))
@@ -210,7 +218,7 @@ def _select_counted_by_kind(insertions: Effects, removals: Effects) -> dict[str,
 
 
 def _find_direction_by_kind(effects_by_kind: Mapping[str, Effects], margin: float) -> dict[str, str]:
-    """Return the direction of each kind whose intervals all lie beyond the margin. Insertion before removal."""
+    """Return kind -> direction, for the kinds whose intervals all lie beyond the margin."""
     directions = {kind: _find_common_direction(effects, margin) for kind, effects in effects_by_kind.items()}
     if len({effect.imputation for effect in effects_by_kind["removal"]}) < MIN_IMPUTATIONS:
         del directions["removal"]
@@ -218,7 +226,7 @@ def _find_direction_by_kind(effects_by_kind: Mapping[str, Effects], margin: floa
 
 
 def _compute_interval_sign(item: InterventionEffect, margin: float) -> int:
-    """Return 1 where the whole interval lies above the margin, -1 where it lies below the negative margin, else 0."""
+    """Return 1 if the interval lies above the margin, -1 if it lies below the negative margin, else 0."""
     low, high = item.effect.low, item.effect.high
     return 0 if low is None or high is None else int(low > margin) - int(high < -margin)
 
@@ -229,7 +237,7 @@ def _is_within_margin(item: InterventionEffect, margin: float) -> bool:
 
 
 def _find_common_direction(effects: Effects, margin: float) -> str:
-    """Return "supports" or "contradicts" where all effects agree, else ""."""
+    """Return "supports" or "contradicts" if all effects agree, else ""."""
     signs = {_compute_interval_sign(effect, margin) for effect in effects}
     return {1: "supports", -1: "contradicts"}.get(signs.pop(), "") if len(signs) == 1 else ""
 
@@ -239,7 +247,7 @@ def _select_measured(effects: Effects) -> list[InterventionEffect]:
 
 
 def _describe_uncounted(insertions: Effects, removals: Effects, uncounted_removals: Effects) -> dict[str, str]:
-    """Return for each kind without a conclusion whether it was not tested or does not count."""
+    """Return kind -> the reason why its effects are missing or do not count."""
     descriptions = {
         kind: f"{kind} was measured in too few patients to count"
         if _select_measured(effects)
@@ -254,7 +262,7 @@ def _describe_uncounted(insertions: Effects, removals: Effects, uncounted_remova
 def _describe_other_kind(
     effects_by_kind: Mapping[str, Effects], decided_kind: str, margin: float, uncounted_reasons: Mapping[str, str]
 ) -> str:
-    """Return what the other kind of intervention shows."""
+    """Describe what the other kind of intervention shows."""
     other = next(kind for kind in effects_by_kind if kind != decided_kind)
     effects = effects_by_kind[other]
     if not effects:

@@ -1,4 +1,4 @@
-"""Verdicts about the model and the data: performance, reliance on regions, leakage, and differences between subgroups."""
+"""Verdicts on the model and the data: performance, reliance on regions, leakage and subgroup differences."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -30,7 +30,7 @@ REGIONS_WITH_ARTICLE = (
 
 
 def judge_performance(summary: Summary) -> Iterator[Verdict]:
-    """Judge the AUROC of each finding and its differences between subgroups."""
+    """Judge the AUROC of each finding, overall and its differences between subgroups."""
     margin = summary.margins["useful_auroc"]
     for performance in summary.predict.performance:
         decision = decide_above_margin(performance.auroc, margin)
@@ -42,7 +42,7 @@ def judge_performance(summary: Summary) -> Iterator[Verdict]:
 def group_by_subgroup_column(
     differences: Iterable[SubgroupDifference],
 ) -> dict[tuple[str, str, str], list[SubgroupDifference]]:
-    """Group differences by (finding, region, column)."""
+    """Group differences by finding, region and column."""
     groups: dict[tuple[str, str, str], list[SubgroupDifference]] = {}
     for difference in differences:
         groups.setdefault((difference.finding, difference.region, difference.column), []).append(difference)
@@ -58,7 +58,7 @@ def judge_subgroup_equality(
     qualifier: str = "",
     **claim_fields: str,
 ) -> Verdict:
-    """Judge whether no level differs from the others by more than the margin.
+    """Judge whether all subgroup levels are equal within the margin.
 
     `prevalence`: for effects that may be rare and large, the smallest share of affected patients that every level must be
     able to detect before levels are called equal.
@@ -88,7 +88,7 @@ def _exceeds_margin(level: SubgroupDifference) -> bool:
 
 
 def _list_open_reasons(differences: Sequence[SubgroupDifference]) -> Iterator[str]:
-    """Yield, for each undecided level, what is missing or what its interval leaves open."""
+    """Yield the reason why each undecided level has no conclusion."""
     for level in differences:
         if level.conclusion == "different":
             yield f"{level.level} differs, but perhaps by less than the margin: more images are needed"
@@ -103,7 +103,7 @@ def judge_finding_region(summary: Summary) -> Iterator[Verdict]:
 
 
 def judge_other_regions(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether the prediction relies on other regions, and equally in every subgroup."""
+    """Judge whether the prediction relies on regions other than the finding, overall and by subgroup."""
     for finding in summary.resolve.findings:
         for region in summary.shortcut.region_counts:
             if region not in (FINDING_REGION, ORGAN_REGION):
@@ -123,7 +123,7 @@ def judge_other_regions(summary: Summary) -> Iterator[Verdict]:
 
 
 def format_region(region: str) -> str:
-    """Format the name of a region for a sentence."""
+    """Return the name of a region as used in a sentence."""
     if region.startswith("outside"):
         return f"the area {region.replace('outside-', 'outside the ').removesuffix('-ct')}"
     if region == "saturated":
@@ -170,7 +170,7 @@ def judge_masked_organ(summary: Summary) -> Iterator[Verdict]:
 
 
 def _decide_masked_auroc(auroc: EstimateSummary, margin: float) -> Decision:
-    """Decide whether an AUROC lies beyond the margin on either side of chance."""
+    """Decide whether an AUROC differs from chance by more than the margin, in either direction."""
     decision = decide_above_margin(_orient_auroc(auroc), margin)
     opposite = auroc if _is_inverted(auroc) else _invert_auroc(auroc)
     if decision[0] == "not supported" and decide_above_margin(opposite, margin)[0] != "not supported":
@@ -187,7 +187,7 @@ def _orient_auroc(auroc: EstimateSummary) -> EstimateSummary:
 
 
 def _invert_auroc(auroc: EstimateSummary) -> EstimateSummary:
-    """Return 1 - AUROC with the ends of the interval exchanged."""
+    """Return 1 - AUROC, with the interval limits swapped."""
     value, low, high = (
         None if number is None else round_significant(1 - number) for number in (auroc.value, auroc.high, auroc.low)
     )
@@ -195,7 +195,7 @@ def _invert_auroc(auroc: EstimateSummary) -> EstimateSummary:
 
 
 def judge_leakage(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether columns can be predicted from the model's features."""
+    """Judge whether subgroup columns can be predicted from the model's features."""
     margin = summary.margins["leakage_auroc"]
     for probe in summary.shortcut.leakage:
         decision = _decide_leakage(probe, margin)
