@@ -96,7 +96,7 @@ def run_audit(
         _write_metrics(context)
         _write_failures(context)
         write_bytes(context.folder / SUMMARY_FILE, to_json_bytes(summary.model_dump(mode="json")))
-        _write_report(context, summary, provenance.collect_facts(context, identity))
+        _write_report(context, summary, provenance.collect_provenance_facts(context, identity))
         log_stage_files(context.folder, REPORT_STAGE)
         provenance.write_provenance(context, identity)
     return AuditRun(context.folder)
@@ -115,7 +115,7 @@ class AuditRun:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        check_readable(self.folder)
+        check_folder_readable(self.folder)
         if not (self.folder / PLAN_FILE).is_file():
             raise InputError(f"{folder} holds no audit")
         if not (self.folder / SUMMARY_FILE).is_file():
@@ -209,7 +209,7 @@ def _format_effect(verdict: Verdict) -> str:
     return format_estimate(verdict.effect) + f", n = {verdict.effect.n_values}"
 
 
-def check_readable(folder: Path) -> None:
+def check_folder_readable(folder: Path) -> None:
     """Raise an InputError if a file of the folder cannot be read safely, such as a pipe."""
     try:
         check_regular_files(folder)
@@ -229,7 +229,7 @@ def _write_metrics(context: AuditContext) -> None:
         for finding in context.findings:
             folder = context.folder / stage / str(finding.class_index) / inner
             if (folder / "run.json").is_file():
-                table = _read_stage_values(folder, str(finding.class_index))
+                table = _read_metric_rows(folder, str(finding.class_index))
                 columns = {name: table[name] for name in types if name in table.column_names}
                 for name, text in (("stage", stage), ("finding", finding.name)):
                     columns[name] = pa.array([text] * table.num_rows, pa.string())
@@ -238,7 +238,7 @@ def _write_metrics(context: AuditContext) -> None:
         import_arrow("parquet").write_table(pa.concat_tables(parts), file)
 
 
-def _read_stage_values(folder: Path, target: str) -> "pa.Table":
+def _read_metric_rows(folder: Path, target: str) -> "pa.Table":
     """Return the metric values of one finding and of the control maps from the folder of a stage."""
     table = EvaluationResult(folder).table()
     rows = zip(table["target"].to_pylist(), table["control"].to_pylist(), strict=True)

@@ -16,7 +16,7 @@ from camscope.audit.comparability import check_comparable
 from camscope.audit.core.schema import EstimateSummary
 from camscope.audit.core.summary import Verdict
 from camscope.audit.core.summary_values import summarize_estimate
-from camscope.audit.performance.auc import auroc, bootstrap_areas, compute_roc_area, drop_undefined, rank_scores
+from camscope.audit.performance.auc import auroc, bootstrap_areas, compute_roc_area, drop_undefined_areas, rank_scores
 from camscope.batch.manifest import import_arrow
 from camscope.batch.query import RowReader, table_to_dicts
 from camscope.errors import UndefinedError
@@ -199,7 +199,7 @@ def _compute_auroc_difference(
     first, second = rankings
     difference = second.compute_area(compute_roc_area) - first.compute_area(compute_roc_area)
     areas = [bootstrap_areas(ranking, compute_roc_area, N_RESAMPLES, seed) for ranking in rankings]
-    spread = float(drop_undefined(areas[1] - areas[0], first.describe_counts()).std())
+    spread = float(drop_undefined_areas(areas[1] - areas[0], first.describe_counts()).std())
     fewest = min(first.n_positive_and_negative_groups)
     effective = min(fewest, first.n_effective_groups)
     error = 0.0 if spread <= RELATIVE_PRECISION else spread * sqrt(effective / max(1, effective - 1))

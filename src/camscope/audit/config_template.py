@@ -25,7 +25,7 @@ from camscope.audit.core.subgroup_levels import (
     normalize_label,
 )
 from camscope.audit.report.verdict_labels import MARGIN_DESCRIPTIONS
-from camscope.audit.shortcuts.reliance import compute_min_patients_for_absence
+from camscope.audit.shortcuts.reliance import compute_min_patients_to_detect
 from camscope.batch import batch_worker, build_manifest
 from camscope.batch.manifest import import_arrow
 from camscope.batch.sources import DATASET_PREFIXES, TABLE_SUFFIXES
@@ -56,7 +56,7 @@ MAX_AGES = 150  # distinct ages in a column of years
 MARGIN_COMMENTS = {
     **MARGIN_DESCRIPTIONS,
     "reliance_prevalence": "A reliance in a smaller share of patients may be missed; "
-    + ", ".join(f"{share} takes {plural(compute_min_patients_for_absence(share), 'patient')}" for share in (0.05, 0.1)),
+    + ", ".join(f"{share} takes {plural(compute_min_patients_to_detect(share), 'patient')}" for share in (0.05, 0.1)),
 }
 
 
@@ -110,7 +110,7 @@ def _guess_labels(table: Any, class_names: Sequence[str], findings: Sequence[str
 
 def _guess_findings(column: Any, class_names: Sequence[str]) -> list[str]:
     """Return the classes that occur in a label column, without classes such as "no finding"."""
-    labels = _distinct_labels(column)
+    labels = _list_distinct_labels(column)
     if class_names:
         names = [name for index, name in enumerate(class_names) if name in labels or str(index) in labels]
         positives = [name for name in names if name.lower() not in NEGATIVE_CLASS_NAMES]
@@ -121,7 +121,7 @@ def _guess_findings(column: Any, class_names: Sequence[str]) -> list[str]:
 
 def _check_labels_match_findings(column: Any, class_names: Sequence[str], findings: Sequence[str]) -> None:
     """Raise an InputError if a requested finding matches no label of the column."""
-    labels = _distinct_labels(column)
+    labels = _list_distinct_labels(column)
     listed = ", ".join(sorted(labels)[:MAX_LABELS_SHOWN]) + (", …" if len(labels) > MAX_LABELS_SHOWN else "")
     if not class_names and not all(label.isdecimal() for label in labels):
         raise InputError(
@@ -187,11 +187,11 @@ def _normalize_name(name: str) -> str:
 def _is_boolean_column(column: Any) -> bool:
     if import_arrow().types.is_nested(column.type):  # boxes, points
         return False
-    labels = {label.lower() for label in _distinct_labels(column)}
+    labels = {label.lower() for label in _list_distinct_labels(column)}
     return bool(labels) and labels <= BOOLEAN_LABELS
 
 
-def _distinct_labels(column: Any) -> set[str]:
+def _list_distinct_labels(column: Any) -> set[str]:
     return {label for value in column.unique().to_pylist() if (label := normalize_label(value)) is not None}
 
 
@@ -234,10 +234,10 @@ def _load_template() -> "jinja2.Template":
         autoescape=False,  # noqa: S701 - TOML, not HTML: the filters below quote all values
     )
     environment.filters |= {
-        "quote": _quote,
-        "list_of": lambda values: f"[{', '.join(map(_quote, values))}]",
+        "quote": _quote_toml_string,
+        "list_of": lambda values: f"[{', '.join(map(_quote_toml_string, values))}]",
         "table_of": lambda values: (
-            f"{{ {', '.join(f'{_quote(key)} = {_quote(value)}' for key, value in values.items())} }}"
+            f"{{ {', '.join(f'{_quote_toml_string(key)} = {_quote_toml_string(value)}' for key, value in values.items())} }}"
         ),
         "comment_list": _format_comment_list,
     }
@@ -280,11 +280,11 @@ def _make_source_relative(source: str, folder: Path) -> str:
     return f"{_make_path_relative(file, folder)}:{function}" if colon and file.endswith(".py") else source
 
 
-def _quote(value: str) -> str:
+def _quote_toml_string(value: str) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML does not allow a raw DEL
 
 
 def _format_comment_list(values: Sequence[str]) -> str:
     """Join values for a comment in the config. Values with line breaks are quoted."""
-    names = [value if value.isprintable() else _quote(value) for value in values[:MAX_LEVELS_PER_SUBGROUP]]
+    names = [value if value.isprintable() else _quote_toml_string(value) for value in values[:MAX_LEVELS_PER_SUBGROUP]]
     return ", ".join(names) + (", …" if len(values) > MAX_LEVELS_PER_SUBGROUP else "")

@@ -20,7 +20,7 @@ from camscope.audit.provenance.file_ownership import (
     PLAN_FILE,
     REPORT_STAGE,
     STAGES_FOLDER,
-    is_plan,
+    is_audit_plan,
     list_audit_files,
     log_interrupted_stages,
     log_stage_files,
@@ -149,7 +149,7 @@ def _run_stage(context: AuditContext, name: str, results: StageResults, on_progr
 def _check_audit_folder(folder: Path) -> None:
     """Raise an OutputError if the folder holds files but no audit."""
     names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
-    if any(not TEMPORARY_FILE_PATTERN.fullmatch(name) for name in names) and not is_plan(folder / PLAN_FILE):
+    if any(not TEMPORARY_FILE_PATTERN.fullmatch(name) for name in names) and not is_audit_plan(folder / PLAN_FILE):
         raise OutputError(f"{folder} exists and is not an audit; choose another folder")
 
 

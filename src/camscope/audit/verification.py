@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from camscope.audit.audit_run import check_readable
+from camscope.audit.audit_run import check_folder_readable
 from camscope.audit.core.config import Config
 from camscope.audit.core.context import AuditContext, ProgressCallback
 from camscope.audit.core.predictions import Predictions
@@ -80,7 +80,7 @@ def verify_audit(
 
     """
     path = Path(folder)
-    check_readable(path)
+    check_folder_readable(path)
     if path.is_file():
         raise InputError(f"{folder} is a file; expected the folder of an audit")
     if not (path / provenance.PROVENANCE_FILE).exists():

@@ -34,7 +34,7 @@ class BodyPlane:
         column, row = axis[None, :] - right, axis[:, None] - down
         return cls(size, column * c + row * s, row * c - column * s, (c, s), (right, down))
 
-    def trace_points(self, x: NDArray[np.float64], y: NDArray[np.float64], weight: NDArray[np.float64]) -> FloatImage:
+    def draw_points(self, x: NDArray[np.float64], y: NDArray[np.float64], weight: NDArray[np.float64]) -> FloatImage:
         """Draw weighted points, given in body coordinates, as soft dots in an image (H,W)."""
         (c, s), (right, down) = self.rotation, self.shift
         square, side = c * c + s * s, min(self.size, MAX_TRACE_SIDE_PIXELS)
@@ -42,18 +42,18 @@ class BodyPlane:
         row = ((s * x + c * y) / square + down + 1) * (side / 2) - 0.5
         is_visible = (column > 1) & (column < side - 2) & (row > 1) & (row < side - 2)
         weight = weight[is_visible] * (side / MAX_TRACE_SIDE_PIXELS)
-        return resize_field(_splat_points(column[is_visible], row[is_visible], weight, side), self.size)
+        return resize_field(_rasterize_points(column[is_visible], row[is_visible], weight, side), self.size)
 
 
-def soft_step(depth: FloatImage, width: float) -> FloatImage:
+def smooth_step(depth: FloatImage, width: float) -> FloatImage:
     """Return a smooth step from 0 to 1 over `width`. It is 0.5 where the depth is 0."""
     step: FloatImage = np.clip(depth * (1 / width) + 0.5, 0, 1)
     return step * step * (3 - 2 * step)
 
 
-def soft_band(distance: FloatImage, width: float, edge_width: float) -> FloatImage:
+def smooth_band(distance: FloatImage, width: float, edge_width: float) -> FloatImage:
     """Return a band of 1 around distance 0, with smooth edges to 0."""
-    return soft_step(width / 2 - np.abs(distance), edge_width)
+    return smooth_step(width / 2 - np.abs(distance), edge_width)
 
 
 def draw_smooth_noise(random: Generator, n_cells: int, size: int, strength: float) -> FloatImage:
@@ -80,7 +80,7 @@ def _interpolation_matrix(n_cells: int, size: int) -> FloatImage:
     return weights
 
 
-def _splat_points(
+def _rasterize_points(
     column: NDArray[np.float64], row: NDArray[np.float64], weight: NDArray[np.float64], side: int
 ) -> FloatImage:
     """Draw weighted points into an image (side,side) and blur them with a 3 x 3 kernel."""
@@ -118,7 +118,7 @@ class Lung:
     @cached_property
     def air_share(self) -> FloatImage:
         """The share of air (H,W), from 0 to 1."""
-        return soft_step(self.depth, 0.05)
+        return smooth_step(self.depth, 0.05)
 
 
 @dataclass(frozen=True)
@@ -165,15 +165,15 @@ def _draw_body(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
     neck = random.uniform(0.22, 0.30)
     across = np.abs(x)
     shoulders = y - top - slope * np.maximum(across - neck, 0) + 0.02 / (0.06 + np.maximum(across - neck, 0))
-    return soft_step(np.minimum(wide + 0.06 * y - across, shoulders), 0.12)
+    return smooth_step(np.minimum(wide + 0.06 * y - across, shoulders), 0.12)
 
 
 def _draw_heart(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
     """Draw the heart and the aortic knob with values from 0 to 1."""
     wide, high, lean = random.uniform(0.25, 0.34), random.uniform(0.27, 0.34), random.uniform(0.3, 0.6)
     right, down = x - random.uniform(0.08, 0.14), y - random.uniform(0.28, 0.36)
-    heart = soft_step(1 - np.sqrt(((right - lean * down * 0.5) / wide) ** 2 + (down / high) ** 2), 0.16)
-    knob = soft_step(1 - np.sqrt(((x - 0.10) / 0.11) ** 2 + ((y + 0.24) / 0.16) ** 2), 0.4)
+    heart = smooth_step(1 - np.sqrt(((right - lean * down * 0.5) / wide) ** 2 + (down / high) ** 2), 0.16)
+    knob = smooth_step(1 - np.sqrt(((x - 0.10) / 0.11) ** 2 + ((y + 0.24) / 0.16) ** 2), 0.4)
     result: FloatImage = np.maximum(heart, 0.8 * knob)
     return result
 
@@ -182,23 +182,25 @@ def _draw_mediastinum_and_spine(random: Generator, x: FloatImage, y: FloatImage)
     """Draw the bright mediastinum and spine, and the dark trachea."""
     spacing, start = random.uniform(0.13, 0.16), random.uniform(0, 2 * pi)
     vertebra = 0.5 + 0.5 * np.cos(y * (2 * pi / spacing) + start)
-    spine: FloatImage = soft_band(x, random.uniform(0.15, 0.19), 0.05) * (0.12 + 0.05 * vertebra)
-    windpipe = soft_band(x - random.uniform(-0.02, 0.02), 0.08, 0.05) * soft_step(-0.30 - y, 0.2)
-    spine += 0.13 * soft_band(x, random.uniform(0.26, 0.34), 0.12)
+    spine: FloatImage = smooth_band(x, random.uniform(0.15, 0.19), 0.05) * (0.12 + 0.05 * vertebra)
+    windpipe = smooth_band(x - random.uniform(-0.02, 0.02), 0.08, 0.05) * smooth_step(-0.30 - y, 0.2)
+    spine += 0.13 * smooth_band(x, random.uniform(0.26, 0.34), 0.12)
     return spine - 0.12 * windpipe
 
 
 def _draw_bones(random: Generator, lungs: tuple[Lung, Lung], x: FloatImage, y: FloatImage) -> FloatImage:
     """Draw ribs, collar bones and shoulder blades."""
     across, spacing = np.abs(x), random.uniform(0.155, 0.185)
-    cage = soft_step(np.maximum(lungs[0].wall_depth, lungs[1].wall_depth) + 0.05, 0.06) * soft_step(across - 0.08, 0.05)
+    cage = smooth_step(np.maximum(lungs[0].wall_depth, lungs[1].wall_depth) + 0.05, 0.06) * smooth_step(
+        across - 0.08, 0.05
+    )
     behind = _draw_ribs(y - random.uniform(0.35, 0.6) * (across - 0.28) ** 2 - 0.10 * across, spacing, random.random())
     front = _draw_ribs(y + random.uniform(0.45, 0.65) * across, spacing * 1.08, random.random())
-    collar = soft_band(y + random.uniform(0.69, 0.79) + random.uniform(0.1, 0.3) * (across - 0.3), 0.06, 0.02)
-    blade = soft_step(across - random.uniform(0.62, 0.72) - 0.25 * y, 0.04)
-    blade = blade * soft_step(-y, 0.3) * soft_step(y + 0.75, 0.1)
-    ribs = cage * (0.10 * behind * soft_step(0.75 - y, 0.3) + 0.05 * front * soft_step(across - 0.33, 0.2))
-    bones = ribs + 0.10 * collar * soft_step(across - 0.10, 0.08) * soft_step(0.72 - across, 0.1) + 0.05 * blade
+    collar = smooth_band(y + random.uniform(0.69, 0.79) + random.uniform(0.1, 0.3) * (across - 0.3), 0.06, 0.02)
+    blade = smooth_step(across - random.uniform(0.62, 0.72) - 0.25 * y, 0.04)
+    blade = blade * smooth_step(-y, 0.3) * smooth_step(y + 0.75, 0.1)
+    ribs = cage * (0.10 * behind * smooth_step(0.75 - y, 0.3) + 0.05 * front * smooth_step(across - 0.33, 0.2))
+    bones = ribs + 0.10 * collar * smooth_step(across - 0.10, 0.08) * smooth_step(0.72 - across, 0.1) + 0.05 * blade
     return bones * random.uniform(0.8, 1.3)
 
 
@@ -206,7 +208,7 @@ def _draw_ribs(height: FloatImage, spacing: float, start: float) -> FloatImage:
     """Draw parallel ribs with brighter edges, with values from 0 to about 1."""
     phase = height / spacing + start
     off = np.abs(phase - np.floor(phase) - 0.5) * spacing
-    return 0.65 * soft_step(0.033 - off, 0.02) + 0.35 * soft_band(off - 0.027, 0.012, 0.02)
+    return 0.65 * smooth_step(0.033 - off, 0.02) + 0.35 * smooth_band(off - 0.027, 0.012, 0.02)
 
 
 def _draw_vessels(random: Generator, plane: BodyPlane) -> FloatImage:
@@ -220,7 +222,7 @@ def _draw_vessels(random: Generator, plane: BodyPlane) -> FloatImage:
     weight = random.uniform(0.03, 0.13, (count, 1)) * (1 - 0.8 * steps) * step_length * 150
     centers = [s * random.uniform(0.17, 0.21) for s in (-1, 1)]
     hila = [np.maximum(1 - ((plane.x - center) / 0.11) ** 2 - (plane.y / 0.16) ** 2, 0) for center in centers]
-    return plane.trace_points(across * side, down, weight) + 0.08 * (hila[0] + hila[1])
+    return plane.draw_points(across * side, down, weight) + 0.08 * (hila[0] + hila[1])
 
 
 def _draw_cables(random: Generator, plane: BodyPlane) -> FloatImage:
@@ -230,4 +232,4 @@ def _draw_cables(random: Generator, plane: BodyPlane) -> FloatImage:
     off = offset + random.normal(0, 0.25, count) * along**2
     weight = random.uniform(0.06, 0.14, count) + 0 * off
     x, y = along * np.cos(angle) - off * np.sin(angle), along * np.sin(angle) + off * np.cos(angle)
-    return plane.trace_points(x, y, weight)
+    return plane.draw_points(x, y, weight)

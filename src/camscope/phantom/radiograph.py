@@ -9,7 +9,7 @@ from numpy.random import Generator, Philox, SeedSequence
 from numpy.typing import NDArray
 
 from camscope.errors import InputError, TargetError
-from camscope.phantom.chest_anatomy import Chest, FloatImage, draw_chest, soft_band, soft_step
+from camscope.phantom.chest_anatomy import Chest, FloatImage, draw_chest, smooth_band, smooth_step
 
 Box = tuple[int, int, int, int]
 Corner = Literal["top left", "top right", "bottom left", "bottom right"]
@@ -117,8 +117,8 @@ def _draw_effusion(random: Generator, chest: Chest) -> FloatImage:
     lung = chest.lungs[int(random.integers(2))]
     level, climb = random.uniform(0.08, 0.40), random.uniform(0.10, 0.28)
     surface = np.max(np.where(lung.depth > 0, chest.plane.y, -1)) - level - climb * (0.5 + 0.5 * lung.lateral) ** 2
-    space = lung.air_share * (1 - chest.heart) * soft_step(lung.lateral + 0.6, 0.6)
-    fluid = space * soft_step(chest.plane.y - surface, 0.05) * random.uniform(0.34, 0.48)
+    space = lung.air_share * (1 - chest.heart) * smooth_step(lung.lateral + 0.6, 0.6)
+    fluid = space * smooth_step(chest.plane.y - surface, 0.05) * random.uniform(0.34, 0.48)
     return np.where(fluid > MIN_ATTENUATION_CHANGE, fluid, 0).astype(np.float32)
 
 
@@ -131,8 +131,8 @@ def _draw_pneumothorax(random: Generator, chest: Chest) -> FloatImage:
     width = random.uniform(0.10, 0.20) * np.clip(lung.vertical + 0.7 * lung.lateral + random.uniform(-0.35, 0.15), 0, 1)
     gap, rim, line = width - lung.wall_depth, random.uniform(0.09, 0.12), random.uniform(0.025, 0.035)
     inside = (lung.depth > 0.01) & (gap > -rim) & (width > line)
-    dark = (random.uniform(0.11, 0.18) + 0.8 * chest.vessels) * soft_step(gap, 0.02)
-    dense = random.uniform(0.10, 0.17) * soft_band(gap + line / 2, line / 2, line / 2) + 0.08 * (1 + gap / rim)
+    dark = (random.uniform(0.11, 0.18) + 0.8 * chest.vessels) * smooth_step(gap, 0.02)
+    dense = random.uniform(0.10, 0.17) * smooth_band(gap + line / 2, line / 2, line / 2) + 0.08 * (1 + gap / rim)
     return np.where(
         inside,
         np.where(gap > 0, np.minimum(-dark, -MIN_ATTENUATION_CHANGE), np.maximum(dense, MIN_ATTENUATION_CHANGE)),

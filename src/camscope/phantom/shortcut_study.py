@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.phantom.chest_anatomy import FloatImage, draw_smooth_noise, soft_band, soft_step
+from camscope.phantom.chest_anatomy import FloatImage, draw_smooth_noise, smooth_band, smooth_step
 from camscope.plurals import plural
 from camscope.safe_files import write_generated
 
@@ -183,12 +183,12 @@ def _draw_simple_chest(anatomy_random: Generator, exposure_random: Generator) ->
     axis = ((np.arange(STUDY_SIDE_PIXELS, dtype=np.float32) + 0.5) * (2 / STUDY_SIDE_PIXELS) - 1).astype(np.float32)
     x, y = axis[None, :] - exposure_random.uniform(-0.06, 0.06), axis[:, None] - exposure_random.uniform(-0.06, 0.06)
     wide, high = anatomy_random.uniform(0.74, 0.86), anatomy_random.uniform(1.05, 1.2)
-    body = soft_step(1 - ((np.abs(x) / wide) ** 2.5 + (np.abs(y - 0.35) / high) ** 2.5) ** 0.4, 0.12)
+    body = smooth_step(1 - ((np.abs(x) / wide) ** 2.5 + (np.abs(y - 0.35) / high) ** 2.5) ** 0.4, 0.12)
     across, tall = anatomy_random.uniform(0.26, 0.31), anatomy_random.uniform(0.56, 0.68)
     apart = anatomy_random.uniform(0.36, 0.40)
     lungs = 1 - np.sqrt(((np.abs(x) - apart) / across) ** 2 + ((y - 0.05) / tall) ** 2)
-    light = anatomy_random.uniform(0.56, 0.66) + 0.10 * soft_band(x, 0.2, 0.1)
-    light = light - anatomy_random.uniform(0.28, 0.34) * soft_step(lungs, 0.3)
+    light = anatomy_random.uniform(0.56, 0.66) + 0.10 * smooth_band(x, 0.2, 0.1)
+    light = light - anatomy_random.uniform(0.28, 0.34) * smooth_step(lungs, 0.3)
     texture = draw_smooth_noise(exposure_random, 6, STUDY_SIDE_PIXELS, 0.035)
     texture += draw_smooth_noise(exposure_random, 16, STUDY_SIDE_PIXELS, 0.025)
     grain = exposure_random.standard_normal((STUDY_SIDE_PIXELS, STUDY_SIDE_PIXELS), dtype=np.float32) * 0.02

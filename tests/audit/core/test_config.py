@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from camscope.audit.config_template import _make_path_relative as near
 from camscope.audit.config_template import generate_config
-from camscope.audit.core.cohort import alternate_patients
+from camscope.audit.core.cohort import interleave_rows_by_patient
 from camscope.audit.core.config import Config, resolve_manifest_source
 from camscope.errors import InputError
 
@@ -304,4 +304,4 @@ def test_datasets_keep_their_names_and_folders_of_them_are_found_from_the_config
 
 def test_one_image_of_each_patient_is_drawn_before_a_second_of_any():
     patients = dict(enumerate("aaabbbcd"))
-    assert alternate_patients([2, 0, 5, 7, 1, 3, 6], patients) == [2, 5, 7, 6, 0, 3, 1]
+    assert interleave_rows_by_patient([2, 0, 5, 7, 1, 3, 6], patients) == [2, 5, 7, 6, 0, 3, 1]

@@ -19,7 +19,7 @@ from camscope.audit.core.subgroup_levels import (
 from camscope.audit.core.summary import ColumnLeakage, Summary, Verdict
 from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.shortcuts.interventions import InterventionRunner
-from camscope.audit.shortcuts.reliance import MIN_IMPUTATIONS, compute_min_patients_for_absence, judge_reliance
+from camscope.audit.shortcuts.reliance import MIN_IMPUTATIONS, compute_min_patients_to_detect, judge_reliance
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
 from camscope.audit.verdicts.maps import FAITHFULNESS_VERDICT_METRICS
@@ -391,13 +391,12 @@ def test_rules_and_comments_state_the_numbers_that_the_code_goes_by():
     assert "rule of three" not in rules["performance by subgroup"]
     for share in (0.05, 0.1):
         assert (
-            compute_min_detectable_prevalence(compute_min_patients_for_absence(share))
+            compute_min_detectable_prevalence(compute_min_patients_to_detect(share))
             <= share
-            < compute_min_detectable_prevalence(compute_min_patients_for_absence(share) - 1)
+            < compute_min_detectable_prevalence(compute_min_patients_to_detect(share) - 1)
         )
         assert (
-            f"{share} takes {compute_min_patients_for_absence(share)} patients"
-            in MARGIN_COMMENTS["reliance_prevalence"]
+            f"{share} takes {compute_min_patients_to_detect(share)} patients" in MARGIN_COMMENTS["reliance_prevalence"]
         )
 
 

@@ -15,7 +15,7 @@ from camscope.audit.core.subgroup_levels import split_by_level
 from camscope.audit.core.summary import ClusterAnalysis, ClusterStability, MapCluster
 from camscope.audit.core.summary_values import round_significant
 from camscope.audit.shortcuts.inputs_with_regions import RegionSamples
-from camscope.audit.shortcuts.region_attribution import compute_mass_share, load_attributions, project_to_input
+from camscope.audit.shortcuts.region_attribution import compute_mass_share, load_attributions, resize_map_to_input
 from camscope.errors import UndefinedError
 from camscope.metrics.base import FloatArray, Mask
 from camscope.metrics.statistics import adjust_holm, index_groups
@@ -106,7 +106,7 @@ def _compute_mass_shares(
     samples_by_row = {sample.row: sample for sample in samples.samples}
     mass_shares = {name: np.full(len(rows), np.nan) for name in samples.region_names}
     for i, row in enumerate(rows):
-        attribution = project_to_input(attributions[row], samples_by_row[row].x.shape[1:])
+        attribution = resize_map_to_input(attributions[row], samples_by_row[row].x.shape[1:])
         for name, mask in samples_by_row[row].regions.items():
             mass_shares[name][i] = compute_mass_share(attribution, mask)
     return mass_shares

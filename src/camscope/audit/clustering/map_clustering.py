@@ -134,7 +134,7 @@ def pool_maps(maps: npt.ArrayLike, grid_size: int) -> FloatArray:
     """Average the positive part of maps (N,*s) over the cells of a grid. Axes with fewer cells are not resized."""
     values = np.asarray(maps, np.float64)
     weights = [_build_area_weights(size, min(grid_size, size)) for size in values.shape[1:]]
-    return _apply_along_axes(values.clip(min=0), weights)
+    return _multiply_along_axes(values.clip(min=0), weights)
 
 
 def smooth_and_normalize(pooled_maps: FloatArray, blur_fraction: float) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
@@ -145,12 +145,12 @@ def smooth_and_normalize(pooled_maps: FloatArray, blur_fraction: float) -> tuple
     """
     folded = pooled_maps + pooled_maps[..., ::-1]
     weights = [_build_gaussian_weights(size, blur_fraction * size) for size in folded.shape[1:]]
-    smoothed = _apply_along_axes(folded, weights).reshape(len(pooled_maps), -1)
+    smoothed = _multiply_along_axes(folded, weights).reshape(len(pooled_maps), -1)
     is_nonzero = smoothed.sum(1) > 0
     return smoothed[is_nonzero] / smoothed[is_nonzero].sum(1, keepdims=True), is_nonzero
 
 
-def _apply_along_axes(values: FloatArray, weights: list[FloatArray]) -> FloatArray:
+def _multiply_along_axes(values: FloatArray, weights: list[FloatArray]) -> FloatArray:
     """Multiply each axis of the maps (N,*s) by the matrix (t,s) for that axis."""
     for axis, axis_weights in enumerate(weights, 1):
         values = np.moveaxis(np.tensordot(axis_weights, values, (1, axis)), 0, axis)
@@ -249,7 +249,7 @@ def cluster_maps(
     nearest = _find_nearest_in_subset(points, subset)
     partitions = {}
     for k in counts:
-        map_labels, eigengap = _number_by_size(cloud.labels_by_count[k][nearest]), cloud.eigengap_by_count[k]
+        map_labels, eigengap = _renumber_by_size(cloud.labels_by_count[k][nearest]), cloud.eigengap_by_count[k]
         clusters = _build_clusters(map_labels, rows, patient_index, subset, cloud.distances)
         has_all_clusters = len(clusters) == k and min(cluster.n_patients for cluster in clusters) >= N_NEIGHBORS
         is_separate = has_all_clusters and eigengap >= max(MIN_EIGENGAP, *(gaps[k] for _, gaps in references))
@@ -296,7 +296,7 @@ def _find_nearest_in_subset(points: FloatArray, subset: IntArray) -> IntArray:
     return nearest
 
 
-def _number_by_size(labels: IntArray) -> IntArray:
+def _renumber_by_size(labels: IntArray) -> IntArray:
     """Renumber cluster labels (M,) by size: 0 is the largest cluster. Ties keep the order of the maps."""
     _, first, inverse, sizes = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
     return np.asarray(np.argsort(np.lexsort((first, -sizes)))[inverse])

@@ -209,7 +209,7 @@ class Cohort:
         drawn: list[int] = []
         for n_done, rows in enumerate(sorted(classes, key=len)):
             n_wanted = (n_rows - len(drawn)) // (len(classes) - n_done)
-            drawn += alternate_patients([rows[i] for i in rng.permutation(len(rows))], self.patients)[:n_wanted]
+            drawn += interleave_rows_by_patient([rows[i] for i in rng.permutation(len(rows))], self.patients)[:n_wanted]
         return sorted(drawn)
 
     def sample_rows_of_all_findings(
@@ -221,7 +221,7 @@ class Cohort:
         return sorted({row for finding in findings for row in self.sample_rows(candidates, n_each, salt, finding)})
 
 
-def alternate_patients(rows: Sequence[int], patients: dict[int, Any]) -> list[int]:
+def interleave_rows_by_patient(rows: Sequence[int], patients: dict[int, Any]) -> list[int]:
     """Order rows so that the first row of every patient comes first, then the second rows, and so on."""
     n_seen, rank = Counter[Any](), dict[int, int]()
     for row in rows:

@@ -46,19 +46,19 @@ class Ranking:
         return len(np.unique(self.group_index[self.truth])), len(np.unique(self.group_index[~self.truth]))
 
     @property
-    def _limiting_group_sizes(self) -> IntArray:
+    def _smaller_class_group_sizes(self) -> IntArray:
         sizes = [np.bincount(self.group_index[rows]) for rows in (self.truth, ~self.truth)]
         return min(sizes, key=count_effective_groups)
 
     @property
     def n_effective_groups(self) -> float:
         """The effective number of groups of the class that has fewer."""
-        return count_effective_groups(self._limiting_group_sizes)
+        return count_effective_groups(self._smaller_class_group_sizes)
 
     @property
     def largest_group_share(self) -> float:
         """The share of rows in the largest group, for the class with fewer effective groups."""
-        return float(self._limiting_group_sizes.max() / self._limiting_group_sizes.sum())
+        return float(self._smaller_class_group_sizes.max() / self._smaller_class_group_sizes.sum())
 
     @property
     def n_groups(self) -> int:
@@ -114,7 +114,7 @@ def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: 
     """Return the area under the curve for each bootstrap resample of groups. NaN if a resample has one class only."""
     areas, n_groups = [], ranking.n_resampled_groups
     for drawn_groups in iter_bootstrap_indices(n_groups, n_resamples, seed, len(ranking.truth)):
-        weights = count_draws(drawn_groups, n_groups)[:, ranking.group_index]
+        weights = count_group_draws(drawn_groups, n_groups)[:, ranking.group_index]
         positive, negative = ranking.sum_weights_by_rank(weights)
         has_both = (positive.sum(1) > 0) & (negative.sum(1) > 0)
         values = np.full(len(drawn_groups), np.nan)
@@ -123,7 +123,7 @@ def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: 
     return np.concatenate(areas)
 
 
-def drop_undefined(resampled_areas: FloatArray, description: str) -> FloatArray:
+def drop_undefined_areas(resampled_areas: FloatArray, description: str) -> FloatArray:
     """Return the areas that are not NaN. Raise an UndefinedError if more than 10 % are NaN."""
     n_undefined = int(np.isnan(resampled_areas).sum())
     if n_undefined > MAX_UNDEFINED_SHARE * len(resampled_areas):
@@ -133,7 +133,7 @@ def drop_undefined(resampled_areas: FloatArray, description: str) -> FloatArray:
     return resampled_areas[~np.isnan(resampled_areas)]
 
 
-def count_draws(drawn_groups: IntArray, n_groups: int) -> FloatArray:
+def count_group_draws(drawn_groups: IntArray, n_groups: int) -> FloatArray:
     """Return how often each resample drew each group, as an array (r,n_groups)."""
     n_rows = len(drawn_groups)
     flat = drawn_groups + n_groups * np.arange(n_rows)[:, None]
@@ -193,7 +193,7 @@ def average_precision(
     ranking = rank_scores(truth, score, groups)
     areas = bootstrap_areas(ranking, compute_precision_recall_area, n_resamples, seed)
     low, high = compute_bootstrap_interval(
-        drop_undefined(areas, ranking.describe_counts()),
+        drop_undefined_areas(areas, ranking.describe_counts()),
         min(ranking.n_groups, *ranking.n_positive_and_negative_groups),
         n_effective_groups=ranking.n_effective_groups,
     )
@@ -204,7 +204,9 @@ def average_precision(
 def estimate_auroc(rankings: Sequence[Ranking], resampled_aurocs: FloatArray) -> Estimate:
     """Return the mean AUROC of several rankings of the same rows, with a confidence interval."""
     point = float(np.mean([ranking.compute_area(compute_roc_area) for ranking in rankings]))
-    interval = compute_auroc_interval(point, drop_undefined(resampled_aurocs, rankings[0].describe_counts()), rankings)
+    interval = compute_auroc_interval(
+        point, drop_undefined_areas(resampled_aurocs, rankings[0].describe_counts()), rankings
+    )
     return replace(_build_estimate(rankings, point, interval), interval_method=NEWCOMBE)
 
 

@@ -130,7 +130,7 @@ def _standardize_features(x: FloatArray) -> FloatArray:
 
 def _rank_levels(x: FloatArray, level_index: IntArray, group: IntArray, seed: int) -> list[Ranking]:
     """Rank the out-of-fold scores of each level. Resamples draw the same patients for all levels."""
-    scores = _predict_log_odds(x, level_index, group, seed)
+    scores = _predict_level_log_odds(x, level_index, group, seed)
     rankings = [rank_scores(level_index == k, scores[:, k], None) for k in range(scores.shape[1])]
     return [
         replace(ranking, group_index=group[ranking.row_index], n_resampled_groups=int(group.max()) + 1)
@@ -138,7 +138,7 @@ def _rank_levels(x: FloatArray, level_index: IntArray, group: IntArray, seed: in
     ]
 
 
-def _predict_log_odds(x: FloatArray, level_index: IntArray, group: IntArray, seed: int) -> FloatArray:
+def _predict_level_log_odds(x: FloatArray, level_index: IntArray, group: IntArray, seed: int) -> FloatArray:
     """Return the out-of-fold log odds (N,K) of each level. Probes weight all levels equally."""
     folds = require("sklearn.model_selection", extra="audit").StratifiedGroupKFold(
         N_FOLDS, shuffle=True, random_state=seed

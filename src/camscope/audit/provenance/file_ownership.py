@@ -182,7 +182,7 @@ def _has_expected_content(path: Path, name: str) -> bool:
     return False
 
 
-def is_plan(path: Path) -> bool:
+def is_audit_plan(path: Path) -> bool:
     """Return whether a file is the `audit.json` of an audit. Other programs may use the same name."""
     return _has_keys(path, EXPECTED_CONTENT[PLAN_FILE])
 

@@ -126,7 +126,7 @@ def write_provenance(context: AuditContext, identity: Mapping[str, str]) -> dict
     events = read_events(context.folder)
     start = max((n for n, event in enumerate(events) if event.get("event") == START_EVENT), default=0)
     events = events[start:]  # of the latest audit
-    record = collect_facts(context, identity) | {
+    record = collect_provenance_facts(context, identity) | {
         "started": events[0]["time"] if events else None,
         "ended": events[-1]["time"] if events else None,
         "stages": {event["stage"]: event["seconds"] for event in events if "stage" in event},
@@ -145,7 +145,7 @@ def serialize_record(record: Mapping[str, Any]) -> bytes:
     return (json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
-def collect_facts(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
+def collect_provenance_facts(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
     """Return the facts about inputs, model and machine for `provenance.json`."""
     config, parameters = context.config, list(context.model.parameters())
     config_digests = list(dict.fromkeys(list_config_digests(context.folder))) or [identity["config"]]

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from camscope.audit.core.schema import EstimateSummary, FindingPerformance, RandomizationSimilarity
 from camscope.audit.core.summary import ClusterAnalysis
-from camscope.audit.report.number_format import list_number_texts
+from camscope.audit.report.number_format import format_value_and_limits
 from camscope.audit.report.verdict_labels import sanitize_text
 from camscope.optional import require
 
@@ -148,7 +148,7 @@ class ForestRow:
         return "\n".join(lines) or "–"
 
 
-def draw_forest(
+def draw_forest_plot(
     rows: Sequence[ForestRow],
     axis_label: str,
     *,
@@ -214,7 +214,7 @@ def _draw_forest_row(axes: "Axes", row: ForestRow, y: float, *, show_baseline: b
 
 def format_estimate_text(estimate: EstimateSummary) -> tuple[str, list[float]]:
     """Return an estimate as text such as `0.83 [0.79, 0.87]`, and the numbers in the text."""
-    texts, width_note = list_number_texts(estimate)
+    texts, width_note = format_value_and_limits(estimate)
     if width_note:
         return f"{texts[0][1]} [{width_note}]", [texts[0][0]]
     ends = f" [{', '.join(text for _, text in texts[1:])}]" if texts[1:] else ""
@@ -300,7 +300,7 @@ def draw_randomization_curve(
     if is_control:
         color, marker = CONTROL, "s"
     points = [(n, value) for n, value in enumerate(similarity.curve) if value is not None]
-    axes.plot(*_split_pairs(points), f"-{marker}", color=color, markersize=5, zorder=4)
+    axes.plot(*_split_coordinates(points), f"-{marker}", color=color, markersize=5, zorder=4)
     y_values = [*(value for _, value in points), similarity.null_low or 0.0, similarity.null_high or 0.0, 1.0, 0.0]
     axes.set_ylim(min(y_values) - 0.06, max(y_values) + 0.06)
     return figure
@@ -324,8 +324,8 @@ def draw_cluster_stability(analysis: ClusterAnalysis) -> "Figure":
     figure, axes = _create_curve_axes("number of clusters", "stability")
     stabilities = [(row.n_clusters, row.stability) for row in rows]
     expected = [(row.n_clusters, row.null_stability) for row in rows if row.null_stability is not None]
-    axes.plot(*_split_pairs(stabilities), "-o", color=SUPPORTS, markersize=5.5)
-    axes.plot(*_split_pairs(expected), "--D", color=CONTROL, markersize=4.5)
+    axes.plot(*_split_coordinates(stabilities), "-o", color=SUPPORTS, markersize=5.5)
+    axes.plot(*_split_coordinates(expected), "--D", color=CONTROL, markersize=4.5)
     numbers = [row.n_clusters for row in rows]
     axes.set_xticks(numbers)
     lowest = min(0.0, *(value for _, value in (*stabilities, *expected)))
@@ -333,5 +333,5 @@ def draw_cluster_stability(analysis: ClusterAnalysis) -> "Figure":
     return figure
 
 
-def _split_pairs(points: Sequence[tuple[float, float]]) -> Any:
+def _split_coordinates(points: Sequence[tuple[float, float]]) -> Any:
     return [x for x, _ in points], [y for _, y in points]

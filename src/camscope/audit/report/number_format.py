@@ -19,24 +19,24 @@ def format_number(value: float | int | None, decimals: int | None = None) -> Mar
     """Format a number with `decimals` decimal places, by default with three significant digits. None becomes a dash."""
     if value is None:
         return Markup('<span class="none">–</span>')
-    return _tag_number(value, number_to_text(value, decimals))
+    return _wrap_in_data_tag(value, number_to_text(value, decimals))
 
 
-def _tag_number(value: float, text: str) -> Markup:
+def _wrap_in_data_tag(value: float, text: str) -> Markup:
     return Markup('<data value="{}">{}</data>').format(repr(value), text)
 
 
 def format_estimate(estimate: EstimateSummary) -> Markup:
     """Format an estimate with its interval, such as `0.83 [0.79, 0.87]` or `1.0 [no width]`."""
-    numbers, width_note = list_number_texts(estimate)
+    numbers, width_note = format_value_and_limits(estimate)
     if not numbers:
         return format_number(None)
-    value, *ends = (_tag_number(number, text) for number, text in numbers)
+    value, *ends = (_wrap_in_data_tag(number, text) for number, text in numbers)
     interval = width_note or Markup(", ").join(ends)
     return Markup('{} <span class="interval">[{}]</span>').format(value, interval) if interval else value
 
 
-def list_number_texts(estimate: EstimateSummary) -> tuple[list[tuple[float, str]], str]:
+def format_value_and_limits(estimate: EstimateSummary) -> tuple[list[tuple[float, str]], str]:
     """Return an estimate's value and interval limits with their texts, and a note if the interval has no width."""
     if estimate.value is None:
         return [], ""
@@ -59,7 +59,7 @@ def format_number_like(value: float | None, estimate: EstimateSummary) -> Markup
 def format_p_value(p_value: float | None) -> Markup:
     """Format a p-value."""
     if p_value is not None and p_value < MIN_P_VALUE_SHOWN:
-        return _tag_number(p_value, "< 0.001")
+        return _wrap_in_data_tag(p_value, "< 0.001")
     return format_number(p_value, 3)
 
 

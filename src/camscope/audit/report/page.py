@@ -119,7 +119,7 @@ def create_template_environment() -> "jinja2.Environment":
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         loader=jinja2.FunctionLoader(_read_template),
-        finalize=_finalize_output,
+        finalize=_reject_unformatted_number,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -150,7 +150,7 @@ def create_template_environment() -> "jinja2.Environment":
     return environment
 
 
-def _finalize_output(value: Any) -> Any:
+def _reject_unformatted_number(value: Any) -> Any:
     if isinstance(value, int | float):
         raise InputError(
             f"the template writes the number {value!r} without a filter: write {{{{ x | format_number }}}}"

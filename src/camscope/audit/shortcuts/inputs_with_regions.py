@@ -34,7 +34,7 @@ class RegionSample:
     regions: dict[str, Mask]
     ground_truth: dict[str, Mask] = field(default_factory=dict)
 
-    def for_finding(self, finding_name: str) -> "RegionSample":
+    def subtract_finding(self, finding_name: str) -> "RegionSample":
         """Return the sample with the finding's pixels removed from all regions. A finding is not a shortcut.
 
         The organ is extended by the finding: masks of lungs often leave out the opacities in them.
@@ -62,9 +62,9 @@ class RegionSamples:
         """Return the samples that have the named region."""
         return [sample for sample in self.samples if region_name in sample.regions]
 
-    def for_finding(self, finding_name: str) -> "RegionSamples":
+    def subtract_finding(self, finding_name: str) -> "RegionSamples":
         """Return the samples with the finding's pixels removed from all regions."""
-        return replace(self, samples=[sample.for_finding(finding_name) for sample in self.samples])
+        return replace(self, samples=[sample.subtract_finding(finding_name) for sample in self.samples])
 
     @property
     def region_names(self) -> list[str]:
@@ -149,7 +149,7 @@ def _build_sample(
         return values[0] if len(values) == 1 else np.moveaxis(values, 0, -1)
 
     def project_mask_or_count(name: str, load: Callable[[], Mask]) -> Mask | None:
-        return _project_or_count(name, load, placement, samples, hides_file_names=cohort.hides_file_names)
+        return _project_mask_or_count_reason(name, load, placement, samples, hides_file_names=cohort.hides_file_names)
 
     sources = context.ground_truth.items()
     findings = {name: project_mask_or_count(FINDING_REGION, partial(load_mask, source)) for name, source in sources}
@@ -169,7 +169,7 @@ def _build_sample(
     )
 
 
-def _project_or_count(
+def _project_mask_or_count_reason(
     region_name: str,
     load_mask: Callable[[], Mask],
     placement: Placement | None,

@@ -296,7 +296,7 @@ class InterventionRunner:
     ) -> FloatArray:
         """Return the log odds (N,) of receivers after pasting the masked pixels of other images."""
         return self._compute_log_odds(
-            receivers, masks, lambda x, mask, part: insert_region(x, mask, _stack(sources[part]))
+            receivers, masks, lambda x, mask, part: insert_region(x, mask, _stack_inputs(sources[part]))
         )
 
     def _compute_edited_log_odds(
@@ -316,7 +316,7 @@ class InterventionRunner:
         log_odds, size = [np.empty(0)], self.context.config.perturbed_batch_size
         for start in range(0, len(samples), size):
             part = slice(start, start + size)
-            x = edit(_stack(samples[part]), torch.from_numpy(np.stack(masks[part])), part)
+            x = edit(_stack_inputs(samples[part]), torch.from_numpy(np.stack(masks[part])), part)
             logits, _ = compute_logits_and_features(self.context, x)
             are_probabilities = self.predictions.outputs_are_probabilities
             values = compute_log_odds(self.context, logits, [self.finding], outputs_are_probabilities=are_probabilities)
@@ -324,5 +324,5 @@ class InterventionRunner:
         return np.concatenate(log_odds)
 
 
-def _stack(samples: Sequence[RegionSample]) -> Tensor:
+def _stack_inputs(samples: Sequence[RegionSample]) -> Tensor:
     return torch.stack([sample.x for sample in samples])

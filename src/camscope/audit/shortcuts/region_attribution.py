@@ -50,7 +50,7 @@ def compute_attribution_mass_by_region(
     """Measure the share of a method's attribution in every region."""
     rows = [sample.row for sample in samples.samples]
     attributions = {
-        row: project_to_input(attribution, samples.samples[0].x.shape[1:])
+        row: resize_map_to_input(attribution, samples.samples[0].x.shape[1:])
         for row, attribution in load_attributions(context, explainer.composed_name, finding, rows).items()
     }
     order = np.random.default_rng((context.config.seed, 5)).permutation(sorted(attributions)).tolist()
@@ -147,7 +147,7 @@ def _compute_shuffled_share(
     )
 
 
-def project_to_input(attribution: FloatArray, input_size: Sequence[int]) -> FloatArray:
+def resize_map_to_input(attribution: FloatArray, input_size: Sequence[int]) -> FloatArray:
     """Resize a map (*s) to the size of the model's input (*S)."""
     values: FloatArray = np.asarray(Placement.identity(tuple(input_size)).project(attribution)[0], np.float64)
     return values
@@ -200,12 +200,12 @@ def find_overlapping_regions(summary: Summary) -> dict[str, list[list[str]]]:
             relied_regions.setdefault(item.finding, []).append(item.qualifier)
     overlaps = summary.shortcut.overlaps
     return {
-        name: merge_overlapping_regions(regions, [item for item in overlaps if item.finding == name])
+        name: group_overlapping_regions(regions, [item for item in overlaps if item.finding == name])
         for name, regions in relied_regions.items()
     }
 
 
-def merge_overlapping_regions(regions: Sequence[str], region_overlaps: Iterable[RegionOverlap]) -> list[list[str]]:
+def group_overlapping_regions(regions: Sequence[str], region_overlaps: Iterable[RegionOverlap]) -> list[list[str]]:
     """Group regions that are connected by large overlaps. Each group has at least two regions."""
     groups = [{region} for region in regions]
     for overlap in region_overlaps:

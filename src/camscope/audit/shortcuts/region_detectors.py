@@ -70,14 +70,14 @@ class Region:
 
 
 def _detect_border(image: NDArray[Any]) -> Mask:
-    widths = _list_side_widths(image, BORDER_WIDTH_FRACTION)
+    widths = _compute_border_widths(image, BORDER_WIDTH_FRACTION)
     border = np.ones([n for n, _ in widths], np.bool_)
     border[tuple(slice(width, max(width, n - width)) for n, width in widths)] = False
     return border
 
 
 def _detect_corners(image: NDArray[Any]) -> Mask:
-    widths = _list_side_widths(image, CORNER_SIDE_FRACTION)
+    widths = _compute_border_widths(image, CORNER_SIDE_FRACTION)
     positions = np.ogrid[tuple(slice(n) for n, _ in widths)]
     at_ends = [(i < width) | (i >= n - width) for i, (n, width) in zip(positions, widths, strict=True)]
     return np.asarray(reduce(np.logical_and, at_ends))
@@ -102,7 +102,7 @@ def _find_constant_edge(values: FloatArray, max_range: float) -> tuple[int, int]
     return next((e for e in edges if values.shape[e[0]] > 1 and np.ptp(values.take(e[1], e[0])) <= max_range), None)
 
 
-def _list_side_widths(image: NDArray[Any], fraction: float) -> list[tuple[int, int]]:
+def _compute_border_widths(image: NDArray[Any], fraction: float) -> list[tuple[int, int]]:
     """Return for each axis its length and a fraction of its length, in pixels."""
     shape = image.shape[:2] if _is_color_image(image) else image.shape
     return [(n, max(1, round(n * fraction))) for n in shape]
@@ -237,7 +237,7 @@ def _detect_ink(image: NDArray[Any]) -> Mask:
     """Return saturated purple pixels, such as a surgical marker on skin."""
     hue, saturation, value = _convert_to_hsv(image, "ink")
     is_purple = (hue >= INK_HUE_RANGE[0]) & (hue <= INK_HUE_RANGE[1])
-    return _drop_traces(is_purple & (saturation >= MIN_INK_SATURATION) & (value >= 0.15) & (value <= 0.95))
+    return _remove_small_components(is_purple & (saturation >= MIN_INK_SATURATION) & (value >= 0.15) & (value <= 0.95))
 
 
 def _detect_pen(image: NDArray[Any]) -> Mask:
@@ -245,7 +245,7 @@ def _detect_pen(image: NDArray[Any]) -> Mask:
     hue, saturation, value = _convert_to_hsv(image, "pen")
     is_colored = np.logical_or.reduce([(hue >= low) & (hue <= high) for low, high in PEN_HUE_RANGES])
     is_black = (value < 0.15) & (saturation < 0.5)
-    return _drop_traces((is_colored & (saturation >= 0.45) & (value >= 0.1)) | is_black)
+    return _remove_small_components((is_colored & (saturation >= 0.45) & (value >= 0.1)) | is_black)
 
 
 def _detect_outside_tissue(image: NDArray[Any]) -> Mask:
@@ -265,7 +265,7 @@ def _convert_to_hsv(image: NDArray[Any], region_name: str) -> tuple[FloatArray, 
     return hsv[..., 0], hsv[..., 1], hsv[..., 2]
 
 
-def _drop_traces(mask: Mask) -> Mask:
+def _remove_small_components(mask: Mask) -> Mask:
     """Remove the small connected components of a mask."""
     labels, count = require("scipy.ndimage", extra="audit").label(mask, np.ones((3, 3)))
     sizes = np.bincount(labels.ravel(), minlength=count + 1)

@@ -143,7 +143,7 @@ def judge_reliance(
     removal have opposite signs.
     """
     counted = _select_counted_by_kind(insertions, removals)
-    uncounted_reasons = _describe_uncounted(insertions, removals, uncounted_removals)
+    uncounted_reasons = _explain_uncounted_effects(insertions, removals, uncounted_removals)
     if directions := _find_direction_by_kind(counted, margin):
         kind, direction = next(iter(directions.items()))
         reason = f"{kind} {direction} the finding; {_describe_other_kind(counted, kind, margin, uncounted_reasons)}"
@@ -154,36 +154,36 @@ def judge_reliance(
         return "supported", reason
     effects = [*counted["insertion"], *counted["removal"]]
     if not effects:
-        uncounted = f"; {uncounted_reasons['removal']}" if _select_measured(uncounted_removals) else ""
+        uncounted = f"; {uncounted_reasons['removal']}" if _select_effects_with_value(uncounted_removals) else ""
         return "not testable", f"{_explain_no_counted_effect(insertions, removals)}{uncounted}"
     if not all(_is_within_margin(effect, margin) for effect in effects):
         return "not testable", _explain_undecided(counted["removal"], margin)
     n_patients = max(min(item.effect.n_groups for item in kind) for kind in counted.values() if kind)
     untested_kinds = "".join(f"; {uncounted_reasons[kind]}" for kind, items in counted.items() if not items)
-    if reason := describe_too_few_for_absence(n_patients, prevalence):
+    if reason := explain_too_few_patients(n_patients, prevalence):
         return "not testable", f"every effect that counts lies within the margin, but {reason}{untested_kinds}"
-    missable = _describe_missable_share(compute_min_detectable_prevalence(n_patients))
+    missable = _describe_undetectable_share(compute_min_detectable_prevalence(n_patients))
     return "not supported", f"every effect that counts lies within the margin{untested_kinds}; {missable}"
 
 
-def describe_too_few_for_absence(n_patients: int, prevalence: float) -> str:
+def explain_too_few_patients(n_patients: int, prevalence: float) -> str:
     """Return why there are too few patients to exclude a rare reliance, or "" if there are enough.
 
     A rare reliance affects a share `prevalence` of patients.
     """
     if compute_min_detectable_prevalence(n_patients) <= prevalence:
         return ""
-    are_needed = plural(compute_min_patients_for_absence(prevalence), "patient is", "patients are")
-    missable = _describe_missable_share(compute_min_detectable_prevalence(n_patients))
+    are_needed = plural(compute_min_patients_to_detect(prevalence), "patient is", "patients are")
+    missable = _describe_undetectable_share(compute_min_detectable_prevalence(n_patients))
     return f"{missable}: {are_needed} needed for {100 * prevalence:g} %"
 
 
-def compute_min_patients_for_absence(prevalence: float) -> int:
+def compute_min_patients_to_detect(prevalence: float) -> int:
     """Return how many patients are needed to observe a rare effect with 95 % certainty: 59 for a prevalence of 0.05."""
     return ceil(log(0.05) / log1p(-prevalence))
 
 
-def _describe_missable_share(share: float) -> str:
+def _describe_undetectable_share(share: float) -> str:
     return f"a reliance in fewer than {100 * share:.1f} % of patients could have been missed"
 
 
@@ -202,8 +202,8 @@ def select_reported_effect(
         effects_by_kind.get(deciding_kind, []),
         [effect for effect in counted if not _is_within_margin(effect, margin)],
         *effects_by_kind.values(),
-        _select_measured(insertions),
-        _select_measured(removals),
+        _select_effects_with_value(insertions),
+        _select_effects_with_value(removals),
     )
     effects = next((effect for effect in choices if effect), [])
     return max(effects, key=lambda item: abs(item.effect.value or 0.0), default=None)
@@ -242,19 +242,19 @@ def _find_common_direction(effects: Effects, margin: float) -> str:
     return {1: "supports", -1: "contradicts"}.get(signs.pop(), "") if len(signs) == 1 else ""
 
 
-def _select_measured(effects: Effects) -> list[InterventionEffect]:
+def _select_effects_with_value(effects: Effects) -> list[InterventionEffect]:
     return [item for item in effects if item.effect.value is not None]
 
 
-def _describe_uncounted(insertions: Effects, removals: Effects, uncounted_removals: Effects) -> dict[str, str]:
+def _explain_uncounted_effects(insertions: Effects, removals: Effects, uncounted_removals: Effects) -> dict[str, str]:
     """Return kind -> the reason why its effects are missing or do not count."""
     descriptions = {
         kind: f"{kind} was measured in too few patients to count"
-        if _select_measured(effects)
+        if _select_effects_with_value(effects)
         else f"{kind} was not tested"
         for kind, effects in (("insertion", insertions), ("removal", removals))
     }
-    if _select_measured(uncounted_removals):
+    if _select_effects_with_value(uncounted_removals):
         descriptions["removal"] = "removal was measured but does not count, because every image has this region"
     return descriptions
 
@@ -274,13 +274,13 @@ def _describe_other_kind(
 
 
 def _explain_no_counted_effect(insertions: Effects, removals: Effects) -> str:
-    if measured := _select_measured(insertions):
+    if measured := _select_effects_with_value(insertions):
         best = max(measured, key=lambda item: item.effect.n_groups).effect
         few = (
             f"fewer than {MIN_PATIENTS_FOR_VERDICT} patients are given the region, have it, or lack it: {best.n_groups}"
         )
         return best.reason or few
-    if measured := _select_measured(removals):
+    if measured := _select_effects_with_value(removals):
         n_patients = max(item.effect.n_groups for item in measured)
         return f"there are fewer than {MIN_PATIENTS_FOR_VERDICT} patients with the region: {n_patients}"
     reasons = dict.fromkeys(item.effect.reason for item in (*insertions, *removals) if item.effect.reason)

@@ -38,12 +38,12 @@ def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutR
     )
     samples = load_region_samples(context, region_rows)
     edited = replace(samples, samples=[sample for sample in samples.samples if sample.row in edited_rows])
-    runners = [InterventionRunner(context, edited.for_finding(f.name), f, predictions) for f in findings]
+    runners = [InterventionRunner(context, edited.subtract_finding(f.name), f, predictions) for f in findings]
     interventions = [effect for runner in runners for effect in runner.run_interventions()]
     masked_aurocs = [masked for runner in runners for masked in runner.compute_masked_aurocs()]
     records = [record for runner in runners for record in runner.records]
     write_interventions(context.folder, records, context.cohort.ids)
-    by_finding = {finding.name: samples.for_finding(finding.name) for finding in findings}
+    by_finding = {finding.name: samples.subtract_finding(finding.name) for finding in findings}
     analyses = [
         analyze_clusters(context, explainer, finding, by_finding[finding.name], predictions)
         for finding in findings
@@ -55,7 +55,7 @@ def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutR
         region_counts={
             name: max(len(subset.select_with_region(name)) for subset in by_finding.values()) for name in names
         },
-        markers_by_finding={finding: _list_markers(subset) for finding, subset in by_finding.items()},
+        markers_by_finding={finding: _list_marker_regions(subset) for finding, subset in by_finding.items()},
         missing_regions=tuple(_list_missing_regions(samples)),
         overlaps=tuple(overlaps),
         attribution_mass=tuple(_compute_attribution_mass(context, results, by_finding)) if samples.samples else (),
@@ -77,7 +77,7 @@ def _compute_attribution_mass(
             yield from compute_attribution_mass_by_region(context, by_finding[finding.name], explainer, finding, stride)
 
 
-def _list_markers(samples: RegionSamples) -> tuple[str, ...]:
+def _list_marker_regions(samples: RegionSamples) -> tuple[str, ...]:
     """Return the regions that only some images have."""
     return tuple(name for name in samples.region_names if len(samples.select_with_region(name)) < len(samples.samples))
 

@@ -48,17 +48,17 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
             share = shares.get((line.method, line.layer))
             share_note = "" if share is None else f"{share:.2f} of their attribution lies inside"
             decision = conclusion, join_reasons(reason, share_note)
-            maps = _name_maps(line.method)
+            maps = _format_maps_name(line.method)
             yield build_verdict("localization", finding, decision, line.value, margin, line.method, maps=maps)
         title = next((explainer.title for explainer in summary.resolve.explainers), "the first method")
         for (name, _, column), levels in group_by_subgroup_column(stage.subgroup_differences).items():
             if name == finding:
                 yield judge_subgroup_equality(
-                    "localization by subgroup", finding, levels, column, maps=_name_maps(title)
+                    "localization by subgroup", finding, levels, column, maps=_format_maps_name(title)
                 )
 
 
-def _name_maps(method: str) -> str:
+def _format_maps_name(method: str) -> str:
     return f"The maps of {METHODS.display_name(method)}"
 
 
@@ -108,7 +108,7 @@ def judge_attribution_mass(summary: Summary) -> Iterator[Verdict]:
                 mass.enrichment,
                 margin,
                 f"{mass.region} · {mass.method}",
-                maps=_name_maps(mass.method),
+                maps=_format_maps_name(mass.method),
                 region=format_region(mass.region),
             )
 
@@ -135,7 +135,7 @@ def judge_faithfulness(summary: Summary) -> Iterator[Verdict]:
         for method in dict.fromkeys(line.method for line in lines):
             decision, reported = _combine_metrics([line for line in lines if line.method == method])
             effect = reported.difference_to_control or EMPTY_ESTIMATE
-            yield build_verdict("faithfulness", finding, decision, effect, 0.0, method, maps=_name_maps(method))
+            yield build_verdict("faithfulness", finding, decision, effect, 0.0, method, maps=_format_maps_name(method))
 
 
 def _combine_metrics(lines: Sequence[MetricSummary]) -> tuple[Decision, MetricSummary]:
@@ -192,7 +192,7 @@ def judge_sanity(summary: Summary) -> Iterator[Verdict]:
         for test in tests:
             if not test.control:
                 decision, effect = _decide_sanity(test, control), _find_deciding_similarity(test)
-                maps = _name_maps(test.method)
+                maps = _format_maps_name(test.method)
                 yield build_verdict("sanity", finding, decision, effect, qualifier=test.method, maps=maps)
 
 
@@ -234,7 +234,7 @@ def judge_robustness(summary: Summary) -> Iterator[Verdict]:
                 line.value,
                 margin,
                 line.method,
-                maps=_name_maps(line.method),
+                maps=_format_maps_name(line.method),
                 condition=ROBUSTNESS_CONDITIONS[line.metric],
             )
 
@@ -243,7 +243,7 @@ def judge_clusters(summary: Summary) -> Iterator[Verdict]:
     """Judge whether the maps of a method fall into several clusters."""
     for analysis in summary.shortcut.cluster_analyses:
         decision, effect = _decide_clusters(analysis), _find_reported_stability(analysis)
-        maps = _name_maps(analysis.method)
+        maps = _format_maps_name(analysis.method)
         yield build_verdict("clusters", analysis.finding, decision, effect, qualifier=analysis.method, maps=maps)
 
 

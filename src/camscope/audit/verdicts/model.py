@@ -8,7 +8,7 @@ from camscope.audit.core.summary_values import round_significant
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION
 from camscope.audit.shortcuts.reliance import (
     DEFAULT_RELIANCE_PREVALENCE,
-    describe_too_few_for_absence,
+    explain_too_few_patients,
     judge_reliance,
     select_reported_effect,
 )
@@ -75,7 +75,7 @@ def judge_subgroup_equality(
         n_patients = min(
             min(level.value.n_groups, max(0, level.difference.n_groups - level.value.n_groups)) for level in differences
         )  # of the level, or of all other levels if these are fewer
-        too_few = describe_too_few_for_absence(n_patients, prevalence) if prevalence else ""
+        too_few = explain_too_few_patients(n_patients, prevalence) if prevalence else ""
         decision = ("not testable", too_few) if too_few else ("supported", "")
     return build_verdict(
         question, finding, decision, worst.difference, worst.margin, qualifier or column, column=column, **claim_fields
@@ -166,12 +166,14 @@ def judge_masked_organ(summary: Summary) -> Iterator[Verdict]:
             conclusion, reason = require_agreement([_decide_masked_auroc(auroc, margin) for auroc in aurocs])
             farthest = max(aurocs, key=lambda auroc: -1.0 if auroc.value is None else abs(auroc.value - 0.5))
             decision = conclusion, join_reasons(reason, INVERTED_REASON if _is_inverted(farthest) else "")
-            yield build_verdict("masked organ", finding, decision, _orient_auroc(farthest), margin, ORGAN_REGION)
+            yield build_verdict(
+                "masked organ", finding, decision, _orient_auroc_above_half(farthest), margin, ORGAN_REGION
+            )
 
 
 def _decide_masked_auroc(auroc: EstimateSummary, margin: float) -> Decision:
     """Decide whether an AUROC differs from chance by more than the margin, in either direction."""
-    decision = decide_above_margin(_orient_auroc(auroc), margin)
+    decision = decide_above_margin(_orient_auroc_above_half(auroc), margin)
     opposite = auroc if _is_inverted(auroc) else _invert_auroc(auroc)
     if decision[0] == "not supported" and decide_above_margin(opposite, margin)[0] != "not supported":
         return "not testable", WIDE_INTERVAL_REASON
@@ -182,7 +184,7 @@ def _is_inverted(auroc: EstimateSummary) -> bool:
     return auroc.value is not None and auroc.value < 0.5
 
 
-def _orient_auroc(auroc: EstimateSummary) -> EstimateSummary:
+def _orient_auroc_above_half(auroc: EstimateSummary) -> EstimateSummary:
     return _invert_auroc(auroc) if _is_inverted(auroc) else auroc
 
 
