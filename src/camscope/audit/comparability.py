@@ -33,15 +33,15 @@ def check_comparable(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
     runs = first, second
     records = [_load_provenance(run) for run in runs]
     if first.summary.data_digest != second.summary.data_digest:
-        raise InputError("the two audits are of different manifests: only audits of the same images are compared")
+        raise InputError("the audits use different manifests; expected two audits of the same images")
     _check_same_images(records[0]["rows"], records[1]["rows"])
     if records[0]["masks"] != records[1]["masks"]:
-        raise InputError("the two audits have other masks: only audits with the same evidence and regions are compared")
+        raise InputError("the audits use different masks; expected the same masks of findings and regions")
     configs = [_flatten_settings(_load_config(run, record)) for run, record in zip(runs, records, strict=True)]
     for name, value, other_value in [*_find_forbidden_differences(*configs), *_find_method_differences(first, second)]:
         raise InputError(
-            f"the two audits have different settings: {name} is {value} in the first and {other_value} in the second, which "
-            "changes the numbers of one and the same model; audit both with the same config"
+            f"the two audits have different settings: {name} is {value} in the first and {other_value} in the second; "
+            "audit both models with the same settings"
         )
     names = [", ".join(run.summary.resolve.findings) for run in runs]
     if names[0] != names[1]:  # one model has class names, and the other has none
@@ -64,17 +64,17 @@ def _load_provenance(run: AuditRun) -> Mapping[str, Any]:
         record: Mapping[str, Any] = read_json(run.folder / provenance.PROVENANCE_FILE, message)
         record["masks"], record["code"]
         if not isinstance(record["rows"], Mapping) or not isinstance(record["config"], Mapping):
-            raise TypeError("its rows and its config are tables")
+            raise TypeError("rows and config must be tables")
     return record
 
 
 def _check_same_images(first: Mapping[str, str | None], second: Mapping[str, str | None]) -> None:
     if first.keys() != second.keys():
-        raise InputError("the two audits use different image names; expected the same profile and the same manifest")
+        raise InputError("the audits use different image names; use the same profile and manifest for both")
     if changed := find_changed_images(first, second):
         raise InputError(
-            f"{len(changed)} of {plural(len(first), 'image')} differ in the second audit: only audits of the same images are "
-            "compared"
+            f"{len(changed)} of {plural(len(first), 'image')} differ in the second audit; expected two audits of the same "
+            "images"
         )
 
 

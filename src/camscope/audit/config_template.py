@@ -76,9 +76,9 @@ def generate_config(
     start. InputError where the manifest has neither labels nor columns of 0 and 1 for the classes, or the modality is unknown.
     """
     if modality is not None and modality not in (modalities := get_args(Modality)):
-        raise InputError(f"no modality {modality!r}; expected one of {', '.join(modalities)}")
+        raise InputError(f"unknown modality {modality!r}; expected one of {', '.join(modalities)}")
     if Path(manifest).suffix.lower() in TABLE_SUFFIXES and not Path(manifest).is_file():
-        raise InputError(f"{manifest}: this manifest cannot be read: {describe_file_problem(manifest)}")
+        raise InputError(f"the manifest {manifest} cannot be read: {describe_file_problem(manifest)}")
     table, folder = build_manifest(manifest, root, strict=False).table, relative_to or Path.cwd()
     card = get_card(load_model(model, weights=weights))
     class_names = (card.class_names if card else None) or ()
@@ -125,18 +125,18 @@ def _check_labels_match_findings(column: Any, class_names: Sequence[str], findin
     listed = ", ".join(sorted(labels)[:MAX_LABELS_SHOWN]) + (", …" if len(labels) > MAX_LABELS_SHOWN else "")
     if not class_names and not all(label.isdecimal() for label in labels):
         raise InputError(
-            f"the labels are words ({listed}), and the model has no class names; list them in the model's file, in the order of "
-            'its outputs, as CATEGORIES = {"name of the function": ("clear", "lesion")}, or label by number'
+            f"the labels are text ({listed}), but the model has no class names; add the names to the model's file in the order "
+            'of the outputs, as CATEGORIES = {"name of the function": ("clear", "lesion")}, or use numbers as labels'
         )
     for finding in findings:
         index = str(class_names.index(finding)) if finding in class_names else None
         if class_names and index is None and not (finding.isdecimal() and int(finding) < len(class_names)):
             raise InputError(
-                f"the finding {finding!r} is no class of the model; expected one of {', '.join(class_names)}"
+                f"the finding {finding!r} is not a class of the model; expected one of {', '.join(class_names)}"
             )
         same_class = {index} if index is not None else set(class_names[int(finding) : int(finding) + 1])
         if not ({finding} | same_class) & labels:
-            raise InputError(f"no label means the finding {finding!r}; the labels are {listed}")
+            raise InputError(f"no label matches the finding {finding!r}; the labels are {listed}")
 
 
 def _match_label_columns(
@@ -157,8 +157,8 @@ def _match_label_columns(
     matches = {name: columns[_normalize_name(name)] for name in class_names if _normalize_name(name) in columns}
     if not matches:
         raise InputError(
-            f"no column of labels ({', '.join(label_column_names)}) among {', '.join(table.column_names)}, and no column of 0 "
-            "and 1 that has the name of a class of the model; rename a column, or write the config by hand"
+            f"the manifest has no label column ({', '.join(label_column_names)}) and no column of 0 and 1 that has the name of a "
+            f"class; it has {', '.join(table.column_names)}. Rename a column, or write the config by hand"
         )
     return {name: column for name, column in matches.items() if name.lower() not in NEGATIVE_CLASS_NAMES} or matches
 
@@ -174,7 +174,7 @@ def _match_findings(findings: Sequence[str], class_names: Sequence[str], columns
             listed = (
                 f"its classes are {', '.join(class_names)}" if class_names else "it has no class names: see CATEGORIES"
             )
-            raise InputError(f"the column {finding!r} is not named as a class of the model; {listed}")
+            raise InputError(f"the column {finding!r} does not have the name of a class of the model; {listed}")
         matches[classes[key]] = columns[key]
     return matches
 

@@ -95,7 +95,7 @@ def prepare_folder(
     for name in identity if plan is not None else ():
         if not isinstance(plan, dict) or plan.get(name) != identity[name]:
             raise OutputError(
-                f"{context.folder} holds an audit with another {name}: choose another folder, or allow overwriting"
+                f"{context.folder} holds an audit with a different {name}; choose another folder, or allow overwriting"
             )
     list_audit_files(context.folder)
     image_digests = digest_images(context, lambda done, total: on_progress(IMAGES_KEY, done, total))
@@ -157,8 +157,8 @@ def check_images_unchanged(folder: Path, image_digests: ImageDigests, previous: 
     """Raise an OutputError if images have changed since an earlier start of the audit."""
     if changed := find_changed_images(image_digests, previous if isinstance(previous, dict) else {}):
         raise OutputError(
-            f"{folder}: {len(changed)} of {plural(len(image_digests), 'image')} differ from those that its stages have read: "
-            "choose another folder, or allow overwriting"
+            f"{folder}: {len(changed)} of {plural(len(image_digests), 'image')} have changed since the first start of this "
+            "audit; choose another folder, or allow overwriting"
         )
 
 
@@ -199,8 +199,7 @@ def validate_config(context: AuditContext) -> None:
         n_levels = len({*cohort.get_subgroup_levels(column).values()} - {None})
         if n_levels > MAX_LEVELS_PER_SUBGROUP:
             raise InputError(
-                f"subgroups: {column!r} has {plural(n_levels, 'level')}, and the report shows every level; expected at most "
-                f"{MAX_LEVELS_PER_SUBGROUP}"
+                f"subgroups: {column!r} has {plural(n_levels, 'level')}; expected at most {MAX_LEVELS_PER_SUBGROUP}"
             )
     if data.window is not None:
         Window.parse(data.window)
@@ -218,8 +217,8 @@ def validate_config(context: AuditContext) -> None:
         truths = [truth for truth in cohort.get_truth(finding).values() if truth is not None]
         if not 0 < sum(truths) < len(truths):
             raise InputError(
-                f"of {plural(len(truths), 'labeled row')}, {sum(truths)} with the finding {finding.name!r}; expected rows with "
-                f"it and rows without it: is {data.label or 'its column'!r} the column of labels?"
+                f"{sum(truths)} of {plural(len(truths), 'labeled row')} have the finding {finding.name!r}; expected rows with "
+                f"and without the finding. Check that {data.label or 'its column'!r} is the label column"
             )
 
 

@@ -84,7 +84,7 @@ def verify_audit(
     if path.is_file():
         raise InputError(f"{folder} is a file; expected the folder of an audit")
     if not (path / provenance.PROVENANCE_FILE).exists():
-        raise InputError(f"{folder}: no {provenance.PROVENANCE_FILE}: this folder holds no finished audit")
+        raise InputError(f"{folder}: this folder holds no finished audit; {provenance.PROVENANCE_FILE} is missing")
     with read_errors_converted(f"{folder}: {provenance.PROVENANCE_FILE}"):
         content = read_bytes(path / provenance.PROVENANCE_FILE, MAX_JSON_BYTES)
     record, is_sealed = _parse_record(content)

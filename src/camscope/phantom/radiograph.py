@@ -70,11 +70,11 @@ def draw_radiograph(
 def check_draw_arguments(seed: int, marker_corner: str | None, size: int) -> None:
     """Raise an InputError for an invalid seed, marker corner or size."""
     if seed < 0:
-        raise InputError(f"seed is {seed}; expected a whole number from 0 up")
+        raise InputError(f"seed is {seed}; expected an integer of 0 or more")
     if marker_corner is not None and marker_corner not in get_args(Corner):
-        raise InputError(f"no corner {marker_corner!r}; expected one of {', '.join(get_args(Corner))}")
+        raise InputError(f"unknown marker_corner {marker_corner!r}; expected one of {', '.join(get_args(Corner))}")
     if not 64 <= size <= 1024:
-        raise InputError(f"size is {size}; expected 64 to 1024 pixels a side")
+        raise InputError(f"size is {size}; expected 64 to 1024 pixels")
 
 
 def resolve_label(finding: str | int) -> int:
@@ -83,7 +83,9 @@ def resolve_label(finding: str | int) -> int:
         return CATEGORIES.index(finding)
     if isinstance(finding, int) and not isinstance(finding, bool) and 0 <= finding < len(CATEGORIES):
         return finding
-    raise TargetError(f"no finding {finding!r}; expected one of {', '.join(CATEGORIES)}, or 0..{len(CATEGORIES) - 1}")
+    raise TargetError(
+        f"unknown finding {finding!r}; expected one of {', '.join(CATEGORIES)}, or 0..{len(CATEGORIES) - 1}"
+    )
 
 
 def _create_exposure(random: Generator, size: int) -> Callable[[FloatImage], NDArray[np.uint8]]:
@@ -186,6 +188,6 @@ def draw_findings(seed: int, findings: Sequence[str | int]) -> tuple[NDArray[np.
     phantoms = [draw_radiograph(seed, finding) for finding in findings]
     masks = {phantom.name: phantom.mask for phantom in phantoms}
     if len(masks) != len(phantoms):
-        raise InputError(f"findings {list(findings)!r}: each one once")
+        raise InputError(f"findings {list(findings)!r} has duplicates; list each finding once")
     image = clear + sum((phantom.image.astype(np.int64) - clear for phantom in phantoms), np.zeros_like(clear))
     return image.clip(0, 255).astype(np.uint8), masks

@@ -128,7 +128,7 @@ def draw_patients(n_images: int, seed: int, marker_share: float) -> tuple[NDArra
     if n_images < 2 or seed < 0 or not 0 <= marker_share <= 1:
         raise InputError(
             f"n_images={n_images}, seed={seed}, marker_share={marker_share}; expected at least two images, "
-            "a seed from 0 up, and a share in 0..1"
+            "a seed of 0 or more, and a share in 0..1"
         )
     random = Generator(Philox(SeedSequence(seed, spawn_key=(0,))))
     numbers = np.repeat(np.arange(n_images), random.integers(1, 4, n_images))[:n_images]
@@ -268,7 +268,7 @@ def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8)
     """
     if n_epochs < 1 or len(study) < BATCH_SIZE:
         raise InputError(
-            f"n_epochs={n_epochs} of {plural(len(study), 'image')}; expected one at least, and a batch of {BATCH_SIZE}"
+            f"received n_epochs={n_epochs} and {plural(len(study), 'image')}; expected at least 1 epoch and {BATCH_SIZE} images"
         )
     x, labels = to_study_input(study.images), torch.from_numpy(study.labels)
     with reproducible_scope(seed, num_threads=1):

@@ -41,7 +41,7 @@ def analyze_clusters(
     )
     try:
         if len(shapes) != 1:
-            raise UndefinedError(f"the maps have {plural(len(shapes), 'size')}")
+            raise UndefinedError(f"the maps have {plural(len(shapes), 'size')}; expected one size")
         clustering = cluster_maps(
             np.stack([attributions[row] for row in rows]),
             [context.cohort.patient_numbers[row] for row in rows],
@@ -160,7 +160,7 @@ def compute_level_enrichment(
     level_masks = {level: level_mask[rows] for level, level_mask in levels.items() if level_mask[rows].any()}
     if len(cluster_masks) < 2 or len(level_masks) < 2:
         raise UndefinedError(
-            f"{plural(len(cluster_masks), 'cluster')} and {plural(len(level_masks), 'level')}: there is nothing to compare"
+            f"{plural(len(cluster_masks), 'cluster')} and {plural(len(level_masks), 'level')}; expected at least two of each"
         )
     if len(cluster_masks) == 2:
         del cluster_masks[min(cluster_masks)]

@@ -272,8 +272,8 @@ def _select_feasible_counts(n_patients: int, n_maps: int) -> tuple[int, ...]:
     feasible = tuple(k for k in CLUSTER_COUNTS if k * N_NEIGHBORS <= n_patients)
     if not feasible:
         raise UndefinedError(
-            f"{plural(n_patients, 'patient has', 'patients have')} maps with heat, of {plural(n_maps, 'map')}: "
-            f"{plural(CLUSTER_COUNTS[0], 'cluster')} of {N_NEIGHBORS} would need {CLUSTER_COUNTS[0] * N_NEIGHBORS}"
+            f"{plural(n_patients, 'patient has', 'patients have')} maps with positive values, of {plural(n_maps, 'map')}; "
+            f"clusters need at least {plural(CLUSTER_COUNTS[0] * N_NEIGHBORS, 'patient')}"
         )
     return feasible
 

@@ -65,11 +65,11 @@ class Cohort:
             table = table.filter(compute.equal(split_values, data.split_value))
         table = table.filter(compute.not_equal(table["path"], ""))
         if not table.num_rows:
-            raise InputError(f"no row of the manifest has a path and belongs to the split {data.split_value!r}")
+            raise InputError(f"no row of the split {data.split_value!r} has a path")
         ids = table["id"].to_pylist()
         if n_duplicates := len(ids) - len(set(ids)):
             raise InputError(
-                f"{plural(n_duplicates, 'row has', 'rows have')} the id of another row; give each row its own id"
+                f"{plural(n_duplicates, 'row has', 'rows have')} the same id as an earlier row; give each row a unique id"
             )
         return sample_manifest(replace(self.full_manifest, table=table), data.max_images, self.config.seed)
 
@@ -82,7 +82,7 @@ class Cohort:
             return replace(self.manifest, table=table.select([name for name in names if name != "target"]))
         if reserved := [name for name in report_columns if name in RESULT_COLUMNS and name not in IDENTIFIER_COLUMNS]:
             raise InputError(
-                f"the outputs already have a column {reserved[0]!r}; rename this column of the manifest to report it"
+                f"the manifest column {reserved[0]!r} has the name of an output column; rename it in the manifest"
             )
         table = table.select(list(dict.fromkeys([*IDENTIFIER_COLUMNS, *report_columns])))
         return pseudonymize_manifest(replace(self.manifest, table=table), report_columns)
@@ -140,11 +140,11 @@ class Cohort:
         column = data.label or data.labels.get(names[0]) or data.labels.get(names[1])
         if data.label and self.config.model.outputs == "sigmoid":
             raise InputError(
-                'outputs = "sigmoid" scores each finding independently; replace label by one column of 0 and 1 for each '
-                f'finding: labels = {{ {finding.name} = "{column}" }}'
+                'outputs = "sigmoid" needs one column of 0 and 1 for each finding; replace label by '
+                f'labels = {{ {finding.name} = "{column}" }}'
             )
         if column is None:
-            raise InputError(f"labels names no column for {finding.name!r}")
+            raise InputError(f"labels has no column for the finding {finding.name!r}")
         labels = {row: normalize_label(value) for row, value in self.get_column(column).items()}
         if data.label:
             return {row: None if label is None else label in names for row, label in labels.items()}
@@ -161,7 +161,9 @@ class Cohort:
         labels = {normalize_label(value) for value in self.get_column(column).values()} - {None}
         if unknown := sorted(labels - {*class_names, *map(str, range(len(class_names)))}, key=str):
             name = "a label" if self.hides_file_names else repr(unknown[0])
-            raise InputError(f"{name} in column {column!r} is no class of the model; expected {', '.join(class_names)}")
+            raise InputError(
+                f"the label {name} in column {column!r} is not a class of the model; expected {', '.join(class_names)}"
+            )
 
     def get_image_source(self, row: int) -> Any:
         """Return the image source of a row: file bytes, a location, or an image of a dataset."""

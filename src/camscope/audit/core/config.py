@@ -105,13 +105,13 @@ class DataConfig(_ConfigTable):
     def _check_label_and_split(self) -> Self:
         if (self.label is None) == (not self.labels):
             raise ValueError(
-                "name either label, a column with each image's class, or labels, a column for each finding"
+                "set either label, one column with the class of each image, or labels, one column for each finding"
             )
         if (self.split is None) != (self.split_value is None):
-            raise ValueError("set split and split_value together: the column, and the value whose rows are audited")
+            raise ValueError("set both split, a column, and split_value, the value of the rows to audit")
         if identifiers := [name for name in self.subgroups if name in (*IDENTIFIER_COLUMNS, self.patient)]:
             raise ValueError(
-                f"subgroups: {identifiers[0]!r} names images or patients, and the report shows the levels of subgroups; "
+                f"subgroups: {identifiers[0]!r} identifies images or patients, and the report shows the values of subgroups; "
                 "expected columns such as site, scanner or sex"
             )
         return self
@@ -150,12 +150,12 @@ class ExplainConfig(_ConfigTable):
     def _check_settings(self) -> Self:
         for method, settings in self.settings.items():
             if method not in self.methods:
-                raise ValueError(f"settings.{method}: the methods are {', '.join(self.methods)}; list it there, too")
+                raise ValueError(f"settings.{method}: {method} is not in methods, which has {', '.join(self.methods)}")
             parameters = inspect.signature(get_explainer_class(method)).parameters
             names = [name for name in parameters if name not in ("model", "preprocess")]
             if unknown := [name for name in settings if name not in names]:
                 raise ValueError(
-                    f"settings.{method}: {method} has no setting {unknown[0]!r} here; it has {', '.join(names)}"
+                    f"settings.{method}: {method} has no parameter {unknown[0]!r}; expected one of {', '.join(names)}"
                 )
         return self
 

@@ -72,7 +72,7 @@ class AuditContext:
             index = int(name) if name.isdecimal() else resolve_class_index(name, n_classes, class_names)
             findings.append(Finding(index, class_names[index] if name.isdecimal() and n_classes else name))
         if len({finding.class_index for finding in findings}) < len(findings):
-            raise InputError(f"findings {', '.join(names)}: two of these names mean the same class")
+            raise InputError(f"findings {', '.join(names)}: two names mean the same class; list each class once")
         return tuple(findings)
 
     @cached_property
@@ -112,12 +112,14 @@ class AuditContext:
             if len(findings) > 1:
                 value = repr(source) if isinstance(source, str) else "{ … }"
                 raise InputError(
-                    f"ground_truth = {value} locates one finding, and the audit has {len(findings)} findings; name the "
-                    f"finding, as ground_truth = {{ {findings[0].name} = {value} }}"
+                    f"ground_truth = {value} is for one finding, but the audit has {len(findings)} findings; name the "
+                    f"finding, as in ground_truth = {{ {findings[0].name} = {value} }}"
                 )
             return {findings[0].name: self.cohort.open_ground_truth(source)}
         if unknown := set(source) - {name for f in findings for name in (f.name, str(f.class_index))}:
-            raise InputError(f"ground_truth names {sorted(unknown)[0]!r}, which is not one of the findings")
+            raise InputError(
+                f"ground_truth has {sorted(unknown)[0]!r}; expected one of {', '.join(f.name for f in findings)}"
+            )
         sources = {f.name: source.get(f.name) or source.get(str(f.class_index)) for f in findings}
         return {name: self.cohort.open_ground_truth(value) for name, value in sources.items() if value is not None}
 

@@ -96,7 +96,7 @@ def rank_scores(truth: npt.ArrayLike, score: npt.ArrayLike, groups: Sequence[Has
     truths, scores = np.asarray(truth), np.asarray(score, np.float64)
     if truths.dtype != np.bool_ or truths.shape != scores.shape or scores.ndim != 1 or not np.isfinite(scores).all():
         raise InputError(
-            f"truth {truths.dtype} {truths.shape} and scores {scores.shape}; expected (N,) booleans and (N,) finite numbers"
+            f"received truth {truths.dtype} {truths.shape} and scores {scores.shape}; expected N booleans and N finite numbers"
         )
     order = np.argsort(scores, kind="stable")
     group = index_groups(None if groups is None else [groups[int(i)] for i in order], len(order))
@@ -106,7 +106,7 @@ def rank_scores(truth: npt.ArrayLike, score: npt.ArrayLike, groups: Sequence[Has
 
 def _check_two_classes(ranking: Ranking) -> Ranking:
     if ranking.truth.all() or not ranking.truth.any():
-        raise UndefinedError(f"{ranking.describe_counts()}: a class has no image")
+        raise UndefinedError(f"{ranking.describe_counts()}; expected images of both classes")
     return ranking
 
 
@@ -128,7 +128,7 @@ def drop_undefined_areas(resampled_areas: FloatArray, description: str) -> Float
     n_undefined = int(np.isnan(resampled_areas).sum())
     if n_undefined > MAX_UNDEFINED_SHARE * len(resampled_areas):
         raise UndefinedError(
-            f"{description}: {n_undefined} of {plural(len(resampled_areas), 'draw')} of groups hold one class only"
+            f"{description}: {n_undefined} of {plural(len(resampled_areas), 'resample')} have only one class"
         )
     return resampled_areas[~np.isnan(resampled_areas)]
 

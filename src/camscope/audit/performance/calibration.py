@@ -65,17 +65,19 @@ def _estimate_recalibration(
     """Fit a logistic recalibration. Return its slope and intercept, or the reason why no line fits."""
     whole = np.ones((1, len(truth)))
     if not _has_class_overlap(truth, log_odds, whole)[0]:
-        return "answers part the classes, or there is one class only: any steeper line fits better"
+        return "the log odds separate both classes completely, or there is only one class: no slope is the best"
     count = int(group.max()) + 1
     draws = iter_bootstrap_indices(count, n_resamples, seed, len(truth))
     lines = np.concatenate([_fit_lines(truth, log_odds, count_group_draws(part, count)[:, group]) for part in draws])
     valid_lines = lines[~np.isnan(lines).any(1)]
     n_undefined_lines = len(lines) - len(valid_lines)
     if n_undefined_lines > MAX_UNDEFINED_SHARE * n_resamples:
-        return f"in {n_undefined_lines} of {plural(n_resamples, 'draw')} of patients the answers part the classes"
+        return (
+            f"in {n_undefined_lines} of {plural(n_resamples, 'resample')} the log odds separate both classes completely"
+        )
     point = _fit_lines(truth, log_odds, whole)[0]
     if np.isnan(point).any():
-        return "the answers are too extreme: no line is found"
+        return "the log odds are too extreme: no line fits"
     slope, intercept = (
         _build_estimate(float(value), resampled, group) for value, resampled in zip(point, valid_lines.T, strict=True)
     )

@@ -81,7 +81,9 @@ def probe_leakage(
     """
     values, group_index = np.asarray(features, np.float64), index_groups(groups, len(labels))
     if values.ndim != 2 or len(values) != len(labels) or not np.isfinite(values).all():
-        raise InputError(f"features {values.shape} of {plural(len(labels), 'label')}: expected (N,D) finite numbers")
+        raise InputError(
+            f"received features {values.shape} of {plural(len(labels), 'label')}; expected finite numbers (N,D)"
+        )
     levels = _select_levels(split_by_level(labels), group_index)
     rows = np.logical_or.reduce(levels)
     label = np.select([level_rows[rows] for level_rows in levels], range(len(levels)))
@@ -106,7 +108,9 @@ def _select_levels(levels: dict[Hashable, Mask], group: IntArray) -> list[Mask]:
     selected = [rows for name, rows in levels.items() if patients[name] >= min_patients]
     if len(selected) < 2:
         counts = ", ".join(f"{name!r}: {count}" for name, count in patients.items()) or "none has a label"
-        raise UndefinedError(f"expected two levels of {plural(min_patients, 'patient')} or more; there are {counts}")
+        raise UndefinedError(
+            f"expected at least two levels of {plural(min_patients, 'patient')} or more; received {counts}"
+        )
     return selected
 
 
@@ -117,7 +121,7 @@ def _standardize_features(x: FloatArray) -> FloatArray:
     """
     varying = x[:, np.ptp(x, 0) > 0]
     if not varying.shape[1]:
-        raise UndefinedError(f"no feature of {x.shape[1]} varies")
+        raise UndefinedError(f"all of {plural(x.shape[1], 'feature')} are constant")
     centered = varying - varying.mean(0)
     scaled = centered / centered.std(0) / np.sqrt(varying.shape[1])
     if scaled.shape[1] <= len(scaled):

@@ -43,7 +43,7 @@ def compute_logits_and_features(
         score = evaluation.create_score(context.findings[0].class_index)
         logits = class_scores(score.forward(evaluation.x)).double()
     if not bool(logits.isfinite().all()):
-        raise NonFiniteError("the model's answer holds NaN or infinity")
+        raise NonFiniteError("the model's output contains NaN or infinity")
     features = next((find_main_tensor(name, record.output)[1] for name, record in records.items()), logits)
     return logits.cpu(), pool_features(features.float(), tuple(grid)).cpu()
 
@@ -71,7 +71,7 @@ def compute_log_odds(
     outputs = context.config.model.outputs
     if outputs == "softmax" and logits.shape[1] == 1:
         raise InputError(
-            "the model has one output, and the softmax of one is 1: if it is the log odds of the finding, "
+            "the model has one output, and its softmax is always 1; if the output is the log odds of the finding, "
             'set outputs = "sigmoid" under [model]'
         )
     for finding in findings:

@@ -188,7 +188,7 @@ def compare_level_aurocs(
         _check_n_patients(side.n_groups, MIN_PATIENTS_FOR_VERDICT)
         n_groups, min_groups = min(side.n_positive_and_negative_groups), MIN_PATIENTS_FOR_VERDICT // 2
         if n_groups < min_groups:
-            raise UndefinedError(f"{side.describe_counts()}, {n_groups} of one class: expected {min_groups} of each")
+            raise UndefinedError(f"{side.describe_counts()}; expected at least {min_groups} groups of each class")
         areas = bootstrap_areas(side, compute_roc_area, n_resamples, seed)
         return _AurocSide(estimate_auroc([side], areas), side, areas)
 
@@ -198,7 +198,11 @@ def compare_level_aurocs(
 def _select_level_masks(levels: Sequence[Hashable], has_value: Mask) -> dict[Hashable, Mask]:
     masks = {level: rows & has_value for level, rows in split_by_level(levels).items()}
     if len(masks) < 2:
-        raise UndefinedError(f"all rows are of one level, {next(iter(masks))!r}" if masks else "no row has a level")
+        raise UndefinedError(
+            f"all rows have the level {next(iter(masks))!r}; expected two or more levels"
+            if masks
+            else "no row has a level"
+        )
     return masks
 
 
@@ -270,9 +274,7 @@ def _build_contrast(
 
 def _check_n_patients(n_patients: int, min_patients: int) -> None:
     if n_patients < min_patients:
-        raise UndefinedError(
-            f"{plural(n_patients, 'group')}; expected {min_patients}, so few patients say nothing of others"
-        )
+        raise UndefinedError(f"{plural(n_patients, 'group')}; expected at least {min_patients}")
 
 
 def compare_subgroups(

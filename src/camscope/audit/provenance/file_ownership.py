@@ -56,7 +56,7 @@ def list_audit_files(folder: Path) -> list[Path]:
         more = f" and {len(names) - MAX_FILES_LISTED} more" if len(names) > MAX_FILES_LISTED else ""
         raise OutputError(
             f"{folder}: not written by an audit, or changed since: {', '.join(names[:MAX_FILES_LISTED])}{more}; nothing was "
-            "replaced or removed. Move these files away, or choose another folder"
+            "replaced or removed; move these files, or choose another folder"
         )
     return files
 

@@ -77,14 +77,12 @@ def list_requested_regions(context: AuditContext) -> list[str]:
     config = context.config.regions
     presets = config.presets or (REGION_PRESETS[config.modality] if config.modality else ())
     if unknown := [name for name in presets if name not in REGIONS]:
-        raise InputError(f"no region {unknown[0]!r}; there are {', '.join(REGIONS)}")
+        raise InputError(f"unknown region {unknown[0]!r}; expected one of {', '.join(REGIONS)}")
     if taken := next(
         (name for name in config.columns if name in (*presets, FINDING_REGION, ORGAN_REGION, OUTSIDE_ORGAN_REGION)),
         None,
     ):
-        raise InputError(
-            f"regions.columns names {taken!r}, which is the name of a built-in region; choose another name"
-        )
+        raise InputError(f"regions.columns has {taken!r}, which is the name of a built-in region; choose another name")
     return [*config.columns, *presets]
 
 
@@ -139,7 +137,7 @@ def _build_sample(
 
     def load_mask(ground_truth: GroundTruth) -> Mask:
         if placement is None:
-            raise UndefinedError("where the model's input lies on the image is unknown")
+            raise UndefinedError("the position of the model's input on the image is unknown")
         return ground_truth.load_mask(manifest_row, placement.image_size)
 
     @cache
@@ -202,7 +200,9 @@ def project_region_to_input(mask: Mask, placement: Placement | None) -> Mask:
     if placement is None:
         return mask.copy()
     if mask.shape != placement.image_size:
-        raise GeometryError(f"a mask {mask.shape} of an image {placement.image_size}: expected one size")
+        raise GeometryError(
+            f"the mask has the size {mask.shape}, but the image {placement.image_size}; expected equal sizes"
+        )
     projected = project_mask_to_input(mask, placement.input_size, placement.to_image)
     touched = np.floor(placement.to_input(np.argwhere(mask) + 0.5)).astype(np.int64)
     touched = touched[((touched >= 0) & (touched < projected.shape)).all(1)]

@@ -86,9 +86,9 @@ def match_insertion_triples(
     )
     donors = _select_preferred_rows(carriers & positive, carriers)
     if not len(donors):
-        raise UndefinedError("no image carries the region")
+        raise UndefinedError("no image has the region")
     if not len(receivers):
-        raise UndefinedError("every image carries the region, and none is negative: there is nothing to paste it into")
+        raise UndefinedError("every image has the region and is positive: no image can receive the region")
     patients: Sequence[Hashable] = range(len(positive)) if groups is None else groups
     random = np.random.default_rng(seed)
     rows = receivers.tolist(), random.permutation(donors).tolist(), random.permutation(receivers).tolist()
@@ -96,7 +96,9 @@ def match_insertion_triples(
     if len({patients[control] for *_, control in triples}) < MIN_PATIENTS_FOR_VERDICT:
         triples = list(_iter_triples(*rows, patients, prefer_unused_controls=True))
     if not triples:
-        raise UndefinedError("there are no three patients, one to be given the region, one with it and one without")
+        raise UndefinedError(
+            "an insertion needs three patients: a receiver, a donor with the region and a control without it"
+        )
     return InsertionTriples(*np.array(triples, np.int64).T)
 
 

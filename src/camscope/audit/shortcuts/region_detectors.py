@@ -58,14 +58,14 @@ class Region:
         """
         values = np.asarray(image)
         if values.ndim not in (2, 3) or not values.size:
-            raise InputError(f"an image of shape {values.shape}; expected (H,W), (H,W,3) or a volume (D,H,W)")
+            raise InputError(f"received an image of shape {values.shape}; expected (H,W), (H,W,3) or a volume (D,H,W)")
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise UndefinedError(f"no region {self.name!r}: the image holds NaN or infinity")
         mask = self.detect(values)
         if not mask.any():
             raise UndefinedError(f"no region {self.name!r}: nothing in the image is {self.description}")
         if mask.all():
-            raise UndefinedError(f"no region {self.name!r}: all of the image would be {self.description}")
+            raise UndefinedError(f"no region {self.name!r}: the whole image is {self.description}")
         return mask
 
 
@@ -127,7 +127,7 @@ def _detect_outside_scanner_field(image: NDArray[Any]) -> Mask:
 def _check_hounsfield(image: NDArray[Any]) -> None:
     if _is_color_image(image) or image.min() > SKIN_THRESHOLD_HU:  # gray levels lie above -500
         raise UndefinedError(
-            f"no air: the least value is {image.min():g}, and a CT in HU has some below {SKIN_THRESHOLD_HU:g}"
+            f"no air: the lowest value is {image.min():g}; a CT in HU has values below {SKIN_THRESHOLD_HU:g}"
         )
 
 
@@ -173,7 +173,7 @@ def _measure_aperture_distances(image: NDArray[Any]) -> tuple[FloatArray, float]
     """
     values = _to_gray_values(image)
     if values.ndim == 3:
-        raise UndefinedError("no aperture: a volume has none")
+        raise UndefinedError("no aperture: expected a 2-D image, received a volume")
     dark, bright = np.percentile(values, [1, 99])
     field = _fill_holes(select_largest_component(values > dark + APERTURE_BRIGHTNESS_FRACTION * (bright - dark)))
     if min(field.shape) < 2 or field[:: field.shape[0] - 1, :: field.shape[1] - 1].any():
@@ -251,7 +251,9 @@ def _detect_pen(image: NDArray[Any]) -> Mask:
 def _detect_outside_tissue(image: NDArray[Any]) -> Mask:
     _, saturation, _ = _convert_to_hsv(image, "tissue")
     if saturation.max() < MIN_STAIN_SATURATION or saturation.min() == saturation.max():
-        raise UndefinedError(f"no tissue: nothing in the image has a color (saturation up to {saturation.max():.2f})")
+        raise UndefinedError(
+            f"no tissue: the image has almost no color, its highest saturation is {saturation.max():.2f}"
+        )
     return np.asarray(saturation <= compute_otsu_threshold(saturation))
 
 
@@ -283,7 +285,7 @@ def _to_gray_values(image: NDArray[Any]) -> FloatArray:
     values = np.asarray(image, np.float64)
     values = values.mean(-1) if _is_color_image(image) else values
     if values.min() == values.max():
-        raise UndefinedError("the image has one value everywhere")
+        raise UndefinedError("all pixels of the image have the same value")
     return values
 
 

@@ -144,8 +144,8 @@ def _summarize_performance(context: AuditContext, predictions: Predictions, find
     n_positives, n_negatives = int(truth.sum()), int((~truth).sum())
     if not (n_positives and n_negatives):
         raise InputError(
-            f"of {plural(len(truth), 'labeled image')}, {n_positives} with the finding {finding.name!r}: some with it and "
-            "some without are needed; is the label column right?"
+            f"{n_positives} of {plural(len(truth), 'labeled image')} have the finding {finding.name!r}; expected images with and "
+            "without the finding. Check the label column"
         )
     patients = [cohort.patients[row] for row in rows]
     estimates, bins = _compute_performance(truth, scores, patients, **context.config.bootstrap_options)
