@@ -126,7 +126,7 @@ class AuditRun:
             version, expected = json.loads(document)["schema_version"], Summary.model_fields["schema_version"].default
             if version != expected:
                 raise InputError(
-                    f"{message} has the schema version {str(version)[:40]!r}; expected {expected!r}. Run the audit again"
+                    f"{message} has the schema {str(version)[:40]!r}, expected {expected!r}; run the audit again"
                 )
             self.summary = Summary.model_validate_json(document)
 

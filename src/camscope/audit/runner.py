@@ -95,7 +95,7 @@ def prepare_folder(
     for name in identity if plan is not None else ():
         if not isinstance(plan, dict) or plan.get(name) != identity[name]:
             raise OutputError(
-                f"{context.folder} holds an audit with a different {name}; choose another folder, or allow overwriting"
+                f"{context.folder} holds an audit with another {name}; choose another folder, or allow overwriting"
             )
     list_audit_files(context.folder)
     image_digests = digest_images(context, lambda done, total: on_progress(IMAGES_KEY, done, total))
