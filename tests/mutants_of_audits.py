@@ -134,7 +134,7 @@ OF_AUDITS = [
     Mutant(
         "any patients show an absence",
         reliance,
-        "describe_too_few_for_absence",
+        "explain_too_few_patients",
         "compute_min_detectable_prevalence(n_patients) <= prevalence",
         "n_patients > 0",
         few_patients_show_no_absence,
@@ -166,8 +166,8 @@ OF_AUDITS = [
     Mutant(
         "what was set aside was not tested",
         reliance,
-        "_describe_uncounted",
-        "if _select_measured(uncounted_removals)",
+        "_explain_uncounted_effects",
+        "if _select_effects_with_value(uncounted_removals)",
         "if False",
         said.test_a_removal_that_is_shown_was_tested,
     ),

@@ -29,7 +29,7 @@ TARGETS = {
 COMMAND = "python -m tests.test_prose --write"
 LIMITS: dict[str, dict[str, float]] = {
     "src/camscope": {"phrases": 1, "semicolons": 6.5},
-    "src/camscope/audit": {"long": 1, "phrases": 4},
+    "src/camscope/audit": {"long": 1, "phrases": 3},
     "src/camscope/batch": {"phrases": 4, "spelling": 1},
     "src/camscope/cli": {"names": 1, "phrases": 1, "semicolons": 13.5},
     "src/camscope/evaluation": {"names": 8, "phrases": 1},

@@ -87,16 +87,16 @@ def test_of_two_findings_each_has_its_own_evidence_or_none(study, tmp_path):
     assert words["localization", "clear"].conclusion == "not testable"
     assert {one.finding for one in made.summary.localization.metric_summaries} == {"lesion"}
     assert {one.finding for one in made.summary.shortcut.interventions if one.region == "marker"} == {"lesion", "clear"}
-    with pytest.raises(InputError, match="locates one finding, and the audit has 2 findings"):
+    with pytest.raises(InputError, match="is for one finding, but the audit has 2 findings"):
         audit.run_audit({**study, "explain": {"findings": ["lesion", "clear"]}}, tmp_path / "which")
-    with pytest.raises(InputError, match="ground_truth names 'marker', which is not one of the findings"):
+    with pytest.raises(InputError, match="ground_truth has 'marker'; expected one of "):
         audit.run_audit({**study, "data": {**study["data"], "ground_truth": {"marker": "mask"}}}, tmp_path / "other")
 
 
 def test_a_region_of_ones_own_does_not_take_the_name_of_another(study, tmp_path):
     for name in ("border", "the organ"):
         regions = {**study["regions"], "columns": {name: "region_marker"}}
-        with pytest.raises(InputError, match=f"regions.columns names '{name}', which is the name of a built-in region"):
+        with pytest.raises(InputError, match=f"regions.columns has '{name}', which is the name of a built-in region"):
             audit.run_audit({**study, "regions": regions}, tmp_path / name)
 
 
@@ -222,7 +222,7 @@ def test_an_image_that_the_model_fails_on_fails_for_itself(study, tmp_path):
     errors = Predictions.read(made.folder).errors
     assert 0 < len(errors) < 48
     assert 0 in errors, "the methods are tried on the first image that the model answers"
-    assert set(errors.values()) == {"the model fails: the model's answer holds NaN or infinity"}
+    assert set(errors.values()) == {"the model fails: the model's output contains NaN or infinity"}
     assert made.n_failures == len(errors)
     assert made.summary.predict.performance[0].auroc.n_values == 48 - len(errors)
 
@@ -256,11 +256,11 @@ def test_probabilities_are_told_from_logits_by_all_answers(study, tmp_path):
 @pytest.mark.parametrize(
     ("tables", "error", "words"),
     [
-        ({"explain": {"findings": ["lesion", "1"]}}, InputError, "two of these names mean the same class"),
+        ({"explain": {"findings": ["lesion", "1"]}}, InputError, "two names mean the same class"),
         ({"explain": {"findings": ["7"]}}, TargetError, "class 7 is out of range: the model has 2 classes"),
         ({"explain": {"layer": "layer9"}}, LayerError, "no layer 'layer9'"),
         ({"model": {"outputs": "sigmoid"}}, InputError, r"labels = \{ lesion = \"label\" \}"),
-        ({"regions": {"presets": ["edges"]}}, InputError, "no region 'edges'"),
+        ({"regions": {"presets": ["edges"]}}, InputError, "unknown region 'edges'"),
     ],
 )
 def test_what_means_nothing_is_refused_before_any_image_is_read(study, tmp_path, monkeypatch, tables, error, words):
@@ -290,7 +290,7 @@ def test_a_label_of_no_class_is_refused_and_a_number_with_a_point_is_a_class(stu
     made = audit.run_audit({**light, "data": data}, tmp_path / "audit")
     assert made.summary.predict.performance[0].auroc.n_values == 47
     data["manifest"] = table_of(study, lambda n, row: {**row, "label": "7" if n == 3 else row["label"]}, "seven.csv")
-    with pytest.raises(InputError, match="is no class of the model; expected clear, lesion"):
+    with pytest.raises(InputError, match="is not a class of the model; expected clear, lesion"):
         audit.run_audit({**light, "data": data}, tmp_path / "other")
 
 

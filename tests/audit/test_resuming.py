@@ -53,7 +53,7 @@ def test_a_second_start_computes_nothing_and_another_config_is_refused(cases):
     before = (run.folder / "log.jsonl").read_text()
     audit.run_audit(config, run.folder)
     assert (run.folder / "log.jsonl").read_text() == before
-    with pytest.raises(OutputError, match="another config: choose another folder"):
+    with pytest.raises(OutputError, match="another config; choose another folder"):
         audit.run_audit(changed(config, seed=1), run.folder)
 
 
@@ -199,9 +199,9 @@ def test_a_config_that_cannot_be_meant_is_one_clear_error(cases, tmp_path):
         ({"data": {"label": "diagnosis"}}, InputError, "no column 'diagnosis'"),
         ({"explain": {"findings": ("lesions",)}}, TargetError, "lesion"),
         ({"explain": {"findings": ("clear", "lesion"), "methods": ("gradcams",)}}, InputError, "no method 'gradcams'"),
-        ({"regions": {"presets": ("edges",)}}, InputError, "no region 'edges'"),
+        ({"regions": {"presets": ("edges",)}}, InputError, "unknown region 'edges'"),
         ({"regions": {"columns": {"marker": "region_markers"}}}, InputError, "no column 'region_markers'"),
-        ({"data": {"label": "site"}}, InputError, "is no class of the model"),
+        ({"data": {"label": "site"}}, InputError, "is not a class of the model"),
         ({"data": {"split": "sex", "split_value": "X"}}, InputError, "no row"),
     ):
         with pytest.raises(error, match=words):

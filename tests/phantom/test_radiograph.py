@@ -127,12 +127,12 @@ def test_other_sizes_show_the_same_finding(size):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: draw_radiograph(1, "tumour"), TargetError, "no finding 'tumour'.*nodule"),
-        (lambda: draw_radiograph(1, 4), TargetError, r"no finding 4.*0\.\.3"),
-        (lambda: draw_radiograph(1, True), TargetError, "no finding True"),
+        (lambda: draw_radiograph(1, "tumour"), TargetError, "unknown finding 'tumour'.*nodule"),
+        (lambda: draw_radiograph(1, 4), TargetError, r"unknown finding 4.*0\.\.3"),
+        (lambda: draw_radiograph(1, True), TargetError, "unknown finding True"),
         (lambda: draw_radiograph(-1), InputError, "seed is -1"),
         (lambda: draw_radiograph(1, size=8), InputError, "size is 8"),
-        (lambda: draw_radiograph(1, marker_corner="middle"), InputError, "no corner 'middle'"),
+        (lambda: draw_radiograph(1, marker_corner="middle"), InputError, "unknown marker_corner 'middle'"),
         (lambda: training.draw_dataset(0, 1), InputError, "n is 0"),
         (lambda: training.draw_dataset(4, 1, marker_correlation=0.5), InputError, "marker_class"),
         (lambda: training.draw_dataset(4, 1, marker_class="nodule", marker_correlation=1.5), InputError, r"1\.5"),

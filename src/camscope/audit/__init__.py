@@ -1,4 +1,4 @@
-"""A model audit: stages, verdicts, report. Level 6. Needs the extra `audit`.
+"""Audit an image classifier with attribution maps. Level 6. Needs the extra `audit`.
 
 - `core`: the config, the cohort, what a stage works with (`context`), and the schema of the summary.
 - `stages` run in order (`runner`). Each returns its part of the summary, from `performance`, `shortcuts` and `clustering`.

@@ -1,4 +1,4 @@
-"""Running an audit, and the finished audit with its summary, tables and report."""
+"""Run an audit, and read a finished audit with its summary, tables and report."""
 
 import csv
 import io
@@ -96,7 +96,7 @@ def run_audit(
         _write_metrics(context)
         _write_failures(context)
         write_bytes(context.folder / SUMMARY_FILE, to_json_bytes(summary.model_dump(mode="json")))
-        _write_report(context, summary, provenance.collect_facts(context, identity))
+        _write_report(context, summary, provenance.collect_provenance_facts(context, identity))
         log_stage_files(context.folder, REPORT_STAGE)
         provenance.write_provenance(context, identity)
     return AuditRun(context.folder)
@@ -115,7 +115,7 @@ class AuditRun:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        check_readable(self.folder)
+        check_folder_readable(self.folder)
         if not (self.folder / PLAN_FILE).is_file():
             raise InputError(f"{folder} holds no audit")
         if not (self.folder / SUMMARY_FILE).is_file():
@@ -126,14 +126,13 @@ class AuditRun:
             version, expected = json.loads(document)["schema_version"], Summary.model_fields["schema_version"].default
             if version != expected:
                 raise InputError(
-                    f"{message} has the schema {str(version)[:40]!r}, expected {expected!r}: it was written by another version "
-                    "of camscope; run the audit again"
+                    f"{message} has the schema {str(version)[:40]!r}, expected {expected!r}; run the audit again"
                 )
             self.summary = Summary.model_validate_json(document)
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """The verdicts, those that contradict the model first."""
+        """The verdicts. Those that contradict the model come first."""
         order = ("contradicts", "neither", "supports", "untested")
         return tuple(sorted(self.summary.verdicts, key=lambda verdict: order.index(classify_verdict(verdict))))
 
@@ -154,15 +153,21 @@ class AuditRun:
             return sum(1 for _ in csv.reader(file)) - 1
 
     def predictions(self) -> "pa.Table":
-        """Return the predictions: row, id, patient, error, features, and for each finding truth, log odds and probability."""
+        """Return the predictions as a table with one row for each image.
+
+        The columns are row, id, patient, error, features, and for each finding its label, log odds and probability.
+        """
         return read_parquet(self.folder / "predictions.parquet")
 
     def metrics(self) -> "pa.Table":
-        """Return all metric values: stage, row, id, finding, method, layer, control, metric, imputation, value, reason."""
+        """Return all metric values as a table with one row for each value.
+
+        The columns are stage, row, id, finding, method, layer, control, metric, imputation, value and reason.
+        """
         return read_parquet(self.folder / METRICS_FILE)
 
     def interventions(self) -> "pa.Table":
-        """Return the interventions, one row for each edited image; empty where the stage was skipped.
+        """Return the interventions as a table with one row for each edited image. Empty if the stage was skipped.
 
         Columns: row, id, finding, region, kind, imputation, log_odds_without, log_odds_with, and for insertions donor_row and
         control_row.
@@ -203,8 +208,8 @@ def _format_effect(verdict: Verdict) -> str:
     return format_estimate(verdict.effect) + f", n = {verdict.effect.n_values}"
 
 
-def check_readable(folder: Path) -> None:
-    """Raise an InputError where the folder holds something that blocks a reader, such as a pipe."""
+def check_folder_readable(folder: Path) -> None:
+    """Raise an InputError if a file of the folder cannot be read safely, such as a pipe."""
     try:
         check_regular_files(folder)
     except OSError as error:
@@ -212,7 +217,7 @@ def check_readable(folder: Path) -> None:
 
 
 def _write_metrics(context: AuditContext) -> None:
-    """Write `metrics.parquet`: the value of every metric for every map, in long form."""
+    """Write `metrics.parquet`, with one row for each metric value of each map."""
     pa = import_arrow()
     text_columns = ("id", "finding", "method", "layer")
     types = {"stage": pa.string(), "row": pa.int64(), **dict.fromkeys(text_columns, pa.string()), "control": pa.bool_()}
@@ -223,7 +228,7 @@ def _write_metrics(context: AuditContext) -> None:
         for finding in context.findings:
             folder = context.folder / stage / str(finding.class_index) / inner
             if (folder / "run.json").is_file():
-                table = _read_stage_values(folder, str(finding.class_index))
+                table = _read_metric_rows(folder, str(finding.class_index))
                 columns = {name: table[name] for name in types if name in table.column_names}
                 for name, text in (("stage", stage), ("finding", finding.name)):
                     columns[name] = pa.array([text] * table.num_rows, pa.string())
@@ -232,8 +237,8 @@ def _write_metrics(context: AuditContext) -> None:
         import_arrow("parquet").write_table(pa.concat_tables(parts), file)
 
 
-def _read_stage_values(folder: Path, target: str) -> "pa.Table":
-    """Return the values of one stage for a finding, and those of control maps."""
+def _read_metric_rows(folder: Path, target: str) -> "pa.Table":
+    """Return the metric values of one finding and of the control maps from the folder of a stage."""
     table = EvaluationResult(folder).table()
     rows = zip(table["target"].to_pylist(), table["control"].to_pylist(), strict=True)
     is_selected = [name in (None, target) or control for name, control in rows]
@@ -241,7 +246,7 @@ def _read_stage_values(folder: Path, target: str) -> "pa.Table":
 
 
 def _write_failures(context: AuditContext) -> None:
-    """Write `failures.csv`, the images without a prediction or a map."""
+    """Write `failures.csv`, a list of the images without a prediction or a map."""
     errors = Predictions.read(context.folder).errors
     rows = {context.cohort.ids[row]: ("predict", error) for row, error in sorted(errors.items())}
     columns = ["id", "status", "error"]
@@ -258,7 +263,7 @@ def _write_failures(context: AuditContext) -> None:
 
 
 def _write_report(context: AuditContext, summary: Summary, provenance: Mapping[str, Any]) -> None:
-    """Write `report.html` and `gallery.json`. The images of the gallery are read again."""
+    """Write the HTML report and the list of its gallery images."""
     predictions, ids = Predictions.read(context.folder), context.cohort.ids
     truths = {finding.name: context.cohort.get_truth(finding) for finding in context.findings}
     images = [

@@ -1,4 +1,4 @@
-"""Check that two audits differ only in the model, so that it explains the differences of their results."""
+"""Check that two audits differ only in the model, so that their results can be compared."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,22 +26,22 @@ Difference = tuple[str, Any, Any]  # the name of a setting, and its value in eit
 
 
 def check_comparable(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
-    """Return notes on settings that may change verdicts; raise an InputError where the audits differ in more than the model.
+    """Return notes on settings that may change verdicts. Raise an InputError if the audits cannot be compared.
 
     Different images, masks, imputations, sample sizes, seeds, regions or method settings change the numbers of the same model.
     """
     runs = first, second
     records = [_load_provenance(run) for run in runs]
     if first.summary.data_digest != second.summary.data_digest:
-        raise InputError("the two audits are of different manifests: only audits of the same images are compared")
+        raise InputError("the audits use different manifests; expected two audits of the same images")
     _check_same_images(records[0]["rows"], records[1]["rows"])
     if records[0]["masks"] != records[1]["masks"]:
-        raise InputError("the two audits have other masks: only audits with the same evidence and regions are compared")
+        raise InputError("the audits use different masks; expected the same masks of findings and regions")
     configs = [_flatten_settings(_load_config(run, record)) for run, record in zip(runs, records, strict=True)]
     for name, value, other_value in [*_find_forbidden_differences(*configs), *_find_method_differences(first, second)]:
         raise InputError(
-            f"the two audits have different settings: {name} is {value} in the first and {other_value} in the second, which "
-            "changes the numbers of one and the same model; audit both with the same config"
+            f"the two audits have different settings: {name} is {value} in the first and {other_value} in the second; "
+            "audit both models with the same settings"
         )
     names = [", ".join(run.summary.resolve.findings) for run in runs]
     if names[0] != names[1]:  # one model has class names, and the other has none
@@ -64,17 +64,17 @@ def _load_provenance(run: AuditRun) -> Mapping[str, Any]:
         record: Mapping[str, Any] = read_json(run.folder / provenance.PROVENANCE_FILE, message)
         record["masks"], record["code"]
         if not isinstance(record["rows"], Mapping) or not isinstance(record["config"], Mapping):
-            raise TypeError("its rows and its config are tables")
+            raise TypeError("rows and config must be tables")
     return record
 
 
 def _check_same_images(first: Mapping[str, str | None], second: Mapping[str, str | None]) -> None:
     if first.keys() != second.keys():
-        raise InputError("the two audits use different image names; expected the same profile and the same manifest")
+        raise InputError("the audits use different image names; use the same profile and manifest for both")
     if changed := find_changed_images(first, second):
         raise InputError(
-            f"{len(changed)} of {plural(len(first), 'image')} differ in the second audit: only audits of the same images are "
-            "compared"
+            f"{len(changed)} of {plural(len(first), 'image')} differ in the second audit; expected two audits of the same "
+            "images"
         )
 
 
@@ -88,7 +88,7 @@ def _load_config(run: AuditRun, record: Mapping[str, Any]) -> Settings:
 
 
 def _flatten_settings(settings: Settings, prefix: str = "") -> Settings:
-    """Return the settings by dotted names, as `sample_sizes.sanity`."""
+    """Return nested settings as one mapping with dotted names, such as `sample_sizes.sanity`."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         is_table = isinstance(value, dict) and value
@@ -103,7 +103,7 @@ def _iter_differences(first: Settings, second: Settings) -> Iterator[Difference]
 
 
 def _find_forbidden_differences(first: Settings, second: Settings) -> Iterator[Difference]:
-    """Yield each setting that must be equal but differs."""
+    """Yield the settings that must be equal in both audits but differ."""
     functions = {str(settings["model.source"]).rpartition(":")[2] for settings in (first, second)}
     relevant = (*VALUE_SETTINGS, *MODEL_SPECIFIC_SETTINGS) if len(functions) == 1 else VALUE_SETTINGS
     for name, value, other_value in _iter_differences(first, second):
@@ -116,7 +116,7 @@ def _has_prefix(name: str, prefixes: tuple[str, ...]) -> bool:
 
 
 def _find_method_differences(first: AuditRun, second: AuditRun) -> Iterator[Difference]:
-    """Yield the parameters that differ between methods of both audits, except the layer, which depends on the model."""
+    """Yield the parameters of attribution methods that differ between the audits. Layers may differ."""
     settings, other_settings = (
         {explainer.title: explainer.settings for explainer in run.summary.resolve.explainers} for run in (first, second)
     )

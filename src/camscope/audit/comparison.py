@@ -1,4 +1,4 @@
-"""A paired comparison of two audits of the same images: predictions, metrics, interventions, maps and verdicts."""
+"""Compare two audits of the same images: predictions, metrics, interventions, maps and verdicts."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from camscope.audit.comparability import check_comparable
 from camscope.audit.core.schema import EstimateSummary
 from camscope.audit.core.summary import Verdict
 from camscope.audit.core.summary_values import summarize_estimate
-from camscope.audit.performance.auc import auroc, bootstrap_areas, compute_roc_area, drop_undefined, rank_scores
+from camscope.audit.performance.auc import auroc, bootstrap_areas, compute_roc_area, drop_undefined_areas, rank_scores
 from camscope.batch.manifest import import_arrow
 from camscope.batch.query import RowReader, table_to_dicts
 from camscope.errors import UndefinedError
@@ -50,7 +50,7 @@ UncorrectedDifference = tuple[str, str, EstimateSummary, EstimateSummary, Estima
 
 @dataclass(frozen=True)
 class CrossModelAgreement:
-    """The mean Spearman correlation of a method's maps for two models, with its interval by patient."""
+    """The mean Spearman correlation between the maps of two models, with a confidence interval by patient."""
 
     method: str
     finding: str
@@ -59,7 +59,7 @@ class CrossModelAgreement:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """A number of both audits and its paired difference, second minus first, with Bonferroni correction over all tests."""
+    """The values of a quantity in both audits and their paired difference, with Bonferroni correction."""
 
     name: str
     finding: str
@@ -69,13 +69,13 @@ class PairedDifference:
 
     @property
     def is_significant(self) -> bool:
-        """Whether the corrected p-value is below 5 %."""
+        """Whether the corrected p-value is below 0.05."""
         return self.difference.p_value is not None and self.difference.p_value < SIGNIFICANCE_LEVEL
 
 
 @dataclass(frozen=True)
 class VerdictChange:
-    """A claim with different conclusions; "absent" where only one audit has it."""
+    """A claim whose conclusion differs between two audits. A conclusion is "absent" if that audit lacks the claim."""
 
     claim: str
     first: str
@@ -85,7 +85,7 @@ class VerdictChange:
 
 @dataclass(frozen=True)
 class AuditComparison:
-    """The differences of two audits. `notes`: other possible causes than the model."""
+    """The differences between two audits. `notes` list possible causes other than the model."""
 
     weights_digests: tuple[str, str]
     differences: tuple[PairedDifference, ...]
@@ -94,7 +94,7 @@ class AuditComparison:
     cross_model_agreements: tuple[CrossModelAgreement, ...] = ()
 
     def to_json(self) -> str:
-        """Return the comparison as sorted JSON without NaN."""
+        """Return the comparison as JSON with sorted keys and without NaN."""
         document = {
             "schema_version": "camscope/audit-comparison/2",
             **vars(self),
@@ -111,7 +111,7 @@ def _to_builtin(value: Any) -> Any:
 def compare_audits(
     first: AuditRun | str | os.PathLike[str], second: AuditRun | str | os.PathLike[str], *, seed: int = 0
 ) -> AuditComparison:
-    """Compare two audits of the same images; InputError where more than the model differs: see `check_comparable`."""
+    """Compare two audits of the same images. Raise an InputError if the audits differ in more than the model."""
     runs = first_run, second_run = [run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second)]
     notes = check_comparable(first_run, second_run)
     predictions = first_run.predictions()
@@ -128,7 +128,10 @@ def compare_audits(
 
 
 def _correct_for_multiplicity(uncorrected: Sequence[UncorrectedDifference]) -> Iterator[PairedDifference]:
-    """Correct for the number of distinct tests. Removing the organ and keeping its outside are the same test."""
+    """Correct p-values and intervals for the number of distinct tests (Bonferroni).
+
+    Removing the organ and keeping its outside are the same test.
+    """
     n_tests = len({row[1:] for row in uncorrected if row[4].p_value is not None})
     for name, finding, first, second, difference in uncorrected:
         (corrected,) = adjust_bonferroni([difference], n_tests)
@@ -136,7 +139,7 @@ def _correct_for_multiplicity(uncorrected: Sequence[UncorrectedDifference]) -> I
 
 
 def find_verdict_changes(first: Iterable[Verdict], second: Iterable[Verdict]) -> Iterator[VerdictChange]:
-    """Yield changed verdicts in the order of the second audit, then those that only the first audit has."""
+    """Yield the claims with different conclusions. Claims that only the first audit has come last."""
     get_key = attrgetter("question", "claim", "finding", "qualifier")
     remaining = {get_key(verdict): verdict for verdict in first}
     for verdict in second:
@@ -182,7 +185,7 @@ def _compare_aurocs(
 def _compute_auroc_difference(
     truth: Any, first_scores: Any, second_scores: Any, groups: Sequence[int], seed: int
 ) -> Estimate:
-    """Return the AUROC of the second scores minus that of the first, from the same bootstrap resamples of patients.
+    """Return the AUROC of the second model minus that of the first, with a paired bootstrap interval by patient.
 
     Scores that differ only by rounding count as equal.
     """
@@ -196,7 +199,7 @@ def _compute_auroc_difference(
     first, second = rankings
     difference = second.compute_area(compute_roc_area) - first.compute_area(compute_roc_area)
     areas = [bootstrap_areas(ranking, compute_roc_area, N_RESAMPLES, seed) for ranking in rankings]
-    spread = float(drop_undefined(areas[1] - areas[0], first.describe_counts()).std())
+    spread = float(drop_undefined_areas(areas[1] - areas[0], first.describe_counts()).std())
     fewest = min(first.n_positive_and_negative_groups)
     effective = min(fewest, first.n_effective_groups)
     error = 0.0 if spread <= RELATIVE_PRECISION else spread * sqrt(effective / max(1, effective - 1))
@@ -226,7 +229,7 @@ def _read_truth_and_log_odds(run: AuditRun, finding: str) -> dict[str, tuple[boo
 
 
 def _read_metric_values(run: AuditRun, finding: str) -> dict[tuple[str, str], ValuesById]:
-    """Return (metric, method) -> image id -> the mean value over the imputations."""
+    """Return (metric, method) -> image id -> the mean metric value over the imputations."""
     field = import_arrow("compute").field
     is_selected = (field("finding") == finding) & ~field("control") & field("metric").isin(COMPARED_METRICS)
     rows = run.metrics().filter(is_selected).to_pylist()
@@ -234,7 +237,7 @@ def _read_metric_values(run: AuditRun, finding: str) -> dict[tuple[str, str], Va
 
 
 def _compute_intervention_effects(run: AuditRun, finding: str) -> dict[str, ValuesById]:
-    """Return intervention -> image id -> its effect in standard deviations of the log odds."""
+    """Return intervention -> image id -> its effect on the log odds, in standard deviations."""
     performances = run.summary.predict.performance
     log_odds_std = next(
         (performance.log_odds_std for performance in performances if performance.finding == finding), 0.0
@@ -247,7 +250,7 @@ def _compute_intervention_effects(run: AuditRun, finding: str) -> dict[str, Valu
 
 
 def _average_by_id(rows: Iterable[tuple[Any, str, float | None]]) -> dict[Any, ValuesById]:
-    """Return key -> image id -> the mean value. Images without a value are left out."""
+    """Return key -> image id -> the mean value. Missing values are left out."""
     values: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for key, name, value in rows:
         by_id = values[key]
@@ -276,7 +279,10 @@ def _compare_means(
 def compute_cross_model_agreements(
     first_run: AuditRun, second_run: AuditRun, patients: Mapping[str, int], seed: int
 ) -> Iterator[CrossModelAgreement]:
-    """Yield the agreement for every method and finding. Constant maps and maps of different sizes count as undefined."""
+    """Yield the agreement between the maps of two models for each method and finding.
+
+    Constant maps and maps of different sizes count as undefined.
+    """
     ids = list(patients)
     sampled_ids = [ids[i] for i in np.random.default_rng(seed).permutation(len(ids))[:MAX_COMPARED_IMAGES]]
     correlations: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
@@ -292,7 +298,7 @@ def compute_cross_model_agreements(
 def _iter_paired_maps(
     first_run: AuditRun, second_run: AuditRun, ids: Sequence[str]
 ) -> Iterator[tuple[MapsById, MapsById]]:
-    """Yield the maps of the same images in both audits, one file of the first at a time to bound the memory."""
+    """Yield the maps of the same images from both audits, one file at a time to limit the memory."""
     first_ids, second_ids = (run.maps.table(["id"])["id"] for run in (first_run, second_run))
     reader = RowReader(second_run.maps.dataset)
     positions = _find_rows_with_ids(first_ids, import_arrow().array(ids))
@@ -306,7 +312,7 @@ def _find_rows_with_ids(id_column: Any, ids: Any) -> Any:
 
 
 def _collect_maps(run: AuditRun, table: "pa.Table") -> MapsById:
-    """Return the maps by method, finding and image. Findings have their names in the summary."""
+    """Return method, finding and image id -> map. Findings have their names in the summary."""
     names, maps = run.summary.resolve.class_names, {}
     for row in table_to_dicts(table):
         if row["attribution"] is not None:

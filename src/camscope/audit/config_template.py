@@ -1,4 +1,4 @@
-"""The starting config of an audit, filled in from a manifest and a model."""
+"""Write a first config of an audit from a manifest and a model."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from camscope.audit.core.subgroup_levels import (
     normalize_label,
 )
 from camscope.audit.report.verdict_labels import MARGIN_DESCRIPTIONS
-from camscope.audit.shortcuts.reliance import compute_min_patients_for_absence
+from camscope.audit.shortcuts.reliance import compute_min_patients_to_detect
 from camscope.batch import batch_worker, build_manifest
 from camscope.batch.manifest import import_arrow
 from camscope.batch.sources import DATASET_PREFIXES, TABLE_SUFFIXES
@@ -56,7 +56,7 @@ MAX_AGES = 150  # distinct ages in a column of years
 MARGIN_COMMENTS = {
     **MARGIN_DESCRIPTIONS,
     "reliance_prevalence": "A reliance in a smaller share of patients may be missed; "
-    + ", ".join(f"{share} takes {plural(compute_min_patients_for_absence(share), 'patient')}" for share in (0.05, 0.1)),
+    + ", ".join(f"{share} takes {plural(compute_min_patients_to_detect(share), 'patient')}" for share in (0.05, 0.1)),
 }
 
 
@@ -70,15 +70,15 @@ def generate_config(
     modality: str | None = None,
     relative_to: Path | None = None,
 ) -> str:
-    """Return the text of a valid TOML config. Settings that cannot be guessed are comments with instructions.
+    """Return the text of a TOML config with guessed settings. The user must fill in the commented settings.
 
     The arguments are the options of `camscope audit init`. `relative_to` is the folder of the config, where its paths
     start. InputError where the manifest has neither labels nor columns of 0 and 1 for the classes, or the modality is unknown.
     """
     if modality is not None and modality not in (modalities := get_args(Modality)):
-        raise InputError(f"no modality {modality!r}; expected one of {', '.join(modalities)}")
+        raise InputError(f"unknown modality {modality!r}; expected one of {', '.join(modalities)}")
     if Path(manifest).suffix.lower() in TABLE_SUFFIXES and not Path(manifest).is_file():
-        raise InputError(f"{manifest}: this manifest cannot be read: {describe_file_problem(manifest)}")
+        raise InputError(f"the manifest {manifest} cannot be read: {describe_file_problem(manifest)}")
     table, folder = build_manifest(manifest, root, strict=False).table, relative_to or Path.cwd()
     card = get_card(load_model(model, weights=weights))
     class_names = (card.class_names if card else None) or ()
@@ -96,7 +96,7 @@ def generate_config(
 
 
 def _guess_labels(table: Any, class_names: Sequence[str], findings: Sequence[str]) -> dict[str, Any]:
-    """Return the column of labels, or the column of each finding, and the findings."""
+    """Return the findings with the label column, or with one column for each finding."""
     label = _find_column(table.column_names, LABEL_COLUMN_NAMES)
     if label is None:
         # without row numbers, and without ids that only repeat the path
@@ -109,8 +109,8 @@ def _guess_labels(table: Any, class_names: Sequence[str], findings: Sequence[str
 
 
 def _guess_findings(column: Any, class_names: Sequence[str]) -> list[str]:
-    """Return the classes that occur in a column of labels, without those that mean "no finding"."""
-    labels = _distinct_labels(column)
+    """Return the classes that occur in a label column, without classes such as "no finding"."""
+    labels = _list_distinct_labels(column)
     if class_names:
         names = [name for index, name in enumerate(class_names) if name in labels or str(index) in labels]
         positives = [name for name in names if name.lower() not in NEGATIVE_CLASS_NAMES]
@@ -120,29 +120,29 @@ def _guess_findings(column: Any, class_names: Sequence[str]) -> list[str]:
 
 
 def _check_labels_match_findings(column: Any, class_names: Sequence[str], findings: Sequence[str]) -> None:
-    """Raise an InputError where no label of a column can mean a requested finding."""
-    labels = _distinct_labels(column)
+    """Raise an InputError if a requested finding matches no label of the column."""
+    labels = _list_distinct_labels(column)
     listed = ", ".join(sorted(labels)[:MAX_LABELS_SHOWN]) + (", …" if len(labels) > MAX_LABELS_SHOWN else "")
     if not class_names and not all(label.isdecimal() for label in labels):
         raise InputError(
-            f"the labels are words ({listed}), and the model has no class names; list them in the model's file, in the order of "
-            'its outputs, as CATEGORIES = {"name of the function": ("clear", "lesion")}, or label by number'
+            f"the labels are text ({listed}), but the model has no class names; add the names to the model's file in the order "
+            'of the outputs, as CATEGORIES = {"name of the function": ("clear", "lesion")}, or use numbers as labels'
         )
     for finding in findings:
         index = str(class_names.index(finding)) if finding in class_names else None
         if class_names and index is None and not (finding.isdecimal() and int(finding) < len(class_names)):
             raise InputError(
-                f"the finding {finding!r} is no class of the model; expected one of {', '.join(class_names)}"
+                f"the finding {finding!r} is not a class of the model; expected one of {', '.join(class_names)}"
             )
         same_class = {index} if index is not None else set(class_names[int(finding) : int(finding) + 1])
         if not ({finding} | same_class) & labels:
-            raise InputError(f"no label means the finding {finding!r}; the labels are {listed}")
+            raise InputError(f"no label matches the finding {finding!r}; the labels are {listed}")
 
 
 def _match_label_columns(
     table: Any, class_names: Sequence[str], findings: Sequence[str], label_column_names: Sequence[str]
 ) -> dict[str, str]:
-    """Return for each class its column of 0 and 1: for the requested findings, or for all classes that have one.
+    """Return class name -> its column of 0 and 1, for the requested findings or for all classes.
 
     A finding is requested by its class name or by its column. `label_column_names` are the names by which a column with the
     class of each image would have been recognized. The error lists them.
@@ -157,8 +157,8 @@ def _match_label_columns(
     matches = {name: columns[_normalize_name(name)] for name in class_names if _normalize_name(name) in columns}
     if not matches:
         raise InputError(
-            f"no column of labels ({', '.join(label_column_names)}) among {', '.join(table.column_names)}, and no column of 0 "
-            "and 1 that has the name of a class of the model; rename a column, or write the config by hand"
+            f"the manifest has no label column ({', '.join(label_column_names)}) and no column of 0 and 1 that has the name of a "
+            f"class; it has {', '.join(table.column_names)}. Rename a column, or write the config by hand"
         )
     return {name: column for name, column in matches.items() if name.lower() not in NEGATIVE_CLASS_NAMES} or matches
 
@@ -174,24 +174,24 @@ def _match_findings(findings: Sequence[str], class_names: Sequence[str], columns
             listed = (
                 f"its classes are {', '.join(class_names)}" if class_names else "it has no class names: see CATEGORIES"
             )
-            raise InputError(f"the column {finding!r} is not named as a class of the model; {listed}")
+            raise InputError(f"the column {finding!r} does not have the name of a class of the model; {listed}")
         matches[classes[key]] = columns[key]
     return matches
 
 
 def _normalize_name(name: str) -> str:
-    """Return the letters and digits of a name: "Pleural Effusion" and "pleural_effusion" are equal."""
+    """Return the lowercase letters and digits of a name, so that "Pleural Effusion" equals "pleural_effusion"."""
     return "".join(character for character in name.casefold() if character.isalnum())
 
 
 def _is_boolean_column(column: Any) -> bool:
     if import_arrow().types.is_nested(column.type):  # boxes, points
         return False
-    labels = {label.lower() for label in _distinct_labels(column)}
+    labels = {label.lower() for label in _list_distinct_labels(column)}
     return bool(labels) and labels <= BOOLEAN_LABELS
 
 
-def _distinct_labels(column: Any) -> set[str]:
+def _list_distinct_labels(column: Any) -> set[str]:
     return {label for value in column.unique().to_pylist() if (label := normalize_label(value)) is not None}
 
 
@@ -234,10 +234,10 @@ def _load_template() -> "jinja2.Template":
         autoescape=False,  # noqa: S701 - TOML, not HTML: the filters below quote all values
     )
     environment.filters |= {
-        "quote": _quote,
-        "list_of": lambda values: f"[{', '.join(map(_quote, values))}]",
+        "quote": _quote_toml_string,
+        "list_of": lambda values: f"[{', '.join(map(_quote_toml_string, values))}]",
         "table_of": lambda values: (
-            f"{{ {', '.join(f'{_quote(key)} = {_quote(value)}' for key, value in values.items())} }}"
+            f"{{ {', '.join(f'{_quote_toml_string(key)} = {_quote_toml_string(value)}' for key, value in values.items())} }}"
         ),
         "comment_list": _format_comment_list,
     }
@@ -259,13 +259,13 @@ def _load_template() -> "jinja2.Template":
 
 
 def _find_column(names: Iterable[str], candidates: Sequence[str]) -> str | None:
-    """Return the first candidate that is a column, without regard to case."""
+    """Return the first candidate name that is a column of the table, ignoring case."""
     by_lower_name = {name.lower(): name for name in reversed(list(names))}
     return next((by_lower_name[name] for name in candidates if name in by_lower_name), None)
 
 
 def _make_path_relative(path: str, folder: Path) -> str:
-    """Return a path, also that of an `hf:FOLDER`, relative to the folder of the config."""
+    """Return a path relative to the folder of the config. Also accepts `hf:FOLDER`."""
     prefix = next((prefix for prefix in DATASET_PREFIXES if path.startswith(prefix)), "")
     if prefix:
         name = path.removeprefix(prefix)
@@ -280,11 +280,11 @@ def _make_source_relative(source: str, folder: Path) -> str:
     return f"{_make_path_relative(file, folder)}:{function}" if colon and file.endswith(".py") else source
 
 
-def _quote(value: str) -> str:
+def _quote_toml_string(value: str) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML does not allow a raw DEL
 
 
 def _format_comment_list(values: Sequence[str]) -> str:
-    """Join values for a comment, which ends with its line: a value with a line break is quoted."""
-    names = [value if value.isprintable() else _quote(value) for value in values[:MAX_LEVELS_PER_SUBGROUP]]
+    """Join values for a comment in the config. Values with line breaks are quoted."""
+    names = [value if value.isprintable() else _quote_toml_string(value) for value in values[:MAX_LEVELS_PER_SUBGROUP]]
     return ", ".join(names) + (", …" if len(values) > MAX_LEVELS_PER_SUBGROUP else "")

@@ -1,4 +1,4 @@
-"""Synthetic datasets with a known shortcut and a model trained on them, ready to be audited."""
+"""Create a demo of an audit: a synthetic dataset with a known shortcut, and a model trained on it."""
 
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ def write_demo_study(
     seed: int = 0,
     overwrite: bool = True,
 ) -> Config:
-    """Write a synthetic dataset and the weights of a model trained on it, and return the config of their audit.
+    """Write a synthetic dataset and the weights of a model trained on it. Return the config of its audit.
 
     `marker_probability`: P(marker | lesion) = 1 - P(marker | clear), in the training and the audited images. At 0.5 the marker
     is unrelated to the lesion, and at 1 it determines it.
@@ -37,12 +37,12 @@ def write_demo_study(
 
 @cache
 def _train_demo_model(marker_probability: float, seed: int) -> ShortcutNet:
-    """Return the model of a seed, which is trained once."""
+    """Return a model trained with this seed. The result is cached."""
     return train_shortcut_model(draw_study(1000, TRAIN_SEED + seed, marker_probability), seed)
 
 
 def build_demo_config(manifest: Path, weights: Path, marker_probability: float) -> dict[str, Any]:
-    """Return the tables of the config."""
+    """Return the config tables of the demo audit."""
     return {
         "title": "Phantom radiographs with a marker that is "
         + ("confounded with the lesion" if marker_probability > UNBIASED_PROBABILITY else "unrelated to the lesion"),

@@ -1,4 +1,4 @@
-"""The runner of an audit: checks config and folder, runs the stages that have no stored result, and builds the summary."""
+"""Run the stages of an audit, skip stages with stored results, and build the summary."""
 
 import json
 import time
@@ -20,7 +20,7 @@ from camscope.audit.provenance.file_ownership import (
     PLAN_FILE,
     REPORT_STAGE,
     STAGES_FOLDER,
-    is_plan,
+    is_audit_plan,
     list_audit_files,
     log_interrupted_stages,
     log_stage_files,
@@ -81,7 +81,7 @@ SECONDS_PER_CLUSTERING = 5.0  # to cluster the maps of a method
 def prepare_folder(
     context: AuditContext, on_progress: StageProgressCallback, *, overwrite: bool
 ) -> tuple[dict[str, str], ImageDigests]:
-    """Validate the config, claim the folder for this audit, and return the digests of its inputs and of each image.
+    """Validate the config and reserve the folder. Return the digests of the inputs and of each image.
 
     The folder must be new, or belong to an audit of the same config, data, images, weights and version. All images are
     read here, before any stage uses them; `on_progress` reports them as the stage "images".
@@ -95,7 +95,7 @@ def prepare_folder(
     for name in identity if plan is not None else ():
         if not isinstance(plan, dict) or plan.get(name) != identity[name]:
             raise OutputError(
-                f"{context.folder} holds an audit with another {name}: choose another folder, or allow overwriting"
+                f"{context.folder} holds an audit with another {name}; choose another folder, or allow overwriting"
             )
     list_audit_files(context.folder)
     image_digests = digest_images(context, lambda done, total: on_progress(IMAGES_KEY, done, total))
@@ -112,7 +112,7 @@ def prepare_folder(
 def run_stages(
     context: AuditContext, on_progress: StageProgressCallback, on_estimate: EstimateCallback | None = None
 ) -> StageResults:
-    """Return the results of all stages. Results that the folder already holds are read instead of computed."""
+    """Run all stages and return their results. Stored results are read instead of computed."""
     results = StageResults(context.folder)
     for name in STAGES:
         stored = read_json_or_none(context.folder / STAGES_FOLDER / f"{name}.json")
@@ -128,7 +128,7 @@ def run_stages(
 
 
 def _run_stage(context: AuditContext, name: str, results: StageResults, on_progress: StageProgressCallback) -> None:
-    """Run a stage and write its result, also that of a stage that the config skips."""
+    """Run a stage and write its result. Skipped stages get a result too."""
     start = time.monotonic()
     result_cls: Any = Summary.model_fields[name].annotation
     if name in context.config.skip:
@@ -147,28 +147,28 @@ def _run_stage(context: AuditContext, name: str, results: StageResults, on_progr
 
 
 def _check_audit_folder(folder: Path) -> None:
-    """Raise an OutputError for a folder that holds files but no audit. Other programs may also write `audit.json`."""
+    """Raise an OutputError if the folder holds files but no audit."""
     names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
-    if any(not TEMPORARY_FILE_PATTERN.fullmatch(name) for name in names) and not is_plan(folder / PLAN_FILE):
+    if any(not TEMPORARY_FILE_PATTERN.fullmatch(name) for name in names) and not is_audit_plan(folder / PLAN_FILE):
         raise OutputError(f"{folder} exists and is not an audit; choose another folder")
 
 
 def check_images_unchanged(folder: Path, image_digests: ImageDigests, previous: Any) -> None:
-    """Raise an OutputError where images differ from `previous`. The outputs would mix results of old and new images."""
+    """Raise an OutputError if images have changed since an earlier start of the audit."""
     if changed := find_changed_images(image_digests, previous if isinstance(previous, dict) else {}):
         raise OutputError(
-            f"{folder}: {len(changed)} of {plural(len(image_digests), 'image')} differ from those that its stages have read: "
-            "choose another folder, or allow overwriting"
+            f"{folder}: {len(changed)} of {plural(len(image_digests), 'image')} have changed since the first start of this "
+            "audit; choose another folder, or allow overwriting"
         )
 
 
 def to_json_bytes(document: Mapping[str, Any]) -> bytes:
-    """Return sorted JSON without NaN. Equal documents give equal bytes."""
+    """Convert a document to JSON bytes with sorted keys. Equal documents give equal bytes."""
     return (json.dumps(document, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n").encode()
 
 
 def build_summary(context: AuditContext, stage_results: Mapping[str, Any], identity: Mapping[str, str]) -> Summary:
-    """Return the summary: the results of all stages, and the verdicts that follow from them."""
+    """Build the summary from the results of all stages, and derive the verdicts."""
     config = context.config
     summary = Summary(
         camscope_version=__version__,
@@ -193,14 +193,13 @@ def build_summary(context: AuditContext, stage_results: Mapping[str, Any], ident
 
 
 def validate_config(context: AuditContext) -> None:
-    """Raise an error for settings that a later stage would reject: class names, labels, layers, regions, masks."""
+    """Raise an error for settings that would fail in a later stage, before any stage runs."""
     cohort, data = context.cohort, context.config.data
     for column in data.subgroups:
         n_levels = len({*cohort.get_subgroup_levels(column).values()} - {None})
         if n_levels > MAX_LEVELS_PER_SUBGROUP:
             raise InputError(
-                f"subgroups: {column!r} has {plural(n_levels, 'level')}, and the report shows every level; expected at most "
-                f"{MAX_LEVELS_PER_SUBGROUP}"
+                f"subgroups: {column!r} has {plural(n_levels, 'level')}; expected at most {MAX_LEVELS_PER_SUBGROUP}"
             )
     if data.window is not None:
         Window.parse(data.window)
@@ -218,13 +217,13 @@ def validate_config(context: AuditContext) -> None:
         truths = [truth for truth in cohort.get_truth(finding).values() if truth is not None]
         if not 0 < sum(truths) < len(truths):
             raise InputError(
-                f"of {plural(len(truths), 'labeled row')}, {sum(truths)} with the finding {finding.name!r}; expected rows with "
-                f"it and rows without it: is {data.label or 'its column'!r} the column of labels?"
+                f"{sum(truths)} of {plural(len(truths), 'labeled row')} have the finding {finding.name!r}; expected rows with "
+                f"and without the finding. Check that {data.label or 'its column'!r} is the label column"
             )
 
 
 def _check_category_choice(context: AuditContext, ground_truth: GroundTruth) -> None:
-    """Raise a CategoryError where the first masks hold several labels and the config chooses none."""
+    """Raise a CategoryError if masks have several labels and the config selects none of them."""
     for row in context.cohort.manifest.rows(0, min(MAX_PROBED_MASKS, len(context.cohort.rows))):
         try:
             ground_truth.load_mask(row, (1, 1))
@@ -235,7 +234,7 @@ def _check_category_choice(context: AuditContext, ground_truth: GroundTruth) -> 
 
 
 def estimate_stage_seconds(context: AuditContext) -> Mapping[str, float]:
-    """Return the estimated seconds of each stage on this machine; empty where no image can be read."""
+    """Return the estimated seconds of each stage on this machine. Empty if no image is readable."""
     config, cohort = context.config, context.cohort
     images = next((batch for batch in context.iter_batches(cohort.rows[:N_TIMED_IMAGES]) if batch[0].item), None)
     if images is None:
@@ -275,7 +274,7 @@ def estimate_stage_seconds(context: AuditContext) -> Mapping[str, float]:
 
 
 def _time_second_call(function: Callable[[], object]) -> float:
-    """Return the seconds of the second call. The first one warms up."""
+    """Return the seconds of a function's second call. The first call is a warm-up."""
     try:
         function()
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Verification of a finished audit: its files and inputs against their digests, and sampled rows recomputed."""
+"""Verify a finished audit: compare files with their digests, and recompute sampled rows."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from camscope.audit.audit_run import check_readable
+from camscope.audit.audit_run import check_folder_readable
 from camscope.audit.core.config import Config
 from camscope.audit.core.context import AuditContext, ProgressCallback
 from camscope.audit.core.predictions import Predictions
@@ -35,7 +35,7 @@ NOT_RECOMPUTED = (
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check; `name` is a file or a part of the audit, `message` says what was checked or what is wrong."""
+    """The result of one check. `name` is the checked file or part, and `message` the outcome."""
 
     name: str
     is_intact: bool
@@ -44,7 +44,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class VerificationResult:
-    """The results of all checks; `not_recomputed`: parts of the audit that are never recomputed."""
+    """The results of all checks. `not_recomputed` lists parts that are never recomputed."""
 
     checks: tuple[CheckResult, ...]
     not_recomputed: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ def verify_audit(
     seed: int = 0,
     on_progress: ProgressCallback | None = None,
 ) -> VerificationResult:
-    """Verify a finished audit: its files; with its config also its inputs and sampled rows.
+    """Verify the files of a finished audit. With its config, also verify the inputs and recompute sampled rows.
 
     Args:
         folder: The folder of the audit.
@@ -80,11 +80,11 @@ def verify_audit(
 
     """
     path = Path(folder)
-    check_readable(path)
+    check_folder_readable(path)
     if path.is_file():
         raise InputError(f"{folder} is a file; expected the folder of an audit")
     if not (path / provenance.PROVENANCE_FILE).exists():
-        raise InputError(f"{folder}: no {provenance.PROVENANCE_FILE}: this folder holds no finished audit")
+        raise InputError(f"{folder}: this folder holds no finished audit; {provenance.PROVENANCE_FILE} is missing")
     with read_errors_converted(f"{folder}: {provenance.PROVENANCE_FILE}"):
         content = read_bytes(path / provenance.PROVENANCE_FILE, MAX_JSON_BYTES)
     record, is_sealed = _parse_record(content)
@@ -100,7 +100,7 @@ def verify_audit(
 
 
 def _parse_record(content: bytes) -> tuple[dict[str, Any], bool]:
-    """Return the provenance record, {} if it is not valid JSON, and whether its seal is that of its content."""
+    """Return the provenance record, and whether it matches its own digest. Invalid JSON gives {}."""
     record: Any = {}
     try:
         record = json.loads(content)
@@ -174,7 +174,7 @@ def _check_images(
 
 
 def _recompute_rows(context: AuditContext, n_rows: int, seed: int) -> Iterator[CheckResult]:
-    """Recompute the prediction and the maps of `n_rows` rows, sampled by the seed, and compare them with the stored ones."""
+    """Recompute the predictions and maps of `n_rows` sampled rows, and compare them with the stored results."""
     predictions = Predictions.read(context.folder)
     order = np.random.default_rng(seed).permutation(len(predictions.rows))
     rows = sorted(predictions.rows[n] for n in order[:n_rows])
@@ -205,7 +205,10 @@ def _recompute_rows(context: AuditContext, n_rows: int, seed: int) -> Iterator[C
 
 
 def _compute_map_difference(attribution: Any, stored_row: Mapping[str, Any]) -> float:
-    """Return the largest difference relative to the maximum; infinite if one map is missing or has another size."""
+    """Return the largest difference between a recomputed and a stored map, relative to the maximum.
+
+    It is infinite if one map is missing or has another size.
+    """
     stored = stored_row["attribution"]
     if attribution is None or stored is None:
         return 0.0 if attribution is stored else float("inf")

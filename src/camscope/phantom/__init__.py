@@ -1,4 +1,4 @@
-"""Synthetic radiographs with exact masks of their findings, and a small network trained on them."""
+"""Synthetic chest radiographs with exact masks of their findings, and a small network trained on them."""
 
 from camscope.phantom.network import PREPROCESSING, PhantomNet, load_phantom_model, to_model_input
 from camscope.phantom.radiograph import CATEGORIES, Phantom, draw_findings, draw_radiograph

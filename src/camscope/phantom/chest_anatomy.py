@@ -1,4 +1,4 @@
-"""A chest as X-rays see it: how much body, lungs, heart, bones and vessels weaken the ray behind every pixel."""
+"""Draw the anatomy of a synthetic chest: how strongly each pixel attenuates X-rays."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,7 +16,7 @@ MAX_TRACE_SIDE_PIXELS = 128  # curves are traced on at most this many pixels a s
 
 @dataclass(frozen=True)
 class BodyPlane:
-    """The body's own coordinates on size x size pixels: `x` to the right and `y` down (H,W), about -1 to 1."""
+    """Coordinates (H,W) that follow the rotated and shifted body: `x` to the right and `y` down, about -1 to 1."""
 
     size: int
     x: FloatImage
@@ -26,7 +26,7 @@ class BodyPlane:
 
     @classmethod
     def random(cls, random: Generator, size: int) -> "BodyPlane":
-        """A plane that is turned, scaled and moved a little."""
+        """Create coordinates that are slightly rotated, scaled and shifted at random."""
         angle, scale = random.normal(0, 0.035), random.uniform(0.93, 1.10)
         right, down = random.uniform(-0.06, 0.06), random.uniform(-0.06, 0.06)
         c, s = cos(angle) / scale, sin(angle) / scale
@@ -34,35 +34,38 @@ class BodyPlane:
         column, row = axis[None, :] - right, axis[:, None] - down
         return cls(size, column * c + row * s, row * c - column * s, (c, s), (right, down))
 
-    def trace_points(self, x: NDArray[np.float64], y: NDArray[np.float64], weight: NDArray[np.float64]) -> FloatImage:
-        """Points at body coordinates, each laid down as a soft dot of that weight: (H,W)."""
+    def draw_points(self, x: NDArray[np.float64], y: NDArray[np.float64], weight: NDArray[np.float64]) -> FloatImage:
+        """Draw weighted points, given in body coordinates, as soft dots in an image (H,W)."""
         (c, s), (right, down) = self.rotation, self.shift
         square, side = c * c + s * s, min(self.size, MAX_TRACE_SIDE_PIXELS)
         column = ((c * x - s * y) / square + right + 1) * (side / 2) - 0.5
         row = ((s * x + c * y) / square + down + 1) * (side / 2) - 0.5
         is_visible = (column > 1) & (column < side - 2) & (row > 1) & (row < side - 2)
         weight = weight[is_visible] * (side / MAX_TRACE_SIDE_PIXELS)
-        return resize_field(_splat_points(column[is_visible], row[is_visible], weight, side), self.size)
+        return resize_field(_rasterize_points(column[is_visible], row[is_visible], weight, side), self.size)
 
 
-def soft_step(depth: FloatImage, width: float) -> FloatImage:
-    """0 to 1 over `width`, 0.5 where the depth is 0: a soft edge."""
+def smooth_step(depth: FloatImage, width: float) -> FloatImage:
+    """Return a smooth step from 0 to 1 over `width`. It is 0.5 where the depth is 0."""
     step: FloatImage = np.clip(depth * (1 / width) + 0.5, 0, 1)
     return step * step * (3 - 2 * step)
 
 
-def soft_band(distance: FloatImage, width: float, edge_width: float) -> FloatImage:
-    """1 within half a width of distance 0, and 0 outside, with edges `edge_width` wide."""
-    return soft_step(width / 2 - np.abs(distance), edge_width)
+def smooth_band(distance: FloatImage, width: float, edge_width: float) -> FloatImage:
+    """Return a band of 1 around distance 0, with smooth edges to 0."""
+    return smooth_step(width / 2 - np.abs(distance), edge_width)
 
 
 def draw_smooth_noise(random: Generator, n_cells: int, size: int, strength: float) -> FloatImage:
-    """A smooth random field (H,W) with cells x cells independent values of standard deviation `strength`."""
+    """Return random noise (H,W), interpolated from `n_cells` x `n_cells` independent values.
+
+    `strength` is their standard deviation.
+    """
     return resize_field(random.standard_normal((n_cells, n_cells), dtype=np.float32) * strength, size)
 
 
 def resize_field(field: FloatImage, size: int) -> FloatImage:
-    """A square field brought to (size,size), linear between the centers of its cells."""
+    """Resize a square array to (size,size) by linear interpolation."""
     if len(field) == size:
         return field
     matrix = _interpolation_matrix(len(field), size)
@@ -77,10 +80,10 @@ def _interpolation_matrix(n_cells: int, size: int) -> FloatImage:
     return weights
 
 
-def _splat_points(
+def _rasterize_points(
     column: NDArray[np.float64], row: NDArray[np.float64], weight: NDArray[np.float64], side: int
 ) -> FloatImage:
-    """Each point shared among the four pixels around it, then spread by a 3 x 3 binomial kernel."""
+    """Draw weighted points into an image (side,side) and blur them with a 3 x 3 kernel."""
     left, top = column.astype(np.int64), row.astype(np.int64)
     right, down = column - left, row - top
     corner = top * side + left
@@ -95,7 +98,7 @@ def _splat_points(
 
 @dataclass(frozen=True)
 class Lung:
-    """One lung: fields (H,W) on the image's pixels. Lengths are in half image widths.
+    """One lung, described by arrays (H,W). Lengths are in half image widths.
 
     `side` is -1 on the image's left and 1 on its right. `wall_depth` is the depth below the chest wall and `diaphragm_height` the
     height above the diaphragm. `lateral` and `vertical` run from the lung's center (0) to its outer wall and its apex (1).
@@ -109,18 +112,18 @@ class Lung:
 
     @cached_property
     def depth(self) -> FloatImage:
-        """How deep inside the lung a pixel lies, negative outside."""
+        """The depth (H,W) of each pixel inside the lung. Negative outside."""
         return np.minimum(self.wall_depth, self.diaphragm_height)
 
     @cached_property
     def air_share(self) -> FloatImage:
-        """Share of air, 0 to 1."""
-        return soft_step(self.depth, 0.05)
+        """The share of air (H,W), from 0 to 1."""
+        return smooth_step(self.depth, 0.05)
 
 
 @dataclass(frozen=True)
 class Chest:
-    """A chest without findings: its attenuation (H,W), the part of it that is vessels, and its lungs."""
+    """A chest without findings: its attenuation (H,W), the attenuation of its vessels, and its lungs."""
 
     plane: BodyPlane
     attenuation: FloatImage
@@ -130,7 +133,7 @@ class Chest:
 
 
 def draw_chest(random: Generator, size: int) -> Chest:
-    """A chest of random build, turned, moved and scaled a little, on size x size pixels."""
+    """Draw a chest with random anatomy and a slightly random position, as size x size pixels."""
     plane = BodyPlane.random(random, size)
     x, y = plane.x, plane.y
     lungs = _draw_lung(random, -1, x, y), _draw_lung(random, 1, x, y)
@@ -145,7 +148,7 @@ def draw_chest(random: Generator, size: int) -> Chest:
 
 
 def _draw_lung(random: Generator, side: int, x: FloatImage, y: FloatImage) -> Lung:
-    """A superellipse cut off by the dome of the diaphragm."""
+    """Draw a lung: a superellipse, cut off by the diaphragm."""
     width, height = random.uniform(0.29, 0.34), random.uniform(0.80, 0.92)
     center, middle = random.uniform(0.42, 0.46), random.uniform(0.08, 0.16)
     base = random.uniform(0.42, 0.62) - 0.06 * (side < 0)  # the liver lifts the diaphragm on the image's left
@@ -157,57 +160,59 @@ def _draw_lung(random: Generator, side: int, x: FloatImage, y: FloatImage) -> Lu
 
 
 def _draw_body(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
-    """Trunk, shoulders and neck, 0 to 1."""
+    """Draw trunk, shoulders and neck with values from 0 to 1."""
     wide, slope, top = random.uniform(0.92, 1.06), random.uniform(0.20, 0.45), random.uniform(-0.98, -0.88)
     neck = random.uniform(0.22, 0.30)
     across = np.abs(x)
     shoulders = y - top - slope * np.maximum(across - neck, 0) + 0.02 / (0.06 + np.maximum(across - neck, 0))
-    return soft_step(np.minimum(wide + 0.06 * y - across, shoulders), 0.12)
+    return smooth_step(np.minimum(wide + 0.06 * y - across, shoulders), 0.12)
 
 
 def _draw_heart(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
-    """0 to 1: an ellipse that leans to the image's right, and the knob of the aorta above it."""
+    """Draw the heart and the aortic knob with values from 0 to 1."""
     wide, high, lean = random.uniform(0.25, 0.34), random.uniform(0.27, 0.34), random.uniform(0.3, 0.6)
     right, down = x - random.uniform(0.08, 0.14), y - random.uniform(0.28, 0.36)
-    heart = soft_step(1 - np.sqrt(((right - lean * down * 0.5) / wide) ** 2 + (down / high) ** 2), 0.16)
-    knob = soft_step(1 - np.sqrt(((x - 0.10) / 0.11) ** 2 + ((y + 0.24) / 0.16) ** 2), 0.4)
+    heart = smooth_step(1 - np.sqrt(((right - lean * down * 0.5) / wide) ** 2 + (down / high) ** 2), 0.16)
+    knob = smooth_step(1 - np.sqrt(((x - 0.10) / 0.11) ** 2 + ((y + 0.24) / 0.16) ** 2), 0.4)
     result: FloatImage = np.maximum(heart, 0.8 * knob)
     return result
 
 
 def _draw_mediastinum_and_spine(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
-    """Mediastinum and spine with its vertebrae, bright, and the windpipe in front of them, dark."""
+    """Draw the bright mediastinum and spine, and the dark trachea."""
     spacing, start = random.uniform(0.13, 0.16), random.uniform(0, 2 * pi)
     vertebra = 0.5 + 0.5 * np.cos(y * (2 * pi / spacing) + start)
-    spine: FloatImage = soft_band(x, random.uniform(0.15, 0.19), 0.05) * (0.12 + 0.05 * vertebra)
-    windpipe = soft_band(x - random.uniform(-0.02, 0.02), 0.08, 0.05) * soft_step(-0.30 - y, 0.2)
-    spine += 0.13 * soft_band(x, random.uniform(0.26, 0.34), 0.12)
+    spine: FloatImage = smooth_band(x, random.uniform(0.15, 0.19), 0.05) * (0.12 + 0.05 * vertebra)
+    windpipe = smooth_band(x - random.uniform(-0.02, 0.02), 0.08, 0.05) * smooth_step(-0.30 - y, 0.2)
+    spine += 0.13 * smooth_band(x, random.uniform(0.26, 0.34), 0.12)
     return spine - 0.12 * windpipe
 
 
 def _draw_bones(random: Generator, lungs: tuple[Lung, Lung], x: FloatImage, y: FloatImage) -> FloatImage:
-    """Ribs behind (nearly level) and in front (falling inwards), collar bones and shoulder blades."""
+    """Draw ribs, collar bones and shoulder blades."""
     across, spacing = np.abs(x), random.uniform(0.155, 0.185)
-    cage = soft_step(np.maximum(lungs[0].wall_depth, lungs[1].wall_depth) + 0.05, 0.06) * soft_step(across - 0.08, 0.05)
+    cage = smooth_step(np.maximum(lungs[0].wall_depth, lungs[1].wall_depth) + 0.05, 0.06) * smooth_step(
+        across - 0.08, 0.05
+    )
     behind = _draw_ribs(y - random.uniform(0.35, 0.6) * (across - 0.28) ** 2 - 0.10 * across, spacing, random.random())
     front = _draw_ribs(y + random.uniform(0.45, 0.65) * across, spacing * 1.08, random.random())
-    collar = soft_band(y + random.uniform(0.69, 0.79) + random.uniform(0.1, 0.3) * (across - 0.3), 0.06, 0.02)
-    blade = soft_step(across - random.uniform(0.62, 0.72) - 0.25 * y, 0.04)
-    blade = blade * soft_step(-y, 0.3) * soft_step(y + 0.75, 0.1)
-    ribs = cage * (0.10 * behind * soft_step(0.75 - y, 0.3) + 0.05 * front * soft_step(across - 0.33, 0.2))
-    bones = ribs + 0.10 * collar * soft_step(across - 0.10, 0.08) * soft_step(0.72 - across, 0.1) + 0.05 * blade
+    collar = smooth_band(y + random.uniform(0.69, 0.79) + random.uniform(0.1, 0.3) * (across - 0.3), 0.06, 0.02)
+    blade = smooth_step(across - random.uniform(0.62, 0.72) - 0.25 * y, 0.04)
+    blade = blade * smooth_step(-y, 0.3) * smooth_step(y + 0.75, 0.1)
+    ribs = cage * (0.10 * behind * smooth_step(0.75 - y, 0.3) + 0.05 * front * smooth_step(across - 0.33, 0.2))
+    bones = ribs + 0.10 * collar * smooth_step(across - 0.10, 0.08) * smooth_step(0.72 - across, 0.1) + 0.05 * blade
     return bones * random.uniform(0.8, 1.3)
 
 
 def _draw_ribs(height: FloatImage, spacing: float, start: float) -> FloatImage:
-    """Parallel bands with brighter rims, 0 to about 1."""
+    """Draw parallel ribs with brighter edges, with values from 0 to about 1."""
     phase = height / spacing + start
     off = np.abs(phase - np.floor(phase) - 0.5) * spacing
-    return 0.65 * soft_step(0.033 - off, 0.02) + 0.35 * soft_band(off - 0.027, 0.012, 0.02)
+    return 0.65 * smooth_step(0.033 - off, 0.02) + 0.35 * smooth_band(off - 0.027, 0.012, 0.02)
 
 
 def _draw_vessels(random: Generator, plane: BodyPlane) -> FloatImage:
-    """Curved branches that fan out from both hila and fade."""
+    """Draw branched vessels that start at both hila and fade outwards."""
     count, steps = 28, np.linspace(0, 1, 80)
     side = np.where(np.arange(count) % 2, 1.0, -1.0)[:, None]
     angle = random.uniform(-1.45, 1.35, (count, 1)) + random.normal(0, 0.8, (count, 1)) * steps
@@ -217,14 +222,14 @@ def _draw_vessels(random: Generator, plane: BodyPlane) -> FloatImage:
     weight = random.uniform(0.03, 0.13, (count, 1)) * (1 - 0.8 * steps) * step_length * 150
     centers = [s * random.uniform(0.17, 0.21) for s in (-1, 1)]
     hila = [np.maximum(1 - ((plane.x - center) / 0.11) ** 2 - (plane.y / 0.16) ** 2, 0) for center in centers]
-    return plane.trace_points(across * side, down, weight) + 0.08 * (hila[0] + hila[1])
+    return plane.draw_points(across * side, down, weight) + 0.08 * (hila[0] + hila[1])
 
 
 def _draw_cables(random: Generator, plane: BodyPlane) -> FloatImage:
-    """None, one or two thin lines of a monitor or a tube that cross the chest anywhere."""
+    """Draw zero to two thin lines across the chest, such as monitor cables or tubes."""
     along, count = np.linspace(-1.3, 1.3, 320)[:, None], int(random.integers(0, 3))
     angle, offset = random.uniform(0, pi, count), random.uniform(-0.7, 0.7, count)
     off = offset + random.normal(0, 0.25, count) * along**2
     weight = random.uniform(0.06, 0.14, count) + 0 * off
     x, y = along * np.cos(angle) - off * np.sin(angle), along * np.sin(angle) + off * np.cos(angle)
-    return plane.trace_points(x, y, weight)
+    return plane.draw_points(x, y, weight)

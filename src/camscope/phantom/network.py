@@ -1,4 +1,4 @@
-"""PhantomNet: a small residual net with `layer1` … `layer4`, and the weights of it that ship with the package."""
+"""PhantomNet: a small residual network for synthetic radiographs, with bundled weights."""
 
 from importlib.resources import files
 from typing import Final, NamedTuple
@@ -12,7 +12,7 @@ from camscope.phantom.radiograph import CATEGORIES, DEFAULT_SIDE_PIXELS
 
 
 class PhantomPreprocessing(NamedTuple):
-    """How an image becomes the net's input: gray, size x size, then (value / 255 - mean) / std."""
+    """Preprocessing of PhantomNet: convert to gray, resize to size x size, and normalize."""
 
     size: int
     mean: float
@@ -23,7 +23,7 @@ PREPROCESSING: Final = PhantomPreprocessing(DEFAULT_SIDE_PIXELS, mean=0.55, std=
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions (N,C,H,W) -> (N,K,h,w) and a shortcut. `kernel_sizes` are their sizes."""
+    """Two convolutions (N,C,H,W) -> (N,K,h,w) with a shortcut connection."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_sizes: tuple[int, int], stride: int = 1) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Both ways added, then the ReLU."""
+        """Return the output (N,K,h,w) of the block."""
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         out += self.downsample(x)
@@ -48,7 +48,7 @@ class ResidualBlock(nn.Module):
 
 
 class PhantomNet(nn.Module):
-    """Gray images (N,1,H,W) in, class scores (N,4) out. The names are those of torchvision's ResNet.
+    """A residual network from gray images (N,1,H,W) to class scores (N,4). Its layers are named as in torchvision's ResNet.
 
     At 128 x 128 the grids are 32, 32, 16 and 16 cells a side for `layer1` … `layer4`. Two choices let a map point at the
     evidence and not merely near it. Kernels of 1 x 1 late in the net keep what a cell of `layer4` sees to 44 pixels.
@@ -70,7 +70,7 @@ class PhantomNet(nn.Module):
         self.fc = nn.Linear(96, n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scores (logits) of every class."""
+        """Return the logits (N,4) of all classes."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         scores: Tensor = self.fc(torch.flatten(self.avgpool(x), 1))
@@ -78,13 +78,13 @@ class PhantomNet(nn.Module):
 
 
 def to_model_input(images: NDArray[np.uint8]) -> Tensor:
-    """Drawn images (N,H,W) uint8 as the net's input (N,1,H,W) float32."""
+    """Convert images (N,H,W) uint8 to the network's input (N,1,H,W) float32."""
     gray = torch.from_numpy(images).unsqueeze(1).float() / 255
     return (gray - PREPROCESSING.mean) / PREPROCESSING.std
 
 
 def load_phantom_model() -> PhantomNet:
-    """The bundled net in eval mode. Nothing is fetched."""
+    """Return the network with its bundled weights in eval mode. Nothing is downloaded."""
     from safetensors.torch import load
 
     net, weights = PhantomNet(), load(files("camscope.phantom").joinpath("phantom.safetensors").read_bytes())

@@ -1,4 +1,4 @@
-"""Radiograph-like images from a seed, each with the exact masks of its findings."""
+"""Draw synthetic chest radiographs from a seed, with an exact mask of each finding."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from numpy.random import Generator, Philox, SeedSequence
 from numpy.typing import NDArray
 
 from camscope.errors import InputError, TargetError
-from camscope.phantom.chest_anatomy import Chest, FloatImage, draw_chest, soft_band, soft_step
+from camscope.phantom.chest_anatomy import Chest, FloatImage, draw_chest, smooth_band, smooth_step
 
 Box = tuple[int, int, int, int]
 Corner = Literal["top left", "top right", "bottom left", "bottom right"]
@@ -21,7 +21,7 @@ MIN_ATTENUATION_CHANGE: Final = 0.035  # no pixel of a finding changes by less, 
 
 @dataclass(frozen=True, eq=False)
 class Phantom:
-    """One drawn radiograph and what is true of it.
+    """A synthetic radiograph with its label and masks.
 
     `image` (H,W) uint8. `mask` (H,W) bool, exactly the pixels that the finding changes, none for "no finding".
     `label`, the index of `name` in CATEGORIES. `marker_mask` (H,W) bool, the pixels that the hospital's marker changes.
@@ -35,7 +35,10 @@ class Phantom:
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """The smallest box around the evidence as (left, top, right, bottom), right and bottom exclusive, or none."""
+        """The bounding box of the finding, as (left, top, right, bottom) with exclusive right and bottom.
+
+        Empty for an image without a finding.
+        """
         rows, columns = np.flatnonzero(self.mask.any(axis=1)), np.flatnonzero(self.mask.any(axis=0))
         if not len(rows):
             return ()
@@ -45,7 +48,7 @@ class Phantom:
 def draw_radiograph(
     seed: int, finding: str | int | None = None, *, marker_corner: Corner | None = None, size: int = DEFAULT_SIDE_PIXELS
 ) -> Phantom:
-    """One phantom (size,size) from a seed: the same arguments give the same bytes.
+    """Draw a synthetic radiograph (size,size) from a seed. Equal arguments give equal pixels.
 
     `finding`: a name or index of CATEGORIES, None lets the seed choose. `marker_corner`: the corner that carries the
     hospital's marker. With the same seed, chest, exposure and noise are the same whatever the finding and the marker
@@ -65,26 +68,31 @@ def draw_radiograph(
 
 
 def check_draw_arguments(seed: int, marker_corner: str | None, size: int) -> None:
-    """Raise an InputError for a bad seed, corner or size."""
+    """Raise an InputError for an invalid seed, marker corner or size."""
     if seed < 0:
-        raise InputError(f"seed is {seed}; expected a whole number from 0 up")
+        raise InputError(f"seed is {seed}; expected an integer of 0 or more")
     if marker_corner is not None and marker_corner not in get_args(Corner):
-        raise InputError(f"no corner {marker_corner!r}; expected one of {', '.join(get_args(Corner))}")
+        raise InputError(f"unknown marker_corner {marker_corner!r}; expected one of {', '.join(get_args(Corner))}")
     if not 64 <= size <= 1024:
-        raise InputError(f"size is {size}; expected 64 to 1024 pixels a side")
+        raise InputError(f"size is {size}; expected 64 to 1024 pixels")
 
 
 def resolve_label(finding: str | int) -> int:
-    """Return the index of a finding. Raises TargetError for an unknown one."""
+    """Return the class index of a finding. An unknown finding raises a TargetError."""
     if isinstance(finding, str) and finding in CATEGORIES:
         return CATEGORIES.index(finding)
     if isinstance(finding, int) and not isinstance(finding, bool) and 0 <= finding < len(CATEGORIES):
         return finding
-    raise TargetError(f"no finding {finding!r}; expected one of {', '.join(CATEGORIES)}, or 0..{len(CATEGORIES) - 1}")
+    raise TargetError(
+        f"unknown finding {finding!r}; expected one of {', '.join(CATEGORIES)}, or 0..{len(CATEGORIES) - 1}"
+    )
 
 
 def _create_exposure(random: Generator, size: int) -> Callable[[FloatImage], NDArray[np.uint8]]:
-    """From attenuation (H,W) to gray values: one exposure, one tone curve and one grain for every use."""
+    """Return a function that converts attenuation (H,W) to gray values.
+
+    It uses one exposure, tone curve and film grain for all its calls.
+    """
     gain, dark, span = random.uniform(1.1, 1.6), random.uniform(8, 24), random.uniform(205, 240)
     grain = random.standard_normal((size, size), dtype=np.float32) * random.uniform(2.0, 4.5)
 
@@ -96,7 +104,7 @@ def _create_exposure(random: Generator, size: int) -> Callable[[FloatImage], NDA
 
 
 def _draw_nodule(random: Generator, chest: Chest) -> FloatImage:
-    """A small dense ball somewhere in a lung: as thick as its chord."""
+    """Draw a nodule: a small dense ball in a lung."""
     lung = chest.lungs[int(random.integers(2))]
     radius, squeeze, strength = random.uniform(0.070, 0.130), random.uniform(0.85, 1.18), random.uniform(0.32, 0.50)
     places = np.flatnonzero((lung.depth > 0.5 * radius + 0.02) & (chest.heart < 0.3))
@@ -107,25 +115,26 @@ def _draw_nodule(random: Generator, chest: Chest) -> FloatImage:
 
 
 def _draw_effusion(random: Generator, chest: Chest) -> FloatImage:
-    """Fluid at the base of a lung: a broad wedge whose surface climbs towards the chest wall."""
+    """Draw a pleural effusion: fluid at the base of a lung, rising towards the chest wall."""
     lung = chest.lungs[int(random.integers(2))]
     level, climb = random.uniform(0.08, 0.40), random.uniform(0.10, 0.28)
     surface = np.max(np.where(lung.depth > 0, chest.plane.y, -1)) - level - climb * (0.5 + 0.5 * lung.lateral) ** 2
-    space = lung.air_share * (1 - chest.heart) * soft_step(lung.lateral + 0.6, 0.6)
-    fluid = space * soft_step(chest.plane.y - surface, 0.05) * random.uniform(0.34, 0.48)
+    space = lung.air_share * (1 - chest.heart) * smooth_step(lung.lateral + 0.6, 0.6)
+    fluid = space * smooth_step(chest.plane.y - surface, 0.05) * random.uniform(0.34, 0.48)
     return np.where(fluid > MIN_ATTENUATION_CHANGE, fluid, 0).astype(np.float32)
 
 
 def _draw_pneumothorax(random: Generator, chest: Chest) -> FloatImage:
-    """Air between chest wall and lung: a dark crescent without vessels, the thin line of the pleura, and next to it a
-    rim of lung that is denser because it is pressed together.
+    """Draw a pneumothorax: a dark crescent of air between chest wall and lung.
+
+    It has no vessels, a thin pleural line, and a rim of compressed, denser lung.
     """
     lung = chest.lungs[int(random.integers(2))]
     width = random.uniform(0.10, 0.20) * np.clip(lung.vertical + 0.7 * lung.lateral + random.uniform(-0.35, 0.15), 0, 1)
     gap, rim, line = width - lung.wall_depth, random.uniform(0.09, 0.12), random.uniform(0.025, 0.035)
     inside = (lung.depth > 0.01) & (gap > -rim) & (width > line)
-    dark = (random.uniform(0.11, 0.18) + 0.8 * chest.vessels) * soft_step(gap, 0.02)
-    dense = random.uniform(0.10, 0.17) * soft_band(gap + line / 2, line / 2, line / 2) + 0.08 * (1 + gap / rim)
+    dark = (random.uniform(0.11, 0.18) + 0.8 * chest.vessels) * smooth_step(gap, 0.02)
+    dense = random.uniform(0.10, 0.17) * smooth_band(gap + line / 2, line / 2, line / 2) + 0.08 * (1 + gap / rim)
     return np.where(
         inside,
         np.where(gap > 0, np.minimum(-dark, -MIN_ATTENUATION_CHANGE), np.maximum(dense, MIN_ATTENUATION_CHANGE)),
@@ -134,7 +143,7 @@ def _draw_pneumothorax(random: Generator, chest: Chest) -> FloatImage:
 
 
 def _draw_marker(random: Generator, corner: Corner | None, size: int) -> FloatImage:
-    """A lead marker: the letters of a hospital, always the same, moved by a pixel or two."""
+    """Draw a lead marker: fixed letters in a corner, shifted by up to two pixels."""
     stamp = np.zeros((size, size), dtype=np.float32)
     moved = random.integers(0, 4, 2)
     if corner is not None:
@@ -166,9 +175,10 @@ _FINDING_DRAWERS: Final[tuple[Callable[[Generator, Chest], FloatImage], ...]] = 
 
 
 def draw_findings(seed: int, findings: Sequence[str | int]) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.bool_]]]:
-    """(128,128) uint8, and the mask of each finding by name: a seed draws one anatomy, whatever is found in it.
+    """Draw a radiograph (128,128) with several findings. Also return finding name -> its mask.
 
-    Raises InputError for a finding that is named twice, TargetError for one that does not exist.
+    A seed always gives the same anatomy. Raises InputError for a finding that is named twice, TargetError for one that does
+    not exist.
 
     >>> image, masks = draw_findings(4, ["nodule", "effusion"])
     >>> image.shape, sorted(masks)
@@ -178,6 +188,6 @@ def draw_findings(seed: int, findings: Sequence[str | int]) -> tuple[NDArray[np.
     phantoms = [draw_radiograph(seed, finding) for finding in findings]
     masks = {phantom.name: phantom.mask for phantom in phantoms}
     if len(masks) != len(phantoms):
-        raise InputError(f"findings {list(findings)!r}: each one once")
+        raise InputError(f"findings {list(findings)!r} has duplicates; list each finding once")
     image = clear + sum((phantom.image.astype(np.int64) - clear for phantom in phantoms), np.zeros_like(clear))
     return image.clip(0, 255).astype(np.uint8), masks

@@ -1,4 +1,4 @@
-"""Synthetic radiographs with a marker that is correlated with the lesion, and small networks that learn both in seconds.
+"""Synthetic radiographs with a marker that is correlated with the lesion, and small networks trained on them.
 
 The masks of lesion, marker and lungs are exact. Datasets of one seed differ only in their markers.
 From the command line: `--model camscope.phantom.shortcut_study:create_shortcut_model --weights net.safetensors`.
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.phantom.chest_anatomy import FloatImage, draw_smooth_noise, soft_band, soft_step
+from camscope.phantom.chest_anatomy import FloatImage, draw_smooth_noise, smooth_band, smooth_step
 from camscope.plurals import plural
 from camscope.safe_files import write_generated
 
@@ -36,7 +36,7 @@ MASKS_BY_COLUMN: Final = {"mask": "lesion_masks", "region_marker": "marker_masks
 
 @dataclass(frozen=True, eq=False)
 class ShortcutStudy:
-    """N images of `STUDY_CLASSES` with their masks and patients; *S is (H,W), or (D,H,W) for volumes.
+    """A synthetic dataset of N images with their masks and patients. *S is (H,W), or (D,H,W) for volumes.
 
     `images` (N,*S) are uint8, those of volumes float32. `lesion_masks`, `marker_masks` and `lung_masks` (N,*S) are bool. `labels`
     (N,) int64 are indices of `STUDY_CLASSES`. `patients`, `sites` and `sexes` (N,) are str, `ages` (N,) int64.
@@ -62,7 +62,7 @@ class ShortcutStudy:
         return has_marker
 
     def select(self, rows: NDArray[Any]) -> "ShortcutStudy":
-        """Select images by their numbers or by a mask (N,)."""
+        """Return the selected images, given by their indices or a mask (N,)."""
         positions = np.arange(len(self))[rows].tolist()
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         for name, values in columns.items():
@@ -74,7 +74,7 @@ class ShortcutStudy:
 def draw_study(
     n_images: int, seed: int, marker_share: float = 0.5, *, marker_site: Site | None = None, mixed: bool = False
 ) -> ShortcutStudy:
-    """Draw N radiographs (64,64), half of them with a lesion, of patients with one to three images of the same class.
+    """Draw N radiographs (64,64), half of them with a lesion. Each patient has one to three images of one class.
 
     `marker_share` is the share of lesions with a marker, and 1 minus that of clear images. At 0.5 the marker is uninformative.
     `marker_site`: the marker occurs at this site only. `mixed`: one half of the positives shows a lesion and no marker, the
@@ -93,11 +93,12 @@ def draw_study(
 
 
 def write_study(study: ShortcutStudy, folder: Path, *, overwrite: bool = True) -> Path:
-    """PNG images and masks (of volumes TIFF, a page a slice) and, written last, `manifest.csv`, whose path is returned.
+    """Write the images and masks of a dataset into a folder. Return the path of `manifest.csv`.
 
-    Columns: id, path, label (a name of `STUDY_CLASSES`), patient, site, sex, age, mask (the lesion's), region_marker,
-    region_lungs. Paths are relative to the folder, and empty where there is nothing to mask. Without `overwrite` a file that
-    is there with other content is an OutputError.
+    Images and masks are PNG files. Volumes are TIFF files with one page for each slice. Columns: id, path, label (a name of
+    `STUDY_CLASSES`), patient, site, sex, age, mask (the lesion's), region_marker, region_lungs. Paths are relative to the
+    folder, and empty where there is nothing to mask. Without `overwrite` a file that is there with other content is an
+    OutputError.
     """
     suffix = "png" if study.images.ndim == 3 else "tiff"
     table = io.StringIO()
@@ -120,14 +121,14 @@ def write_study(study: ShortcutStudy, folder: Path, *, overwrite: bool = True) -
 
 
 def draw_patients(n_images: int, seed: int, marker_share: float) -> tuple[NDArray[np.int64], dict[str, Any], Generator]:
-    """Draw patients of one to three images of one class, half of all images positive.
+    """Draw random patients with one to three images of one class. Half of all images are positive.
 
     Returns the patient's number for each image (N,), the fields of `ShortcutStudy` that they determine, and the generator.
     """
     if n_images < 2 or seed < 0 or not 0 <= marker_share <= 1:
         raise InputError(
             f"n_images={n_images}, seed={seed}, marker_share={marker_share}; expected at least two images, "
-            "a seed from 0 up, and a share in 0..1"
+            "a seed of 0 or more, and a share in 0..1"
         )
     random = Generator(Philox(SeedSequence(seed, spawn_key=(0,))))
     numbers = np.repeat(np.arange(n_images), random.integers(1, 4, n_images))[:n_images]
@@ -146,7 +147,11 @@ def draw_patients(n_images: int, seed: int, marker_share: float) -> tuple[NDArra
 
 
 def assign_markers(labels: NDArray[np.int64], marker_share: float, random: Generator, allowed: BoolArray) -> BoolArray:
-    """Return which images (N,) have a marker: exactly this share of the allowed ones of each class, drawn at random."""
+    """Choose at random which images (N,) get a marker.
+
+    Positive images get a marker with the share `marker_share`, negative ones with 1 - `marker_share`. Only `allowed`
+    images can get one.
+    """
     marked = np.zeros(len(labels), np.bool_)
     for label, share in ((1, marker_share), (0, 1 - marker_share)):
         rows = random.permutation(np.flatnonzero(allowed & (labels == label)))
@@ -157,7 +162,7 @@ def assign_markers(labels: NDArray[np.int64], marker_share: float, random: Gener
 def _draw_study_image(
     seed: int, patient: int, image_number: int, lesion: bool, marker: bool
 ) -> tuple[NDArray[np.uint8], BoolArray, BoolArray, BoolArray]:
-    """Return the image (64,64) and the masks of lesion, marker and lungs."""
+    """Return an image (64,64) and the masks of its lesion, marker and lungs."""
     build, film, finding = (
         Generator(Philox(SeedSequence(seed, spawn_key=key)))
         for key in ((1, patient), (2, image_number), (3, image_number))
@@ -174,16 +179,16 @@ def _draw_study_image(
 
 
 def _draw_simple_chest(anatomy_random: Generator, exposure_random: Generator) -> tuple[FloatImage, FloatImage]:
-    """Gray values 0..1 of a body with spine and lungs, and how deep in a lung each pixel lies, negative outside."""
+    """Return gray values 0..1 of a chest, and the depth of each pixel inside the lungs. Negative outside."""
     axis = ((np.arange(STUDY_SIDE_PIXELS, dtype=np.float32) + 0.5) * (2 / STUDY_SIDE_PIXELS) - 1).astype(np.float32)
     x, y = axis[None, :] - exposure_random.uniform(-0.06, 0.06), axis[:, None] - exposure_random.uniform(-0.06, 0.06)
     wide, high = anatomy_random.uniform(0.74, 0.86), anatomy_random.uniform(1.05, 1.2)
-    body = soft_step(1 - ((np.abs(x) / wide) ** 2.5 + (np.abs(y - 0.35) / high) ** 2.5) ** 0.4, 0.12)
+    body = smooth_step(1 - ((np.abs(x) / wide) ** 2.5 + (np.abs(y - 0.35) / high) ** 2.5) ** 0.4, 0.12)
     across, tall = anatomy_random.uniform(0.26, 0.31), anatomy_random.uniform(0.56, 0.68)
     apart = anatomy_random.uniform(0.36, 0.40)
     lungs = 1 - np.sqrt(((np.abs(x) - apart) / across) ** 2 + ((y - 0.05) / tall) ** 2)
-    light = anatomy_random.uniform(0.56, 0.66) + 0.10 * soft_band(x, 0.2, 0.1)
-    light = light - anatomy_random.uniform(0.28, 0.34) * soft_step(lungs, 0.3)
+    light = anatomy_random.uniform(0.56, 0.66) + 0.10 * smooth_band(x, 0.2, 0.1)
+    light = light - anatomy_random.uniform(0.28, 0.34) * smooth_step(lungs, 0.3)
     texture = draw_smooth_noise(exposure_random, 6, STUDY_SIDE_PIXELS, 0.035)
     texture += draw_smooth_noise(exposure_random, 16, STUDY_SIDE_PIXELS, 0.025)
     grain = exposure_random.standard_normal((STUDY_SIDE_PIXELS, STUDY_SIDE_PIXELS), dtype=np.float32) * 0.02
@@ -192,7 +197,7 @@ def _draw_simple_chest(anatomy_random: Generator, exposure_random: Generator) ->
 
 
 def _draw_lesion(random: Generator, lungs: FloatImage) -> FloatImage:
-    """A soft bright spot in a lung: a Gaussian, cut off where it is faint."""
+    """Draw a lesion: a bright Gaussian spot in a lung."""
     places = np.flatnonzero(lungs > 0.35)
     row, column = np.divmod(places[int(random.random() * len(places))], STUDY_SIDE_PIXELS)
     width, strength = random.uniform(2.6, 3.6), random.uniform(0.30, 0.42)
@@ -223,9 +228,10 @@ TARGET_LAYER: Final = {"create_shortcut_model": "layer3"}
 
 
 class ShortcutNet(nn.Module):
-    """Gray images (N,1,*S) -> (N,2): three convolutions, each of which halves the resolution, the mean, a linear layer.
+    """A small convolutional network from gray images (N,1,*S) to two class scores (N,2).
 
-    A cell of `layer3` is 8 pixels wide and sees 22: a marker of 5 pixels is below its resolution. `n_axes`: 2 or 3 of space.
+    It has three convolutions, each of which halves the resolution, a spatial mean and a linear layer. A cell of `layer3` is
+    8 pixels wide and sees 22: a marker of 5 pixels is below its resolution. `n_axes`: 2 or 3 of space.
     """
 
     def __init__(self, n_axes: int = 2) -> None:
@@ -239,30 +245,30 @@ class ShortcutNet(nn.Module):
         self.fc = nn.Linear(16, len(STUDY_CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits (N,2)."""
         scores: Tensor = self.fc(self.layer3(self.layer2(self.layer1(x))).flatten(2).mean(2))
         return scores
 
 
 def create_shortcut_model() -> ShortcutNet:
-    """A net for radiographs (N,1,64,64), whose weights come from a file that `write_weights` wrote."""
+    """Return an untrained network for radiographs (N,1,64,64). Load its weights from a file of `write_weights`."""
     return ShortcutNet().eval()
 
 
 def to_study_input(images: NDArray[Any]) -> Tensor:
-    """A study's images (N,H,W) uint8 or volumes (N,D,H,W) float32 as the net takes them: (N,1,*S) float32."""
+    """Convert images (N,H,W) uint8 or volumes (N,D,H,W) float32 to the network's input (N,1,*S) float32."""
     x = torch.from_numpy(images).unsqueeze(1).float()
     return (x / 255 - MEAN) / STD if images.ndim == 3 else x
 
 
 def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8) -> ShortcutNet:
-    """Train a model on every image `n_epochs` times and return it in eval mode. Equal arguments give equal weights.
+    """Train a network on a dataset for `n_epochs` epochs. Equal arguments give equal weights.
 
     For 1,000 radiographs, 8 epochs take about 2 s on one core. The random state of the process stays unchanged.
     """
     if n_epochs < 1 or len(study) < BATCH_SIZE:
         raise InputError(
-            f"n_epochs={n_epochs} of {plural(len(study), 'image')}; expected one at least, and a batch of {BATCH_SIZE}"
+            f"received n_epochs={n_epochs} and {plural(len(study), 'image')}; expected at least 1 epoch and {BATCH_SIZE} images"
         )
     x, labels = to_study_input(study.images), torch.from_numpy(study.labels)
     with reproducible_scope(seed, num_threads=1):
@@ -282,7 +288,10 @@ def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8)
 
 @contextmanager
 def reproducible_scope(seed: int, num_threads: int = 2) -> Iterator[None]:
-    """Use a fixed number of threads, deterministic algorithms and a separate random state, and restore all of them."""
+    """Make results reproducible inside the `with` block: fixed threads, deterministic algorithms and a fixed seed.
+
+    All of them are restored.
+    """
     before, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic  # its only attribute is not typed
@@ -301,7 +310,7 @@ def reproducible_scope(seed: int, num_threads: int = 2) -> Iterator[None]:
 
 
 def write_weights(model: nn.Module, folder: Path, *, overwrite: bool = True) -> Path:
-    """Write a model of `create_shortcut_model` to `net.safetensors` in a folder, and return the path."""
+    """Write the weights of a model to `net.safetensors` in a folder. Return the path."""
     from safetensors.torch import save
 
     state = {name: value.detach().contiguous() for name, value in model.state_dict().items()}

@@ -202,9 +202,13 @@ def test_a_line_leaps_by_four():
         (
             lambda: cluster_maps(np.ones((8, 4, 4))),
             UndefinedError,
-            "8 patients have maps with heat, of 8 maps: 2 clusters of 10",
+            "8 patients have maps with positive values, of 8 maps; clusters need at least 20 patients",
         ),
-        (lambda: cluster_maps(np.zeros((30, 4, 4))), UndefinedError, "0 patients have maps with heat, of 30 maps"),
+        (
+            lambda: cluster_maps(np.zeros((30, 4, 4))),
+            UndefinedError,
+            "0 patients have maps with positive values, of 30 maps",
+        ),
         (lambda: cluster_maps(np.ones((30, 4, 4)), ["a"] * 30), UndefinedError, "1 patient"),
         (lambda: cluster_maps(np.ones((30, 4)), max_maps=9), UndefinedError, "9 patients"),
         (lambda: cluster_maps(np.ones((30, 4)), ["a"]), InputError, "30 rows and 1 group"),

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from camscope.audit.config_template import _make_path_relative as near
 from camscope.audit.config_template import generate_config
-from camscope.audit.core.cohort import alternate_patients
+from camscope.audit.core.cohort import interleave_rows_by_patient
 from camscope.audit.core.config import Config, resolve_manifest_source
 from camscope.errors import InputError
 
@@ -46,13 +46,16 @@ def config(**tables):
         ({"explain": {"methods": ("gradcamm",)}}, "no method 'gradcamm'; nearest names: .*gradcam"),
         (
             {"explain": {"settings": {"integratedgradients": {"n_steps": 2}}}},
-            "settings.integratedgradients: the methods are",
+            "settings.integratedgradients: integratedgradients is not in methods",
         ),
-        ({"explain": {"settings": {"gradcam": {"step": 2}}}}, "gradcam has no setting 'step' here; it has layer, "),
-        ({"explain": {"settings": {"gradcam": {"model": 2}}}}, "gradcam has no setting 'model'"),
-        ({"data": {"subgroups": ("site", "patient")}}, "'patient' names images or patients"),
-        ({"data": {"subgroups": ("path",)}}, "'path' names images or patients"),
-        ({"data": {"subgroups": ("id",)}}, "'id' names images or patients"),
+        (
+            {"explain": {"settings": {"gradcam": {"step": 2}}}},
+            "gradcam has no parameter 'step'; expected one of layer, ",
+        ),
+        ({"explain": {"settings": {"gradcam": {"model": 2}}}}, "gradcam has no parameter 'model'"),
+        ({"data": {"subgroups": ("site", "patient")}}, "'patient' identifies images or patients"),
+        ({"data": {"subgroups": ("path",)}}, "'path' identifies images or patients"),
+        ({"data": {"subgroups": ("id",)}}, "'id' identifies images or patients"),
         ({"margins": {"effect": float("inf")}}, "margins.effect.*finite"),
         ({"margins": {"enrichment": float("inf")}}, "margins.enrichment.*finite"),
     ],
@@ -178,9 +181,9 @@ def test_init_takes_the_rows_of_test_where_there_are_any(study):
         ({"model": "net.py:nameless"}, "no column of 0 and 1 that has the name of a class"),
         (
             {"model": "net.py:nameless", "findings": ["edema"]},
-            "the column 'edema' is not named as a class of the model",
+            "the column 'edema' does not have the name of a class of the model",
         ),
-        ({"modality": "xrays"}, "no modality 'xrays'; expected one of xray, ct"),
+        ({"modality": "xrays"}, "unknown modality 'xrays'; expected one of xray, ct"),
     ],
 )
 def test_init_refuses_what_would_not_run(study, extra, words):
@@ -209,16 +212,16 @@ def test_columns_are_found_in_whatever_case(study):
             "net.py:nameless",
             "Edema",
             (),
-            r"the labels are words \(Edema, No Finding\), and the model has no class names",
+            r"the labels are text \(Edema, No Finding\), but the model has no class names",
         ),
         (
             "net.py:net",
             "Edema",
             ("Bar",),
-            "the finding 'Bar' is no class of the model; expected one of Edema, Pleural Eff",
+            "the finding 'Bar' is not a class of the model; expected one of Edema, Pleural Eff",
         ),
-        ("net.py:net", "dog", ("Edema",), "no label means the finding 'Edema'; the labels are No Finding, dog"),
-        ("net.py:nameless", "1", ("7",), "the labels are words"),
+        ("net.py:net", "dog", ("Edema",), "no label matches the finding 'Edema'; the labels are No Finding, dog"),
+        ("net.py:nameless", "1", ("7",), "the labels are text"),
     ],
 )
 def test_init_refuses_labels_that_no_class_has(study, model, labels, findings, words):
@@ -304,4 +307,4 @@ def test_datasets_keep_their_names_and_folders_of_them_are_found_from_the_config
 
 def test_one_image_of_each_patient_is_drawn_before_a_second_of_any():
     patients = dict(enumerate("aaabbbcd"))
-    assert alternate_patients([2, 0, 5, 7, 1, 3, 6], patients) == [2, 5, 7, 6, 0, 3, 1]
+    assert interleave_rows_by_patient([2, 0, 5, 7, 1, 3, 6], patients) == [2, 5, 7, 6, 0, 3, 1]

@@ -29,7 +29,7 @@ from camscope.audit.report.charts import (
     ForestRow,
     default_style_scope,
     draw_cluster_stability,
-    draw_forest,
+    draw_forest_plot,
     format_estimate_text,
     to_inline_svg,
 )
@@ -410,7 +410,7 @@ def test_a_figure_is_the_same_every_time_and_has_texts_of_the_pages_colors():
     with default_style_scope():
         one, other = (
             to_inline_svg(
-                draw_forest(rows, "AUROC", shaded_range=(0.4, 0.6), margin=0.7, show_baselines=True),
+                draw_forest_plot(rows, "AUROC", shaded_range=(0.4, 0.6), margin=0.7, show_baselines=True),
                 "f",
                 "AUROC & more",
             )
@@ -427,7 +427,7 @@ def test_the_longest_value_stays_in_its_figure():
     longest = EstimateSummary(value=-0.9935, low=-0.9947, high=-0.9923)
     rows = [ForestRow("gradcam", longest), ForestRow("other", num(0.8, 0.1))]
     with default_style_scope():
-        svg = to_inline_svg(draw_forest(rows, "rank correlation"), "f", "x")
+        svg = to_inline_svg(draw_forest_plot(rows, "rank correlation"), "f", "x")
     assert len(format_estimate_text(longest)[0]) == 26
     texts = re.findall(r"<g data-values[^>]*>\s*(<text[^>]*>)", svg)
     starts = [float(re.search(r'(?: x="|translate\()(\d+(?:\.\d+)?)', text).group(1)) for text in texts]

@@ -122,8 +122,8 @@ def test_the_exchange_makes_do_with_what_there_is_or_says_why_not():
     assert truth[negative_only.receivers].all()
     assert not truth[negative_only.donors].any()
     for carried, positive, reason in (
-        (np.zeros(20, bool), truth, "no image carries"),
-        (np.ones(20, bool), np.ones(20, bool), "none is negative"),
+        (np.zeros(20, bool), truth, "no image has the region"),
+        (np.ones(20, bool), np.ones(20, bool), "no image can receive the region"),
     ):
         with pytest.raises(UndefinedError, match=reason):
             match_insertion_triples(positive, carried)

@@ -97,7 +97,7 @@ def test_ct_is_parted_in_hounsfield_units():
         REGIONS["outside-field"](values)
     padded = np.pad(values, 5, constant_values=-2000)
     assert (REGIONS["outside-field"](padded) == (padded == -2000)).all()
-    with pytest.raises(UndefinedError, match="a CT in HU has some below -500"):
+    with pytest.raises(UndefinedError, match="a CT in HU has values below -500"):
         REGIONS["outside-body-ct"](noise((30, 30)))
 
 
@@ -236,7 +236,7 @@ def test_a_mask_is_carried_to_where_the_model_sees_it():
         project_region_to_input(volume, Placement.identity((4, 6, 8)).resized((2, 2, 2)))
         == box((2, 2, 2), (0, 1), (1, 2), (0, 1))
     ).all()
-    with pytest.raises(GeometryError, match="expected one size"):
+    with pytest.raises(GeometryError, match="expected equal sizes"):
         project_region_to_input(mask, Placement.identity((9, 6)))
 
 

@@ -14,7 +14,7 @@ from camscope.audit.core.schema import ExplainResult, FlowStep, MapCounts
 from camscope.audit.core.summary import RegionOverlap
 from camscope.audit.performance.predict_log_odds import compute_log_odds
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
-from camscope.audit.shortcuts.region_attribution import compute_region_overlaps, merge_overlapping_regions
+from camscope.audit.shortcuts.region_attribution import compute_region_overlaps, group_overlapping_regions
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
 from camscope.errors import InputError
@@ -73,7 +73,7 @@ def test_regions_hang_together_where_most_of_one_lies_in_another(pairs, groups):
         RegionOverlap(finding="f", region=one, other_region=other, share=share, n_images=9)
         for one, other, share in pairs
     ]
-    assert merge_overlapping_regions(["a", "b", "c", "d"], known) == groups
+    assert group_overlapping_regions(["a", "b", "c", "d"], known) == groups
 
 
 @pytest.mark.parametrize(("many", "words"), [(1, "There is only 1 patient: "), (2, "There are only 2 patients: ")])

@@ -19,7 +19,7 @@ from camscope.audit.core.subgroup_levels import (
 from camscope.audit.core.summary import ColumnLeakage, Summary, Verdict
 from camscope.audit.core.summary_values import summarize_estimate
 from camscope.audit.shortcuts.interventions import InterventionRunner
-from camscope.audit.shortcuts.reliance import MIN_IMPUTATIONS, compute_min_patients_for_absence, judge_reliance
+from camscope.audit.shortcuts.reliance import MIN_IMPUTATIONS, compute_min_patients_to_detect, judge_reliance
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
 from camscope.audit.verdicts.maps import FAITHFULNESS_VERDICT_METRICS
@@ -257,7 +257,7 @@ def test_a_margin_out_of_reach_accuses_nobody():
 
 def test_what_is_open_by_subgroup_says_which_level_and_why():
     alike = levels("nodule", {("site", "A"): (0.9, 0.0, "equivalent")}, 0.05)[0]
-    few = EstimateSummary(reason="C: 3 groups; expected 10, so few patients say nothing of others")
+    few = EstimateSummary(reason="C: 3 groups; expected at least 10")
     small = alike.model_copy(update={"level": "C", "conclusion": "not testable", "value": few, "difference": few})
     assert (
         one_of(with_part("localization", subgroup_differences=(alike, small)), "localization by subgroup").reason
@@ -391,13 +391,12 @@ def test_rules_and_comments_state_the_numbers_that_the_code_goes_by():
     assert "rule of three" not in rules["performance by subgroup"]
     for share in (0.05, 0.1):
         assert (
-            compute_min_detectable_prevalence(compute_min_patients_for_absence(share))
+            compute_min_detectable_prevalence(compute_min_patients_to_detect(share))
             <= share
-            < compute_min_detectable_prevalence(compute_min_patients_for_absence(share) - 1)
+            < compute_min_detectable_prevalence(compute_min_patients_to_detect(share) - 1)
         )
         assert (
-            f"{share} takes {compute_min_patients_for_absence(share)} patients"
-            in MARGIN_COMMENTS["reliance_prevalence"]
+            f"{share} takes {compute_min_patients_to_detect(share)} patients" in MARGIN_COMMENTS["reliance_prevalence"]
         )
 
 
@@ -427,7 +426,10 @@ def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
 
     effect = run_insertion([1.0, -1.0])
     assert effect.value is None
-    assert effect.reason == "there are no three patients, one to be given the region, one with it and one without"
+    assert (
+        effect.reason
+        == "an insertion needs three patients: a receiver, a donor with the region and a control without it"
+    )
     assert run_insertion([1.0, 1.0]).reason == "the model gives every image the same score"
 
 

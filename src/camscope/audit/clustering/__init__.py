@@ -1,1 +1,1 @@
-"""Clusters of maps: whether a model uses several strategies, and what each cluster consists of."""
+"""Clusters of attribution maps, and what the images of each cluster have in common."""

@@ -1,4 +1,4 @@
-"""The analysis of clusters of maps: their number, their regions, and the subgroup levels that are enriched in them."""
+"""Describe clusters of maps: their number, their regions, and the subgroup levels that are frequent in each."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from camscope.audit.core.subgroup_levels import split_by_level
 from camscope.audit.core.summary import ClusterAnalysis, ClusterStability, MapCluster
 from camscope.audit.core.summary_values import round_significant
 from camscope.audit.shortcuts.inputs_with_regions import RegionSamples
-from camscope.audit.shortcuts.region_attribution import compute_mass_share, load_attributions, project_to_input
+from camscope.audit.shortcuts.region_attribution import compute_mass_share, load_attributions, resize_map_to_input
 from camscope.errors import UndefinedError
 from camscope.metrics.base import FloatArray, Mask
 from camscope.metrics.statistics import adjust_holm, index_groups
@@ -28,7 +28,7 @@ ENRICHMENT_SIGNIFICANCE_LEVEL = 0.05
 def analyze_clusters(
     context: AuditContext, explainer: Any, finding: Finding, samples: RegionSamples, predictions: Predictions
 ) -> ClusterAnalysis:
-    """Return the clusters of a method's maps of images with a finding.
+    """Cluster the maps of a method for the images with a finding, and describe each cluster.
 
     Where no number of clusters is supported, the clusters of the smallest number are returned.
     """
@@ -41,7 +41,7 @@ def analyze_clusters(
     )
     try:
         if len(shapes) != 1:
-            raise UndefinedError(f"the maps have {plural(len(shapes), 'size')}")
+            raise UndefinedError(f"the maps have {plural(len(shapes), 'size')}; expected one size")
         clustering = cluster_maps(
             np.stack([attributions[row] for row in rows]),
             [context.cohort.patient_numbers[row] for row in rows],
@@ -102,11 +102,11 @@ def _build_map_clusters(
 def _compute_mass_shares(
     rows: Sequence[int], attributions: Mapping[int, FloatArray], samples: RegionSamples
 ) -> dict[str, FloatArray]:
-    """Return region -> the share (N,) of each map in it. NaN where the image lacks the region."""
+    """Return the share (N,) of each map's attribution in each region. NaN if the image lacks the region."""
     samples_by_row = {sample.row: sample for sample in samples.samples}
     mass_shares = {name: np.full(len(rows), np.nan) for name in samples.region_names}
     for i, row in enumerate(rows):
-        attribution = project_to_input(attributions[row], samples_by_row[row].x.shape[1:])
+        attribution = resize_map_to_input(attributions[row], samples_by_row[row].x.shape[1:])
         for name, mask in samples_by_row[row].regions.items():
             mass_shares[name][i] = compute_mass_share(attribution, mask)
     return mass_shares
@@ -115,7 +115,7 @@ def _compute_mass_shares(
 def _describe_enriched_levels(
     context: AuditContext, partition: Partition, rows: Sequence[int]
 ) -> Iterator[tuple[int, str]]:
-    """Yield the number of a cluster with a text such as `site B: 80 % here, 41 % elsewhere`."""
+    """Yield cluster numbers with a description of a frequent level: `site B: 80 % here, 41 % elsewhere`."""
     patients = [context.cohort.patient_numbers[row] for row in rows]
     for column in context.config.data.subgroups:
         levels = context.cohort.get_subgroup_levels(column)
@@ -131,7 +131,7 @@ def _describe_enriched_levels(
 
 @dataclass(frozen=True)
 class LevelEnrichment:
-    """The share of a subgroup level inside and outside of a cluster, with the p-value of Fisher's exact test."""
+    """The share of a subgroup level inside and outside a cluster, with the p-value of Fisher's exact test."""
 
     cluster: int
     level: Hashable
@@ -144,11 +144,12 @@ class LevelEnrichment:
 def compute_level_enrichment(
     labels: npt.NDArray[np.int64], column_values: Sequence[Hashable], groups: Sequence[Hashable] | None = None
 ) -> tuple[LevelEnrichment, ...]:
-    """Return the enrichment of each level in each cluster, the smallest p-value first. Holm's correction is over all.
+    """Test whether subgroup levels are more frequent in some clusters.
 
-    Each patient counts once, by the first row, because images of one patient are not independent. Rows in no cluster (-1) or
-    without a level are left out. Of two clusters, or of two levels, only the last is tested, because the other is its
-    complement. UndefinedError if there is only one cluster or level.
+    The results are sorted by p-value, with Holm's correction over all tests. Each patient counts once, by the first row,
+    because images of one patient are not independent. Rows in no cluster (-1) or without a level are left out. Of two
+    clusters, or of two levels, only the last is tested, because the other is its complement. UndefinedError if there is
+    only one cluster or level.
     """
     levels = split_by_level(column_values)
     is_included = np.logical_or.reduce([*levels.values(), np.zeros(len(labels), np.bool_)]) & (labels >= 0)
@@ -159,7 +160,7 @@ def compute_level_enrichment(
     level_masks = {level: level_mask[rows] for level, level_mask in levels.items() if level_mask[rows].any()}
     if len(cluster_masks) < 2 or len(level_masks) < 2:
         raise UndefinedError(
-            f"{plural(len(cluster_masks), 'cluster')} and {plural(len(level_masks), 'level')}: there is nothing to compare"
+            f"{plural(len(cluster_masks), 'cluster')} and {plural(len(level_masks), 'level')}; expected at least two of each"
         )
     if len(cluster_masks) == 2:
         del cluster_masks[min(cluster_masks)]

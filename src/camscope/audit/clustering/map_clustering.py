@@ -1,4 +1,4 @@
-"""Spectral relevance analysis (SpRAy): whether maps form several clusters, as if the model used several strategies."""
+"""Spectral relevance analysis (SpRAy): cluster attribution maps to find several strategies of a model."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ MIN_REFERENCE_RESAMPLES = 5  # subsamples of a reference; one alone may happen t
 
 
 def compute_distances(points: FloatArray) -> FloatArray:
-    """Return Euclidean distances (N,N) of points (N,d) of sum 1, to 12 digits, so that equal maps have equal distances."""
+    """Return the Euclidean distances (N,N) between points (N,d), rounded so that equal maps have equal distances."""
     squares = (points * points).sum(1)
     squared_distances = squares[:, None] + squares - 2 * points @ points.T
     np.fill_diagonal(squared_distances, 0)
@@ -38,10 +38,11 @@ def compute_distances(points: FloatArray) -> FloatArray:
 def compute_laplacian_spectrum(
     distances: FloatArray, patient_index: IntArray, n_neighbors: int, n_eigenvalues: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the smallest eigenvalues of I - D^-1/2 A D^-1/2, ascending, and their vectors (N,n_eigenvalues).
+    """Return the smallest eigenvalues of the normalized graph Laplacian, and their eigenvectors (N,n_eigenvalues).
 
-    A holds half of every edge from a map to its nearest maps of other patients, in both directions. Without edges within
-    patients, their similar images do not form a cluster.
+    The matrix is I - D^-1/2 A D^-1/2. The eigenvalues are in ascending order. A holds half of every edge from a map to its
+    nearest maps of other patients, in both directions. Without edges within patients, their similar images do not form a
+    cluster.
     """
     distances_to_others = np.where(patient_index[:, None] == patient_index, np.inf, distances)
     nearest = np.argsort(distances_to_others, 1, kind="stable")[:, :n_neighbors]
@@ -57,7 +58,7 @@ def compute_laplacian_spectrum(
 
 
 def assign_labels_qr(eigenvectors: FloatArray, n_clusters: int) -> IntArray:
-    """Return labels (N,) from eigenvectors (N,≥k) by the pivots of a QR decomposition, which needs no seed.
+    """Return cluster labels (N,) from eigenvectors by a pivoted QR decomposition. It needs no seed.
 
     Damle, Minden and Ying 2019, doi:10.1093/imaiai/iay008.
     """
@@ -69,7 +70,7 @@ def assign_labels_qr(eigenvectors: FloatArray, n_clusters: int) -> IntArray:
 
 @dataclass(frozen=True, eq=False)
 class PointCloud:
-    """N points by their distances (N,N), with the index (N,) of their patients, cut into each of `cluster_counts` parts."""
+    """N points by their distances (N,N), with the patient index (N,) and the numbers of clusters to try."""
 
     distances: FloatArray
     patient_index: IntArray
@@ -78,25 +79,31 @@ class PointCloud:
 
     @cached_property
     def eigenpairs(self) -> tuple[FloatArray, FloatArray]:
-        """The eigenvalues and eigenvectors of the graph, `min_eigenvalues` or more."""
+        """The smallest eigenvalues and the eigenvectors of the neighbor graph."""
         n_eigenvalues = max(self.cluster_counts[-1] + 1, self.min_eigenvalues)
         return compute_laplacian_spectrum(self.distances, self.patient_index, N_NEIGHBORS, n_eigenvalues)
 
     @cached_property
     def labels_by_count(self) -> dict[int, IntArray]:
-        """Number of clusters k -> the label (N,) of each point, 0..k-1."""
+        """Number of clusters k -> the cluster label (N,) of each point, from 0 to k-1."""
         return {k: assign_labels_qr(self.eigenpairs[1], k) for k in self.cluster_counts}
 
     @cached_property
     def eigengap_by_count(self) -> dict[int, float]:
-        """Number of clusters k -> 1 - λ_k / λ_k+1: 1 where the graph has k connected parts, 0 where it has more."""
+        """Number of clusters k -> the eigengap 1 - λ_k / λ_k+1.
+
+        It is 1 if the graph has k connected parts, and 0 if it has more.
+        """
         rounding_error = len(self.distances) * np.finfo(np.float64).eps
         values = np.where(self.eigenpairs[0] > rounding_error, self.eigenpairs[0], 0)
         gaps = {k: float(1 - values[k - 1] / values[k]) if values[k] > 0 else 0.0 for k in self.cluster_counts}
         return {k: round(gap, EIGENVALUE_DIGITS) for k, gap in gaps.items()}
 
     def compute_stability(self, n_resamples: int, rng: np.random.Generator) -> dict[int, float]:
-        """Return the mean adjusted Rand index with the clusters of subsamples of the patients, by number of clusters."""
+        """Return the stability for each number of clusters.
+
+        It is the mean adjusted Rand index with clusters of subsamples of the patients.
+        """
         similarities = np.array([self._compare_with_subsample(rng) for _ in range(n_resamples)]).mean(0)
         return dict(zip(self.cluster_counts, similarities.tolist(), strict=True))
 
@@ -112,7 +119,7 @@ class PointCloud:
 
 
 def sample_reference_points(points: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Draw as many points from one Gaussian with the variances of the points (N,d) along their leading components.
+    """Sample points of a single cluster: a Gaussian with the principal variances of the given points (N,d).
 
     The shape of a cloud alone can make clusters stable: an elongated cloud is cut across its middle every time (John et al.
     2020, doi:10.1038/s41598-020-58766-1).
@@ -124,41 +131,41 @@ def sample_reference_points(points: FloatArray, rng: np.random.Generator) -> Flo
 
 
 def pool_maps(maps: npt.ArrayLike, grid_size: int) -> FloatArray:
-    """Return the area means of the positive part of finite maps (N,*s) on a grid. An axis with fewer cells keeps them."""
+    """Average the positive part of maps (N,*s) over the cells of a grid. Axes with fewer cells are not resized."""
     values = np.asarray(maps, np.float64)
     weights = [_build_area_weights(size, min(grid_size, size)) for size in values.shape[1:]]
-    return _apply_along_axes(values.clip(min=0), weights)
+    return _multiply_along_axes(values.clip(min=0), weights)
 
 
 def smooth_and_normalize(pooled_maps: FloatArray, blur_fraction: float) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    """Return pooled maps as points (M,cells) of sum 1, and a mask (N,) of the maps that are not zero.
+    """Blur pooled maps and scale each to sum 1. Also return a mask (N,) of the maps that are not zero.
 
     Each map is added to its mirror image, so that left and right count as the same place. `blur_fraction` is the width of
     the blur as a share of each side, by which attribution in neighboring cells is similar.
     """
     folded = pooled_maps + pooled_maps[..., ::-1]
     weights = [_build_gaussian_weights(size, blur_fraction * size) for size in folded.shape[1:]]
-    smoothed = _apply_along_axes(folded, weights).reshape(len(pooled_maps), -1)
+    smoothed = _multiply_along_axes(folded, weights).reshape(len(pooled_maps), -1)
     is_nonzero = smoothed.sum(1) > 0
     return smoothed[is_nonzero] / smoothed[is_nonzero].sum(1, keepdims=True), is_nonzero
 
 
-def _apply_along_axes(values: FloatArray, weights: list[FloatArray]) -> FloatArray:
-    """Multiply each axis of values (N,*s) with its weights (t,s)."""
+def _multiply_along_axes(values: FloatArray, weights: list[FloatArray]) -> FloatArray:
+    """Multiply each axis of the maps (N,*s) by the matrix (t,s) for that axis."""
     for axis, axis_weights in enumerate(weights, 1):
         values = np.moveaxis(np.tensordot(axis_weights, values, (1, axis)), 0, axis)
     return values
 
 
 def _build_area_weights(size: int, grid_size: int) -> FloatArray:
-    """Return the share (grid_size,size) of each of `size` cells in each larger cell. Rows sum to 1."""
+    """Return a matrix (grid_size,size) that averages `size` cells over `grid_size` larger cells."""
     edges, cells = np.linspace(0, size, grid_size + 1), np.arange(size)
     shared = np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells)
     return np.asarray(shared.clip(min=0) * grid_size / size)
 
 
 def _build_gaussian_weights(size: int, sigma: float) -> FloatArray:
-    """Return a Gaussian (size,size) around each cell. Rows sum to 1."""
+    """Return a matrix (size,size) that blurs an axis with a Gaussian. Rows sum to 1."""
     if sigma <= 0:
         return np.eye(size)
     gaussian = np.exp(-0.5 * (np.subtract.outer(np.arange(size), np.arange(size)) / sigma) ** 2)
@@ -167,7 +174,7 @@ def _build_gaussian_weights(size: int, sigma: float) -> FloatArray:
 
 @dataclass(frozen=True)
 class ClusterMembers:
-    """The rows of a cluster, their number of patients, and the rows of the most typical maps."""
+    """The rows of a cluster, its number of patients, and the rows of its most typical maps."""
 
     rows: tuple[int, ...]
     n_patients: int
@@ -176,12 +183,13 @@ class ClusterMembers:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The maps in k clusters, the largest first. `labels` (N,) are -1 for maps without positive attribution.
+    """The maps divided into k clusters, the largest first. Maps without positive attribution have the label -1.
 
-    `stability` is the mean adjusted Rand index with the clusters of subsamples of four fifths of the patients, and
-    `reference_stability` the largest one of references: points from one Gaussian with the covariance of the maps. `eigengap` is
-    1 - λ_k / λ_k+1 of the graph, and 1 where it has exactly k connected parts. `is_separate`: it is large and larger than that
-    of every reference, and no cluster has too few patients.
+    `stability` is the mean adjusted Rand index with the clusters of subsamples of four fifths of the patients.
+    `reference_stability` is the largest stability of reference points, which are drawn from one Gaussian with the
+    covariance of the maps. `eigengap` is 1 - λ_k / λ_k+1 of the graph, and 1 if the graph has exactly k connected
+    parts. `is_separate`: the eigengap is large and exceeds that of every reference, and no cluster has too few
+    patients.
     """
 
     labels: IntArray
@@ -193,13 +201,13 @@ class Partition:
 
     @property
     def is_stable(self) -> bool:
-        """Whether the clusters are more stable than those of every reference."""
+        """Whether the clusters are more stable than those of all reference points."""
         return self.stability > self.reference_stability
 
 
 @dataclass(frozen=True, eq=False)
 class ClusteringResult:
-    """The clusters of `n_maps` maps of `n_patients`. `zero_rows` without positive attribution are left out.
+    """The clusters of a set of maps. Maps without positive attribution (`zero_rows`) are left out.
 
     `n_clusters` is the number that is stable and separate with the largest eigengap, or 1. `partitions`: number of clusters
     -> the clusters. `eigenvalues`: the smallest ones of the graph's Laplacian.
@@ -241,7 +249,7 @@ def cluster_maps(
     nearest = _find_nearest_in_subset(points, subset)
     partitions = {}
     for k in counts:
-        map_labels, eigengap = _number_by_size(cloud.labels_by_count[k][nearest]), cloud.eigengap_by_count[k]
+        map_labels, eigengap = _renumber_by_size(cloud.labels_by_count[k][nearest]), cloud.eigengap_by_count[k]
         clusters = _build_clusters(map_labels, rows, patient_index, subset, cloud.distances)
         has_all_clusters = len(clusters) == k and min(cluster.n_patients for cluster in clusters) >= N_NEIGHBORS
         is_separate = has_all_clusters and eigengap >= max(MIN_EIGENGAP, *(gaps[k] for _, gaps in references))
@@ -264,8 +272,8 @@ def _select_feasible_counts(n_patients: int, n_maps: int) -> tuple[int, ...]:
     feasible = tuple(k for k in CLUSTER_COUNTS if k * N_NEIGHBORS <= n_patients)
     if not feasible:
         raise UndefinedError(
-            f"{plural(n_patients, 'patient has', 'patients have')} maps with heat, of {plural(n_maps, 'map')}: "
-            f"{plural(CLUSTER_COUNTS[0], 'cluster')} of {N_NEIGHBORS} would need {CLUSTER_COUNTS[0] * N_NEIGHBORS}"
+            f"{plural(n_patients, 'patient has', 'patients have')} maps with positive values, of {plural(n_maps, 'map')}; "
+            f"clusters need at least {plural(CLUSTER_COUNTS[0] * N_NEIGHBORS, 'patient')}"
         )
     return feasible
 
@@ -273,7 +281,7 @@ def _select_feasible_counts(n_patients: int, n_maps: int) -> tuple[int, ...]:
 def _score_reference(
     cloud: PointCloud, points: FloatArray, n_resamples: int, rng: np.random.Generator
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Return stability and eigengap of a reference, by number of clusters."""
+    """Return the stability and the eigengap of reference points, each by number of clusters."""
     distances = compute_distances(sample_reference_points(points, rng))
     reference = PointCloud(distances, cloud.patient_index, cloud.cluster_counts)
     stability = reference.compute_stability(max(MIN_REFERENCE_RESAMPLES, n_resamples // 5), rng)
@@ -281,15 +289,15 @@ def _score_reference(
 
 
 def _find_nearest_in_subset(points: FloatArray, subset: IntArray) -> IntArray:
-    """Return the position (M,) in `subset` of the point that is nearest to each point."""
+    """Return for each point the position in `subset` of the nearest point of the subset."""
     search = require("sklearn.neighbors", extra="audit").NearestNeighbors(n_neighbors=1, algorithm="brute")
     nearest = np.asarray(search.fit(points[subset]).kneighbors(points, return_distance=False)[:, 0], np.int64)
     nearest[subset] = np.arange(len(subset))
     return nearest
 
 
-def _number_by_size(labels: IntArray) -> IntArray:
-    """Renumber labels (M,): the largest cluster first, and of equal clusters the one with the first map."""
+def _renumber_by_size(labels: IntArray) -> IntArray:
+    """Renumber cluster labels (M,) by size: 0 is the largest cluster. Ties keep the order of the maps."""
     _, first, inverse, sizes = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
     return np.asarray(np.argsort(np.lexsort((first, -sizes)))[inverse])
 
@@ -297,7 +305,7 @@ def _number_by_size(labels: IntArray) -> IntArray:
 def _build_clusters(
     labels: IntArray, rows: IntArray, patient_index: IntArray, subset: IntArray, distances: FloatArray
 ) -> tuple[ClusterMembers, ...]:
-    """Return the clusters. Medoids come from the subset (m,), whose distances (m,m) are known."""
+    """Return the members of each cluster. The most typical maps are chosen from the subset."""
     clusters = []
     for number in range(int(labels.max()) + 1):
         members, subset_members = np.flatnonzero(labels == number), np.flatnonzero(labels[subset] == number)

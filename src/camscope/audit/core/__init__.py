@@ -1,1 +1,1 @@
-"""What every part of an audit works on: the config, the cohort, the context, the predictions and the tables."""
+"""The shared data of all audit stages: config, cohort, context, predictions and summary."""

@@ -1,4 +1,4 @@
-"""The cohort of an audit: the audited rows of the manifest, their patients, subgroups, labels and masks."""
+"""The audited images with their patients, subgroups, labels and masks, as read from the manifest."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -35,13 +35,13 @@ class Finding:
 
 @dataclass(eq=False)
 class Cohort:
-    """The audited rows of a manifest, with what the manifest says about each of them."""
+    """The audited rows of a manifest, with the patients, labels and masks of their images."""
 
     config: Config
 
     @cached_property
     def full_manifest(self) -> Manifest:
-        """The manifest with all its rows and columns. InputError where the config names a column that it lacks."""
+        """The manifest with all rows and columns. Raises an InputError if a column of the config is missing."""
         config, data = self.config, self.config.data
         manifest = build_manifest(data.manifest, data.root, strict=False)
         mask_sources = [*config.regions.columns.values(), config.regions.organ]
@@ -57,7 +57,7 @@ class Cohort:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The audited rows: those of the split that have a path, at most `max_images` of them."""
+        """The audited rows: rows of the split that have a path, at most `max_images`."""
         data, compute = self.config.data, import_arrow("compute")
         table = self.full_manifest.table
         if data.split is not None:
@@ -65,31 +65,31 @@ class Cohort:
             table = table.filter(compute.equal(split_values, data.split_value))
         table = table.filter(compute.not_equal(table["path"], ""))
         if not table.num_rows:
-            raise InputError(f"no row of the manifest has a path and belongs to the split {data.split_value!r}")
+            raise InputError(f"no row of the split {data.split_value!r} has a path")
         ids = table["id"].to_pylist()
         if n_duplicates := len(ids) - len(set(ids)):
             raise InputError(
-                f"{plural(n_duplicates, 'row has', 'rows have')} the id of another row; give each row its own id"
+                f"{plural(n_duplicates, 'row has', 'rows have')} the same id as an earlier row; give each row a unique id"
             )
         return sample_manifest(replace(self.full_manifest, table=table), data.max_images, self.config.seed)
 
     @cached_property
     def output_manifest(self) -> Manifest:
-        """The audited rows as the outputs name them. The profile "research" replaces file names by pseudonyms."""
+        """The audited rows with the image names to show in outputs. The profile "research" hides file names."""
         table, report_columns = self.manifest.table, list(self.config.report.columns)
         if not self.hides_file_names:
             names = [name for name in table.column_names if name.lower() not in RESULT_COLUMNS or name == "row"]
             return replace(self.manifest, table=table.select([name for name in names if name != "target"]))
         if reserved := [name for name in report_columns if name in RESULT_COLUMNS and name not in IDENTIFIER_COLUMNS]:
             raise InputError(
-                f"the outputs already have a column {reserved[0]!r}; rename this column of the manifest to report it"
+                f"the manifest column {reserved[0]!r} has the name of an output column; rename it in the manifest"
             )
         table = table.select(list(dict.fromkeys([*IDENTIFIER_COLUMNS, *report_columns])))
         return pseudonymize_manifest(replace(self.manifest, table=table), report_columns)
 
     @property
     def hides_file_names(self) -> bool:
-        """Whether no output may name a file."""
+        """Whether outputs must not contain file names."""
         return self.config.report.profile == "research"
 
     @cached_property
@@ -108,11 +108,11 @@ class Cohort:
         return {row: position for position, row in enumerate(self.rows)}
 
     def get_column(self, name: str) -> dict[int, Any]:
-        """Row -> its value in a column of the manifest."""
+        """Return row -> the value of a manifest column."""
         return dict(zip(self.rows, self.manifest.table[name].to_pylist(), strict=True))
 
     def get_subgroup_levels(self, column: str) -> dict[int, str | None]:
-        """Row -> its level in a subgroup column, None where the cell is empty. Ages in years become age bands."""
+        """Return row -> the level of a subgroup column, or None for an empty cell. Ages become age bands."""
         values = {row: None if is_missing(value) else value for row, value in self.get_column(column).items()}
         if has_ages_in_years(column, values.values()):
             return {row: None if age is None else format_age_band(age) for row, age in values.items()}
@@ -120,7 +120,7 @@ class Cohort:
 
     @cached_property
     def patients(self) -> dict[int, Any]:
-        """Row -> its patient. Without a patient column, and where the cell is empty, each image is its own patient."""
+        """Row -> its patient. An image without a patient counts as its own patient."""
         if self.config.data.patient is None:
             return {row: row for row in self.rows}
         patients = self.get_column(self.config.data.patient)
@@ -128,30 +128,30 @@ class Cohort:
 
     @cached_property
     def patient_numbers(self) -> dict[int, int]:
-        """Row -> the number of its patient, which does not reveal who it is."""
+        """Row -> an anonymous number of its patient."""
         patients = dict.fromkeys(self.patients[row] for row in self.rows)
         numbers = {patient: number for number, patient in enumerate(patients)}
         return {row: numbers[self.patients[row]] for row in self.rows}
 
     def get_truth(self, finding: Finding) -> dict[int, bool | None]:
-        """Row -> whether it has the finding. None where the label is missing."""
+        """Return row -> whether the image has the finding. None if the label is missing."""
         data = self.config.data
         names = (finding.name, str(finding.class_index))
         column = data.label or data.labels.get(names[0]) or data.labels.get(names[1])
         if data.label and self.config.model.outputs == "sigmoid":
             raise InputError(
-                'outputs = "sigmoid" scores each finding independently; replace label by one column of 0 and 1 for each '
-                f'finding: labels = {{ {finding.name} = "{column}" }}'
+                'outputs = "sigmoid" needs one column of 0 and 1 for each finding; replace label by '
+                f'labels = {{ {finding.name} = "{column}" }}'
             )
         if column is None:
-            raise InputError(f"labels names no column for {finding.name!r}")
+            raise InputError(f"labels has no column for the finding {finding.name!r}")
         labels = {row: normalize_label(value) for row, value in self.get_column(column).items()}
         if data.label:
             return {row: None if label is None else label in names for row, label in labels.items()}
         return {row: None if label is None else _parse_truth(label, column) for row, label in labels.items()}
 
     def check_labels(self, class_names: Sequence[str]) -> None:
-        """Raise an InputError for a label that is no class of the model.
+        """Raise an InputError if a label is not a class of the model.
 
         Images with such a label would otherwise count as images without the finding.
         """
@@ -161,17 +161,19 @@ class Cohort:
         labels = {normalize_label(value) for value in self.get_column(column).values()} - {None}
         if unknown := sorted(labels - {*class_names, *map(str, range(len(class_names)))}, key=str):
             name = "a label" if self.hides_file_names else repr(unknown[0])
-            raise InputError(f"{name} in column {column!r} is no class of the model; expected {', '.join(class_names)}")
+            raise InputError(
+                f"the label {name} in column {column!r} is not a class of the model; expected {', '.join(class_names)}"
+            )
 
     def get_image_source(self, row: int) -> Any:
-        """Return the stored image of a row: a file's bytes, its location, or an image of a dataset."""
+        """Return the image source of a row: file bytes, a location, or an image of a dataset."""
         if self.manifest.images is not None:
             return self.manifest.images[row]
         position = self.manifest_positions[row]
         return self.manifest.read_source(self.manifest.rows(position, position + 1)[0])
 
     def open_ground_truth(self, mask_source: str | MaskSource) -> GroundTruth:
-        """Open the masks, boxes or points that a column, a folder or a file holds."""
+        """Open the masks, boxes or points of a column, folder or file."""
         table, data = self.manifest.table, self.config.data
         masks_folder = self.manifest.root or Path(data.root or "")
         columns, resolver = table.column_names, replace(self.manifest.path_resolver, root=masks_folder)
@@ -190,14 +192,14 @@ class Cohort:
         return ground_truth
 
     def resolve_mask_path(self, name: str) -> Path:
-        """Return the path of a folder or file of masks, relative to `masks_root` where it exists there."""
+        """Return the path of a mask folder or file. Relative paths may start from `masks_root`."""
         path = Path(self.config.data.masks_root or "", name)
         return path if path.exists() else Path(name)
 
     def sample_rows(
         self, candidate_rows: Iterable[int], n_rows: int, salt: int, finding: Finding, *, only_positives: bool = False
     ) -> list[int]:
-        """Draw up to `n_rows` of the candidates, as many with the finding as without, or only those with it.
+        """Draw up to `n_rows` rows, half of them with the finding. Or draw only rows with the finding.
 
         The draw depends on the seed of the config and on `salt`. No patient gives a second image before every patient has
         given one, because a verdict counts patients.
@@ -209,20 +211,20 @@ class Cohort:
         drawn: list[int] = []
         for n_done, rows in enumerate(sorted(classes, key=len)):
             n_wanted = (n_rows - len(drawn)) // (len(classes) - n_done)
-            drawn += alternate_patients([rows[i] for i in rng.permutation(len(rows))], self.patients)[:n_wanted]
+            drawn += interleave_rows_by_patient([rows[i] for i in rng.permutation(len(rows))], self.patients)[:n_wanted]
         return sorted(drawn)
 
     def sample_rows_of_all_findings(
         self, candidate_rows: Iterable[int], n_rows: int, salt: int, findings: Sequence[Finding]
     ) -> list[int]:
-        """Draw rows for every finding. Each finding gets its share of `n_rows`, and enough rows for a verdict."""
+        """Draw rows for several findings. Each finding gets an equal share, and enough rows for a verdict."""
         candidates = list(candidate_rows)
         n_each = max(n_rows // len(findings), min(n_rows, 3 * MIN_PATIENTS_FOR_VERDICT))
         return sorted({row for finding in findings for row in self.sample_rows(candidates, n_each, salt, finding)})
 
 
-def alternate_patients(rows: Sequence[int], patients: dict[int, Any]) -> list[int]:
-    """Return the first row of each patient, then the second row of each, and so on."""
+def interleave_rows_by_patient(rows: Sequence[int], patients: dict[int, Any]) -> list[int]:
+    """Order rows so that the first row of every patient comes first, then the second rows, and so on."""
     n_seen, rank = Counter[Any](), dict[int, int]()
     for row in rows:
         rank[row] = n_seen[patients[row]]

@@ -1,4 +1,4 @@
-"""The config of an audit: data, model, methods, and the margins declared before the results. A TOML file or a mapping."""
+"""The config of an audit, read from a TOML file or a mapping: data, model, methods and verdict margins."""
 
 import hashlib
 import inspect
@@ -32,7 +32,7 @@ IDENTIFIER_COLUMNS = ("row", "id", "path")  # columns with a different value for
 
 
 def _reject_duplicates(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Raise a ValueError for a repeated value, which would be counted and corrected for twice."""
+    """Raise a ValueError if a value occurs twice. A repeated value would be counted twice."""
     if repeated := [value for value, count in Counter(values).items() if count > 1]:
         raise ValueError(f"{repeated[0]!r} is listed twice; expected each value once")
     return values
@@ -42,7 +42,7 @@ UniqueNames = Annotated[tuple[str, ...], AfterValidator(_reject_duplicates)]
 
 
 def _to_category_names(value: Any) -> Any:
-    """Return one category or several as a tuple of names. Labels by number become text."""
+    """Return one or several categories as a tuple of names. Numbers become text."""
     values = value if isinstance(value, list | tuple) else [value]
     return tuple(str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in values)
 
@@ -51,16 +51,16 @@ CategoryNames = Annotated[tuple[str, ...], BeforeValidator(_to_category_names), 
 
 
 class _ConfigTable(BaseModel):
-    """A table of the TOML file. Unknown keys are errors, and values cannot change."""
+    """A table of the TOML file. It is immutable, and unknown keys raise an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class MaskSource(_ConfigTable):
-    """A file or folder of masks, or in place of it a column of the manifest with masks, boxes or points.
+    """The source of masks: a file or folder, or a manifest column.
 
-    `category`: the categories of a COCO file, or the labels of a mask, that count. "all" selects every one. Required where the
-    source has several, as `{ file = "annotations.json", category = "WBC" }`.
+    A column may also hold boxes or points. `category`: the categories of a COCO file, or the labels of a mask, that count.
+    "all" selects every one. Required where the source has several, as `{ file = "annotations.json", category = "WBC" }`.
     """
 
     file: str | None = None
@@ -105,20 +105,20 @@ class DataConfig(_ConfigTable):
     def _check_label_and_split(self) -> Self:
         if (self.label is None) == (not self.labels):
             raise ValueError(
-                "name either label, a column with each image's class, or labels, a column for each finding"
+                "set either label, one column with the class of each image, or labels, one column for each finding"
             )
         if (self.split is None) != (self.split_value is None):
-            raise ValueError("set split and split_value together: the column, and the value whose rows are audited")
+            raise ValueError("set both split, a column, and split_value, the value of the rows to audit")
         if identifiers := [name for name in self.subgroups if name in (*IDENTIFIER_COLUMNS, self.patient)]:
             raise ValueError(
-                f"subgroups: {identifiers[0]!r} names images or patients, and the report shows the levels of subgroups; "
+                f"subgroups: {identifiers[0]!r} identifies images or patients, and the report shows the values of subgroups; "
                 "expected columns such as site, scanner or sex"
             )
         return self
 
 
 class ModelConfig(_ConfigTable):
-    """`[model]`: the model, as `camscope explain --model` and `--weights` take it. A Python file named here is executed.
+    """`[model]`: the model and its weights, written as for `camscope explain`. A Python file is executed.
 
     `outputs`: "softmax" for mutually exclusive classes, "sigmoid" for one independent score for each finding.
     """
@@ -150,12 +150,12 @@ class ExplainConfig(_ConfigTable):
     def _check_settings(self) -> Self:
         for method, settings in self.settings.items():
             if method not in self.methods:
-                raise ValueError(f"settings.{method}: the methods are {', '.join(self.methods)}; list it there, too")
+                raise ValueError(f"settings.{method}: {method} is not in methods, which has {', '.join(self.methods)}")
             parameters = inspect.signature(get_explainer_class(method)).parameters
             names = [name for name in parameters if name not in ("model", "preprocess")]
             if unknown := [name for name in settings if name not in names]:
                 raise ValueError(
-                    f"settings.{method}: {method} has no setting {unknown[0]!r} here; it has {', '.join(names)}"
+                    f"settings.{method}: {method} has no parameter {unknown[0]!r}; expected one of {', '.join(names)}"
                 )
         return self
 
@@ -170,7 +170,7 @@ class RegionsConfig(_ConfigTable):
 
 
 class Margins(_ConfigTable):
-    """`[margins]`: the thresholds of the verdicts, declared before the results are known.
+    """`[margins]`: the thresholds of the verdicts. Declare them before the results are known.
 
     The absence of a reliance is claimed only with enough patients to observe the share `reliance_prevalence` with 95 %
     certainty (59 for 0.05).
@@ -188,7 +188,7 @@ class Margins(_ConfigTable):
 
 
 class SampleSizes(_ConfigTable):
-    """`[sample_sizes]`: the number of images for each slow stage, drawn by the seed and balanced by label."""
+    """`[sample_sizes]`: the number of images for each slow stage. The sample is balanced by label."""
 
     faithfulness: int = Field(default=48, ge=8)
     robustness: int = Field(default=24, ge=8)
@@ -199,7 +199,7 @@ class SampleSizes(_ConfigTable):
 
 
 class ReportConfig(_ConfigTable):
-    """`[report]`: what the report may show. `profile` "research" hides file names and all columns but `columns`."""
+    """`[report]`: what the report shows. The profile "research" hides file names and unlisted columns."""
 
     profile: Literal["research", "clinical"] = "research"
     columns: tuple[str, ...] = ()
@@ -248,7 +248,10 @@ class Config(_ConfigTable):
 
     @classmethod
     def from_source(cls, source: "Config | Mapping[str, Any] | str | os.PathLike[str]") -> "Config":
-        """Return the config from a config, a mapping of its tables, or a TOML file, whose paths are relative to the file."""
+        """Return a config from a TOML file, a mapping of tables or another config.
+
+        Paths in a TOML file are relative to the file.
+        """
         if isinstance(source, Config):
             return source
         if isinstance(source, Mapping):
@@ -260,7 +263,7 @@ class Config(_ConfigTable):
 
     @classmethod
     def from_toml(cls, text: str, folder: Path) -> "Config":
-        """Return the config from the text of a TOML file, whose paths are relative to `folder`."""
+        """Return the config from TOML text. Paths are relative to `folder`."""
         return cls._validate_tables(parse_toml(text, "the config is not a valid TOML file"), "the config", folder)
 
     @classmethod
@@ -285,18 +288,21 @@ class Config(_ConfigTable):
 
     @property
     def bootstrap_options(self) -> dict[str, int]:
-        """The number of resamples and the seed of every bootstrap."""
+        """The keyword arguments of every bootstrap: the number of resamples and the seed."""
         return {"n_resamples": self.n_resamples, "seed": self.seed}
 
     @property
     def digest(self) -> str:
-        """The sha256 of all settings. Paths do not change it, because files have digests themselves."""
+        """The SHA-256 digest of all settings except paths.
+
+        Files have digests themselves.
+        """
         settings = self.to_redacted_dict()
         settings["data"] |= {"manifest": None, "root": None}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def to_redacted_dict(self) -> dict[str, Any]:
-        """Return the tables as JSON values without paths. Of the model's source the file name stays."""
+        """Return the config as JSON values without paths. The file name of the model source stays."""
         tables = self.model_dump(mode="json")
         data, model, regions = tables["data"], tables["model"], tables["regions"]
         data |= {"manifest": "a file", "root": None if data["root"] is None else "files", "masks_root": None}
@@ -315,7 +321,7 @@ class Config(_ConfigTable):
 
 
 def _resolve_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the tables with the paths of files relative to the current folder."""
+    """Return the config tables with file paths relative to the current folder."""
     resolved = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tables.items()}
     data, model = resolved.get("data"), resolved.get("model")
     if isinstance(data, dict):
@@ -333,7 +339,7 @@ def _resolve_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def resolve_manifest_source(source: str, folder: Path) -> str:
-    """Return the path of a manifest relative to the current folder, also of an `hf:FOLDER`. URLs and names stay."""
+    """Return the manifest path relative to the current folder. URLs and dataset names do not change."""
     prefix = next((prefix for prefix in DATASET_PREFIXES if source.startswith(prefix)), "")
     path = folder / source.removeprefix(prefix)
     return source if "://" in source or (prefix and not path.is_dir()) else f"{prefix}{path}"
@@ -344,7 +350,7 @@ def _redact_mask_sources(mask_sources: dict[str, Any]) -> dict[str, Any]:
 
 
 def _redact_mask_source(mask_source: Any) -> Any:
-    """Replace the name of a file or a folder, which a path separator tells from a column. Columns and categories stay."""
+    """Hide the name of a mask file or folder. Column names and categories stay visible."""
     if isinstance(mask_source, dict):
         return {**mask_source, "file": None if mask_source["file"] is None else "files"}
     is_path = mask_source and ("/" in mask_source or os.sep in mask_source or mask_source.lower().endswith(".json"))

@@ -1,4 +1,4 @@
-"""The context of an audit: the model, its explainers, and the images as the model receives them."""
+"""The context of an audit: the model, its explainers and the images as model inputs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ class AuditContext:
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
-        """The class names of the model. Empty where it declares none."""
+        """The class names of the model. Empty if the model declares none."""
         card = get_card(self.model)
         return (card.class_names if card else None) or ()
 
@@ -72,12 +72,12 @@ class AuditContext:
             index = int(name) if name.isdecimal() else resolve_class_index(name, n_classes, class_names)
             findings.append(Finding(index, class_names[index] if name.isdecimal() and n_classes else name))
         if len({finding.class_index for finding in findings}) < len(findings):
-            raise InputError(f"findings {', '.join(names)}: two of these names mean the same class")
+            raise InputError(f"findings {', '.join(names)}: two names mean the same class; list each class once")
         return tuple(findings)
 
     @cached_property
     def explainers(self) -> list[Explainer]:
-        """The explainers of the config. CAM methods use the layer of the config, or the default layer of the model."""
+        """The explainers of the config. CAM methods use the configured layer or the model's default layer."""
         from camscope.explainers.comparison.grid_layout import accepts_layer_choice
 
         config, explainers = self.config.explain, []
@@ -93,7 +93,7 @@ class AuditContext:
 
     @cached_property
     def worker(self) -> BatchWorker:
-        """The worker that reads images as model inputs and computes their maps."""
+        """The worker that loads images as model inputs and computes their maps."""
         return BatchWorker(
             self.explainers,
             [finding.class_index for finding in self.findings],
@@ -104,7 +104,7 @@ class AuditContext:
 
     @cached_property
     def ground_truth(self) -> dict[str, GroundTruth]:
-        """Finding name -> the annotations that locate it, for each finding that has annotations."""
+        """Finding name -> the masks, boxes or points of the finding. Findings without annotations are left out."""
         source, findings = self.config.data.ground_truth, self.findings
         if source is None:
             return {}
@@ -112,29 +112,31 @@ class AuditContext:
             if len(findings) > 1:
                 value = repr(source) if isinstance(source, str) else "{ … }"
                 raise InputError(
-                    f"ground_truth = {value} locates one finding, and the audit has {len(findings)} findings; name the "
-                    f"finding, as ground_truth = {{ {findings[0].name} = {value} }}"
+                    f"ground_truth = {value} is for one finding, but the audit has {len(findings)} findings; name the "
+                    f"finding, as in ground_truth = {{ {findings[0].name} = {value} }}"
                 )
             return {findings[0].name: self.cohort.open_ground_truth(source)}
         if unknown := set(source) - {name for f in findings for name in (f.name, str(f.class_index))}:
-            raise InputError(f"ground_truth names {sorted(unknown)[0]!r}, which is not one of the findings")
+            raise InputError(
+                f"ground_truth has {sorted(unknown)[0]!r}; expected one of {', '.join(f.name for f in findings)}"
+            )
         sources = {f.name: source.get(f.name) or source.get(str(f.class_index)) for f in findings}
         return {name: self.cohort.open_ground_truth(value) for name, value in sources.items() if value is not None}
 
     @property
     def maps(self) -> BatchRun:
-        """The maps of all rows, as the stage "explain" wrote them."""
+        """The maps that the stage "explain" has written."""
         return BatchRun(self.folder / "maps", self.cohort.manifest)
 
     def load_images(self, rows: Sequence[int] | None = None) -> Iterator[LoadedImage]:
-        """Yield the images of some rows, or of all, in order, as model inputs or with the error of reading them."""
+        """Load images as model inputs, by default all. An unreadable image has an error instead."""
         positions = (self.cohort.manifest_positions[row] for row in (self.cohort.rows if rows is None else rows))
         manifest = self.cohort.output_manifest
         manifest_rows = (manifest.rows(position, position + 1)[0] for position in positions)
         return load_images(manifest, manifest_rows, self.worker.prepare_model_input, NUM_READ_THREADS)
 
     def iter_batches(self, rows: Sequence[int] | None = None) -> Iterator[list[LoadedImage]]:
-        """Yield batches of neighboring images of one size. An image that cannot be read is a batch by itself."""
+        """Yield batches of consecutive images of equal size. An unreadable image is a batch by itself."""
         batch: list[LoadedImage] = []
         for image in self.load_images(rows):
             shapes = {each.item.x.shape if each.item is not None else None for each in (*batch[:1], image)}
@@ -147,6 +149,6 @@ class AuditContext:
             yield batch
 
     def stack_on_device(self, batch: Sequence[LoadedImage]) -> Tensor:
-        """Return the inputs (N,C,*S) of the readable images of a batch, on the model's device."""
+        """Return the readable images of a batch as a tensor (N,C,*S) on the model's device."""
         x = torch.stack([image.item.x for image in batch if image.item is not None])
         return x.to(*device_and_dtype(self.model))

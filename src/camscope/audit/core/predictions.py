@@ -1,4 +1,4 @@
-"""The predictions of the model: the log odds of each finding for each image, and the features of the image."""
+"""Predictions of the audited model: log odds of each finding and features of each image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +21,10 @@ LOG_ODDS_PREFIX = "log odds "
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The log odds (N,F) of F findings and the features (N,D) of N rows. `errors`: row -> why it has no prediction.
+    """The log odds (N,F) and features (N,D) of N images, and the errors of images without a prediction.
 
-    `outputs_are_probabilities`: the model returns probabilities, which were converted into log odds.
+    `errors`: row -> the reason. `outputs_are_probabilities`: the model returns probabilities, which were converted into log
+    odds.
     """
 
     rows: list[int]
@@ -34,11 +35,11 @@ class Predictions:
     outputs_are_probabilities: bool = False
 
     def log_odds_by_row(self, finding: str) -> dict[int, float]:
-        """Return row -> log odds of a finding."""
+        """Return row -> the log odds of a finding."""
         return dict(zip(self.rows, self.log_odds[:, self.findings.index(finding)].tolist(), strict=True))
 
     def log_odds_std(self, finding: str) -> float:
-        """Return the standard deviation of a finding's log odds over all images, which is the unit of effects."""
+        """Return the standard deviation of a finding's log odds over all images. It is the unit of effects."""
         return float(self.log_odds[:, self.findings.index(finding)].std())
 
     def write(
@@ -71,7 +72,7 @@ class Predictions:
 
     @classmethod
     def read(cls, folder: Path, *, features: bool = False) -> "Predictions":
-        """Read what `write` wrote. The features, which are large, only if `features` is True."""
+        """Read predictions from `predictions.parquet`, by default without the large features."""
         schema = import_arrow("parquet").read_schema(folder / PREDICTIONS_FILE)
         table = read_parquet(
             folder / PREDICTIONS_FILE, [name for name in schema.names if features or name != "features"]
@@ -95,7 +96,7 @@ class Predictions:
 
 
 class StageResults(dict[str, StageResult]):
-    """Stage name -> its result. The predictions, which are too large for a result, are read from their file."""
+    """Stage name -> its result. Predictions are read from their file because they are large."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The schema of `summary.json`: estimates, and the results of the stages up to the sanity test. For the rest see `summary`."""
+"""Schema of `summary.json`: estimates, and results of the stages from the data check to the sanity test."""
 
 from typing import Literal
 
@@ -6,13 +6,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class SchemaModel(BaseModel):
-    """A frozen model of the schema. NaN and infinity raise an error."""
+    """A frozen pydantic model. NaN and infinity raise an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class EstimateSummary(SchemaModel):
-    """An estimate with the ends of its 95 % confidence interval by patient, and its baseline.
+    """An estimate with a 95 % confidence interval by patient and a baseline.
 
     `value` is None where no estimate exists, for the `reason`. `n_values` counts the `unit`, and `n_undefined` the rows without
     a value. `n_groups` counts patients. For insertions, whose values belong to several patients each, `n_groups_by_role` counts
@@ -36,14 +36,14 @@ class EstimateSummary(SchemaModel):
 
 
 class StageResult(SchemaModel):
-    """The result of a stage. `tested` is False where the stage was skipped or impossible, for the `reason`."""
+    """The result of a stage. If the stage was skipped or impossible, `tested` is False and `reason` says why."""
 
     tested: bool = True
     reason: str = ""
 
 
 class FlowStep(SchemaModel):
-    """A step of the flow of rows into the audit: how many rows remain, or are excluded, and the reason."""
+    """A step of the selection of rows: how many rows remain or are excluded, and why."""
 
     name: str
     n_rows: int
@@ -52,7 +52,7 @@ class FlowStep(SchemaModel):
 
 
 class DataIssue(SchemaModel):
-    """A problem of the data, with the rows that have it."""
+    """A problem of the data, with the affected rows."""
 
     code: str
     severity: str
@@ -62,7 +62,7 @@ class DataIssue(SchemaModel):
 
 
 class LevelCount(SchemaModel):
-    """The number of images and patients of a subgroup level."""
+    """The numbers of images and patients of a subgroup level."""
 
     column: str
     level: str
@@ -72,7 +72,7 @@ class LevelCount(SchemaModel):
 
 
 class AnnotationSource(SchemaModel):
-    """The kind of the source of the masks of a finding or a region.
+    """Where the masks of a finding or region come from.
 
     `categories` are those that count. Empty for boxes, points, and masks of one label. `excluded_categories` are the
     categories of a COCO file that do not count.
@@ -85,7 +85,7 @@ class AnnotationSource(SchemaModel):
 
 
 class DataCheckResult(StageResult):
-    """The data. `annotation_protocol`: who labeled and located the findings, as free text."""
+    """The result of the data check. `annotation_protocol` is free text on who labeled the images."""
 
     annotation_protocol: str = ""
     annotation_sources: tuple[AnnotationSource, ...] = ()
@@ -98,9 +98,10 @@ class DataCheckResult(StageResult):
 
 
 class ExplainerInfo(SchemaModel):
-    """A method with its parameters.
+    """An attribution method with its parameters.
 
-    `stride`: the distance between the cells of its map in pixels of the model's input. `stride_mm`: on the image.
+    `stride` is the distance between the cells of its map in pixels of the model's input. `stride_mm` is the same in
+    millimeters on the image.
     """
 
     method: str
@@ -114,7 +115,7 @@ class ExplainerInfo(SchemaModel):
 
 
 class ResolveResult(StageResult):
-    """The model and its methods."""
+    """The model and its attribution methods."""
 
     model: str = ""
     weights_digest: str = ""
@@ -129,12 +130,12 @@ class ResolveResult(StageResult):
     n_passes: int = 0
 
     def get_explainer_info(self, title: str) -> ExplainerInfo:
-        """Return the information about the explainer of this title."""
+        """Return the information about the explainer with this title."""
         return next(info for info in self.explainers if info.title == title)
 
 
 class SubgroupDifference(SchemaModel):
-    """The value of a subgroup level for a finding, and its difference to the other levels, compared with the margin.
+    """The value of a subgroup level and its difference from the other levels, compared with the margin.
 
     `region`: the region whose effect on the prediction the value is. "" for other values.
     """
@@ -160,7 +161,7 @@ class ReliabilityPoint(SchemaModel):
 
 
 class PerformanceEstimates(SchemaModel):
-    """Discrimination and calibration."""
+    """Estimates of discrimination and calibration."""
 
     n_positives: int
     n_negatives: int
@@ -173,7 +174,7 @@ class PerformanceEstimates(SchemaModel):
 
 
 class SubgroupPerformance(PerformanceEstimates):
-    """The performance in one subgroup level. `reason`: why there are no numbers."""
+    """The performance in one subgroup level, or the reason why it was not computed."""
 
     column: str
     level: str
@@ -191,7 +192,10 @@ class FindingPerformance(PerformanceEstimates):
 
 
 class PredictResult(StageResult):
-    """The predictions. `outputs_are_probabilities`: the model returns probabilities, which are converted into log odds."""
+    """The performance of the model.
+
+    `outputs_are_probabilities`: the model returns probabilities, which are converted into log odds.
+    """
 
     outputs_are_probabilities: bool = False
     flow: tuple[FlowStep, ...] = ()
@@ -199,7 +203,7 @@ class PredictResult(StageResult):
 
 
 class MapCounts(SchemaModel):
-    """The number of maps of a method for a finding, and of failures."""
+    """The numbers of maps and of failures of a method for a finding."""
 
     method: str
     finding: str
@@ -209,14 +213,14 @@ class MapCounts(SchemaModel):
 
 
 class ExplainResult(StageResult):
-    """The number of maps and the reasons for missing ones."""
+    """The number of maps, and the reasons for missing maps."""
 
     map_counts: tuple[MapCounts, ...] = ()
     failures: tuple[FlowStep, ...] = ()
 
 
 class MetricSummary(SchemaModel):
-    """A metric of a method, or of a control map, for the images with a finding.
+    """The value of a metric for a method or a control map, over the images with a finding.
 
     `difference_to_control` is the paired difference to the best control, with a sign such that higher is better. `max_value` is
     the enrichment of a map that lies inside the mask completely, 1 / area.
@@ -235,7 +239,7 @@ class MetricSummary(SchemaModel):
 
 
 class StablePredictionShare(SchemaModel):
-    """The share of input changes of a stability metric under which the prediction stayed. Only these are scored."""
+    """The share of input changes that left the prediction unchanged. Stability metrics use only these changes."""
 
     metric: str
     finding: str
@@ -243,7 +247,7 @@ class StablePredictionShare(SchemaModel):
 
 
 class MetricsResult(StageResult):
-    """The metrics of sampled images. `formulas`: the definition of each metric."""
+    """The metric values of the sampled images. `formulas` defines each metric."""
 
     n_images: int = 0
     formulas: dict[str, str] = Field(default_factory=dict)
@@ -253,7 +257,7 @@ class MetricsResult(StageResult):
 
 
 class RandomizationSimilarity(SchemaModel):
-    """The similarity of the maps of the trained model and of the model with re-initialized weights.
+    """The similarity between maps of the trained model and maps of the model with randomized weights.
 
     `curve` is the mean similarity after each step of the cascade, and `final_similarity` that after the last step. The null is
     the similarity of maps of different images. `passes`: whether the maps change enough. None where nothing can be compared.
@@ -270,7 +274,7 @@ class RandomizationSimilarity(SchemaModel):
 
 
 class RandomizationTest(SchemaModel):
-    """The weight randomization test of a method."""
+    """The weight randomization test of one method."""
 
     method: str
     finding: str
@@ -283,7 +287,7 @@ class RandomizationTest(SchemaModel):
 
 
 class SanityResult(StageResult):
-    """The weight randomization tests of all methods, and of the edge detector as a control."""
+    """The weight randomization tests of all methods and of an edge detector as a control."""
 
     n_images: int = 0
     tests: tuple[RandomizationTest, ...] = ()

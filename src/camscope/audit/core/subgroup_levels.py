@@ -1,4 +1,4 @@
-"""The levels of subgroup columns, such as sites or age bands, and the number of patients that estimates need."""
+"""Levels of subgroup columns, such as sites or age bands, and the minimum numbers of patients for estimates."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Final, cast
@@ -20,7 +20,7 @@ RARE_CLUSTER_SHARE: Final = 0.3  # a cluster with a smaller share of the maps is
 
 
 def split_by_level(column: Sequence[Hashable]) -> dict[Hashable, Mask]:
-    """Return for each level of a column (N,), in order, the mask (N,) of its rows. None, NaN and "" are not levels."""
+    """Return level -> the mask (N,) of its rows. Empty cells have no level."""
     values: list[Hashable] = [value.item() if isinstance(value, np.generic) else value for value in column]
     levels = {value for value in values if not is_missing(value)}
     return {level: np.array([value == level for value in values], np.bool_) for level in sort_levels(levels)}
@@ -32,7 +32,7 @@ def is_missing(value: Hashable) -> bool:
 
 
 def normalize_label(value: Any) -> str | None:
-    """Return a cell as text for comparing labels. None if it is empty.
+    """Return a cell as text for the comparison of labels. None for an empty cell.
 
     1.0 becomes "1", because pandas writes integers as floats if a cell is empty.
     """
@@ -42,19 +42,19 @@ def normalize_label(value: Any) -> str | None:
 
 
 def has_ages_in_years(column: str, values: Iterable[Any]) -> bool:
-    """Return whether a column holds ages in years with too many different values to compare each."""
+    """Return whether a column holds ages in years with too many different values for subgroups."""
     ages = {age for age in values if not is_missing(age)}
     is_age_column = column.lower() in AGE_COLUMNS and all(isinstance(age, int | float) for age in ages)
     return is_age_column and len(ages) > MAX_LEVELS_PER_SUBGROUP
 
 
 def format_age_band(age: float) -> str:
-    """Return the age band of an age, as `40-64`. The last band has no upper end."""
+    """Return the age band of an age in years, such as `40-64`."""
     return AGE_BANDS[sum(age >= start for start in AGE_BAND_STARTS)]
 
 
 def sort_levels(levels: set[Hashable]) -> list[Any]:
-    """Sort numbers by size and text alphabetically. Mixed values by type and text."""
+    """Sort levels: numbers by size, text alphabetically, mixed values by type."""
     try:
         return sorted(cast(set[Any], levels))
     except TypeError:

@@ -1,4 +1,4 @@
-"""The schema of `summary.json`: the results of the shortcut stage, the verdicts, and the summary of all stages."""
+"""Schema of `summary.json`: results of the shortcut stage, verdicts, and the summary of all stages."""
 
 from typing import Literal
 
@@ -22,7 +22,10 @@ Conclusion = Literal["supported", "not supported", "not testable"]
 
 
 class AttributionMass(SchemaModel):
-    """The share of a method's maps in a region. `max_enrichment`: the enrichment of a map that lies inside completely."""
+    """The share of a method's attribution in a region.
+
+    `max_enrichment` is the enrichment of a map that lies inside the region completely.
+    """
 
     region: str
     method: str
@@ -38,7 +41,7 @@ class AttributionMass(SchemaModel):
 
 
 class RegionOverlap(SchemaModel):
-    """The mean share of a region's pixels that lie in another region, over the `n_images` that have it."""
+    """The mean share of a region's pixels that lie in another region."""
 
     finding: str
     region: str
@@ -48,7 +51,7 @@ class RegionOverlap(SchemaModel):
 
 
 class InterventionEffect(SchemaModel):
-    """The effect of an intervention on the log odds of a finding, in standard deviations of the log odds."""
+    """The effect of an edited region on the log odds of a finding, in standard deviations of the log odds."""
 
     region: str
     finding: str
@@ -58,7 +61,7 @@ class InterventionEffect(SchemaModel):
 
 
 class MaskedAuroc(SchemaModel):
-    """The AUROC after a region (`mask`), or everything else (`keep only`), is replaced by the imputation."""
+    """The AUROC after a region was masked (`mask`), or everything outside the region (`keep only`)."""
 
     region: str
     finding: str
@@ -97,7 +100,7 @@ class MapCluster(SchemaModel):
 
 
 class ClusterStability(SchemaModel):
-    """The stability of a number of clusters, and of reference data that form one cluster."""
+    """The stability for one number of clusters, compared with reference data of a single cluster."""
 
     n_clusters: int
     stability: float
@@ -106,7 +109,7 @@ class ClusterStability(SchemaModel):
 
 
 class ClusterAnalysis(SchemaModel):
-    """The clusters of a method's maps for a finding. `n_clusters` is 1 where several clusters are not supported."""
+    """The clusters of a method's maps for a finding. `n_clusters` is 1 if the data support no split."""
 
     finding: str
     method: str
@@ -121,7 +124,7 @@ class ClusterAnalysis(SchemaModel):
 
 
 class ReviewCase(SchemaModel):
-    """An image for review, and the reason."""
+    """An image for manual review, and the reason."""
 
     id: str
     finding: str
@@ -129,7 +132,7 @@ class ReviewCase(SchemaModel):
 
 
 class ShortcutResult(StageResult):
-    """The tests for shortcuts.
+    """The results of the shortcut tests.
 
     `region_counts`: region -> the number of images that have it. `markers_by_finding`: finding -> the regions that only some
     images have.
@@ -149,7 +152,7 @@ class ShortcutResult(StageResult):
 
 
 class Verdict(SchemaModel):
-    """The conclusion about one claim, a sentence, with the estimate (`effect`) and the margin that it is compared with.
+    """The conclusion about one claim, with its effect estimate and the margin.
 
     `qualifier`: the region, subgroup or method that the claim is about. `direction`: whether the conclusion supports or
     contradicts the model. `section`: the section of the report with the numbers.
@@ -169,7 +172,7 @@ class Verdict(SchemaModel):
 
 
 class Summary(SchemaModel):
-    """The results of all stages, the verdicts, and the settings that they depend on."""
+    """The results of all stages, the verdicts and the settings."""
 
     schema_version: Literal["camscope/audit/2"] = "camscope/audit/2"
     camscope_version: str

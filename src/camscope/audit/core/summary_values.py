@@ -1,4 +1,4 @@
-"""Conversion of estimates and metric values into the models of the summary, with rounded numbers."""
+"""Convert estimates and metric values into entries of the summary, with rounded numbers."""
 
 import math
 from collections import Counter
@@ -27,7 +27,7 @@ SIGNIFICANT_DIGITS = 10  # rounding errors in later digits would make equal runs
 def summarize_estimate(
     estimate: Estimate | None, baseline: float | None = None, baseline_name: str = "", reason: str = ""
 ) -> EstimateSummary:
-    """Return an estimate with its baseline, or the reason why there is no estimate.
+    """Convert an estimate into a summary entry with its baseline, or with the reason why it is missing.
 
     With too few patients, or with most images from one patient, it has neither an interval nor a p-value.
     """
@@ -62,7 +62,7 @@ def summarize_estimate(
 
 
 def summarize_or_reason(compute: Callable[[], Estimate], baseline: float, baseline_name: str) -> EstimateSummary:
-    """Return an estimate with its baseline, or the reason why it is undefined."""
+    """Compute an estimate and convert it into a summary entry. An UndefinedError becomes the reason."""
     try:
         return summarize_estimate(compute(), baseline, baseline_name)
     except UndefinedError as error:
@@ -70,13 +70,16 @@ def summarize_or_reason(compute: Callable[[], Estimate], baseline: float, baseli
 
 
 def format_patient_count(estimate: Estimate | EstimateSummary) -> str:
-    """Return the number of patients, as `7`, or for insertions the number in each role, as `92 receivers, 1 donor`."""
+    """Return the number of patients as text, such as `7`.
+
+    For insertions, return the number in each role, such as `92 receivers, 1 donor`.
+    """
     counts = [plural(count, role.removesuffix("s")) for role, count in estimate.n_groups_by_role]
     return ", ".join(counts) or str(estimate.n_groups)
 
 
 def round_significant(value: float | None) -> float | None:
-    """Round a number to `SIGNIFICANT_DIGITS`. None if it is missing, infinite or NaN."""
+    """Round a number to `SIGNIFICANT_DIGITS` digits. Return None for NaN and infinity."""
     if value is None or not math.isfinite(value):
         return None
     return float(np.format_float_positional(value, SIGNIFICANT_DIGITS, unique=False, fractional=False, trim="-"))
@@ -88,18 +91,21 @@ BETTER_DIRECTIONS: dict[bool | None, BetterDirection] = {True: "more", False: "l
 
 
 def summarize_finding_metrics(cohort: Cohort, evaluation: EvaluationResult, finding: Finding) -> list[MetricSummary]:
-    """Summarize every metric of every method over the images with a finding."""
+    """Summarize the metrics of all methods over the images with a finding."""
     values = filter_finding(cohort, add_patient_column(cohort, evaluation.table()), finding, True)
     return summarize_metrics(values, finding.name, **cohort.config.bootstrap_options)
 
 
 def collect_formulas(metric_summaries: Iterable[MetricSummary]) -> dict[str, str]:
-    """Return the formula of each metric, as text."""
+    """Return metric name -> the formula as text."""
     return {name: METRICS[name].formula for name in dict.fromkeys(line.metric for line in metric_summaries)}
 
 
 def summarize_metrics(table: "pa.Table", finding: str, *, n_resamples: int, seed: int) -> list[MetricSummary]:
-    """Summarize the values of one finding by patient. `add_patient_column` has added the patients to the table."""
+    """Summarize the metric values of one finding by patient.
+
+    The table needs the column that `add_patient_column` adds.
+    """
     if not table.num_rows:
         return []
     summaries = evaluation_summary.summarize_values(table, PATIENT_COLUMN, seed=seed, n_resamples=n_resamples)
@@ -111,13 +117,13 @@ def summarize_metrics(table: "pa.Table", finding: str, *, n_resamples: int, seed
 
 
 def add_patient_column(cohort: Cohort, table: "pa.Table") -> "pa.Table":
-    """Return the table with the number of each row's patient."""
+    """Return the table with an additional column of patient numbers."""
     numbers = [cohort.patient_numbers[row] for row in table["row"].to_pylist()]
     return table.append_column(PATIENT_COLUMN, import_arrow().array(numbers, import_arrow().int64()))
 
 
 def filter_finding(cohort: Cohort, table: "pa.Table", finding: Finding, has_finding: bool | None = None) -> "pa.Table":
-    """Return the values for a finding, optionally only of images with or without it.
+    """Select the metric values of a finding, optionally only for images with or without the finding.
 
     Control maps without a class count for every finding.
     """
@@ -158,7 +164,7 @@ def _build_metric_summary(
 
 
 def _find_most_common_reason(line: evaluation_summary.MethodSummary, table: "pa.Table") -> str:
-    """Return the most common reason of the rows of a metric and method without a value."""
+    """Return the most common reason why a metric of a method has no value."""
     names = ("metric", "method", "layer", "imputation")
     key = tuple(getattr(line, name) for name in names)
     rows = zip(*(table[name].to_pylist() for name in ("reason", *names)), strict=True)
@@ -167,7 +173,7 @@ def _find_most_common_reason(line: evaluation_summary.MethodSummary, table: "pa.
 
 
 def get_metric_values(table: "pa.Table", metric: str, method: str, layer: str | None) -> dict[int, float]:
-    """Return row -> value of a metric for the map of a method."""
+    """Return row -> the metric value of the method's map."""
     columns = (table[name].to_pylist() for name in ("row", "value", "metric", "method", "layer"))
     rows = zip(*columns, strict=True)
     return {row: value for row, value, *key in rows if value is not None and key == [metric, method, layer]}

@@ -1,1 +1,1 @@
-"""The predictions of the model: performance, calibration, differences between subgroups, and leakage from features."""
+"""Performance of the model: discrimination, calibration, subgroup differences, and leakage from features."""

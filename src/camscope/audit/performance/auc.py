@@ -1,4 +1,4 @@
-"""AUROC and average precision, with confidence intervals by patient."""
+"""AUROC and average precision with confidence intervals by patient."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ NEWCOMBE = "newcombe"  # the interval method of `compute_auroc_interval`
 
 @dataclass(frozen=True)
 class Ranking:
-    """Rows with a score, the lowest first: whether each (N,) has the finding, its patient, its rank and its original index.
+    """Rows sorted by score, the lowest first, with the label, group and rank of each row (N,).
 
     Equal scores have equal ranks. Resamples draw `n_resampled_groups` groups.
     """
@@ -42,23 +42,23 @@ class Ranking:
 
     @property
     def n_positive_and_negative_groups(self) -> tuple[int, int]:
-        """The number of groups with a positive row, and with a negative row."""
+        """The number of groups with a positive row, and the number of groups with a negative row."""
         return len(np.unique(self.group_index[self.truth])), len(np.unique(self.group_index[~self.truth]))
 
     @property
-    def _limiting_group_sizes(self) -> IntArray:
+    def _smaller_class_group_sizes(self) -> IntArray:
         sizes = [np.bincount(self.group_index[rows]) for rows in (self.truth, ~self.truth)]
         return min(sizes, key=count_effective_groups)
 
     @property
     def n_effective_groups(self) -> float:
-        """The smaller effective number of groups of both classes."""
-        return count_effective_groups(self._limiting_group_sizes)
+        """The effective number of groups of the class that has fewer."""
+        return count_effective_groups(self._smaller_class_group_sizes)
 
     @property
     def largest_group_share(self) -> float:
-        """The share of that class's rows that its largest group has."""
-        return float(self._limiting_group_sizes.max() / self._limiting_group_sizes.sum())
+        """The share of rows in the largest group, for the class with fewer effective groups."""
+        return float(self._smaller_class_group_sizes.max() / self._smaller_class_group_sizes.sum())
 
     @property
     def n_groups(self) -> int:
@@ -66,13 +66,13 @@ class Ranking:
         return len(np.unique(self.group_index))
 
     def select_rows(self, row_mask: Mask) -> "Ranking":
-        """Return the ranking of the original rows in a mask (M,). Resamples still draw from all groups."""
+        """Return the ranking of the selected rows. Resamples still draw from all groups."""
         selected = row_mask[self.row_index]
         names = ("truth", "group_index", "rank", "row_index")
         return _check_two_classes(replace(self, **{name: getattr(self, name)[selected] for name in names}))
 
     def sum_weights_by_rank(self, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the weights (r,V) of positive and of negative rows at each score, from weights (r,N) of the rows."""
+        """Sum the weights (r,N) of the rows at each score, separately for positive and negative rows (r,V)."""
         positive = weights * self.truth
         negative = weights - positive
         starts = np.flatnonzero(np.diff(self.rank, prepend=-1))
@@ -81,7 +81,7 @@ class Ranking:
         return np.add.reduceat(positive, starts, 1), np.add.reduceat(negative, starts, 1)
 
     def compute_area(self, area_function: AreaFunction) -> float:
-        """Return the area of all rows."""
+        """Return the area under the curve for all rows."""
         return float(area_function(*self.sum_weights_by_rank(np.ones((1, len(self.truth)))))[0])
 
     def describe_counts(self) -> str:
@@ -92,11 +92,11 @@ class Ranking:
 
 
 def rank_scores(truth: npt.ArrayLike, score: npt.ArrayLike, groups: Sequence[Hashable] | None) -> Ranking:
-    """Rank scores (N,) of rows with a truth (N,) and groups (N,). UndefinedError where a class has no row."""
+    """Sort rows by score (N,). Raise an UndefinedError if all rows belong to one class."""
     truths, scores = np.asarray(truth), np.asarray(score, np.float64)
     if truths.dtype != np.bool_ or truths.shape != scores.shape or scores.ndim != 1 or not np.isfinite(scores).all():
         raise InputError(
-            f"truth {truths.dtype} {truths.shape} and scores {scores.shape}; expected (N,) booleans and (N,) finite numbers"
+            f"received truth {truths.dtype} {truths.shape} and scores {scores.shape}; expected N booleans and N finite numbers"
         )
     order = np.argsort(scores, kind="stable")
     group = index_groups(None if groups is None else [groups[int(i)] for i in order], len(order))
@@ -106,15 +106,15 @@ def rank_scores(truth: npt.ArrayLike, score: npt.ArrayLike, groups: Sequence[Has
 
 def _check_two_classes(ranking: Ranking) -> Ranking:
     if ranking.truth.all() or not ranking.truth.any():
-        raise UndefinedError(f"{ranking.describe_counts()}: a class has no image")
+        raise UndefinedError(f"{ranking.describe_counts()}; expected images of both classes")
     return ranking
 
 
 def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: int, seed: int) -> FloatArray:
-    """Return the area in each bootstrap resample of groups. NaN where a resample holds one class only."""
+    """Return the area under the curve for each bootstrap resample of groups. NaN if a resample has one class only."""
     areas, n_groups = [], ranking.n_resampled_groups
     for drawn_groups in iter_bootstrap_indices(n_groups, n_resamples, seed, len(ranking.truth)):
-        weights = count_draws(drawn_groups, n_groups)[:, ranking.group_index]
+        weights = count_group_draws(drawn_groups, n_groups)[:, ranking.group_index]
         positive, negative = ranking.sum_weights_by_rank(weights)
         has_both = (positive.sum(1) > 0) & (negative.sum(1) > 0)
         values = np.full(len(drawn_groups), np.nan)
@@ -123,31 +123,37 @@ def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: 
     return np.concatenate(areas)
 
 
-def drop_undefined(resampled_areas: FloatArray, description: str) -> FloatArray:
-    """Return the resampled areas that are defined. UndefinedError where more than a tenth are not."""
+def drop_undefined_areas(resampled_areas: FloatArray, description: str) -> FloatArray:
+    """Return the areas that are not NaN. Raise an UndefinedError if more than 10 % are NaN."""
     n_undefined = int(np.isnan(resampled_areas).sum())
     if n_undefined > MAX_UNDEFINED_SHARE * len(resampled_areas):
         raise UndefinedError(
-            f"{description}: {n_undefined} of {plural(len(resampled_areas), 'draw')} of groups hold one class only"
+            f"{description}: {n_undefined} of {plural(len(resampled_areas), 'resample')} have only one class"
         )
     return resampled_areas[~np.isnan(resampled_areas)]
 
 
-def count_draws(drawn_groups: IntArray, n_groups: int) -> FloatArray:
-    """Return how often each group (r,n_groups) was drawn in each resample."""
+def count_group_draws(drawn_groups: IntArray, n_groups: int) -> FloatArray:
+    """Return how often each resample drew each group, as an array (r,n_groups)."""
     n_rows = len(drawn_groups)
     flat = drawn_groups + n_groups * np.arange(n_rows)[:, None]
     return np.bincount(flat.ravel(), minlength=n_rows * n_groups).reshape(n_rows, n_groups).astype(np.float64)
 
 
 def compute_roc_area(positive_weights: FloatArray, negative_weights: FloatArray) -> FloatArray:
-    """Return the share (r,) of pairs with a higher positive score. Ties count half."""
+    """Return the area under the ROC curve for each resample (r,).
+
+    It is the weighted share of pairs whose positive row has the higher score. Ties count half.
+    """
     lower = np.cumsum(negative_weights, 1) - 0.5 * negative_weights
     return np.asarray((positive_weights * lower).sum(1) / (positive_weights.sum(1) * negative_weights.sum(1)))
 
 
 def compute_precision_recall_area(positive_weights: FloatArray, negative_weights: FloatArray) -> FloatArray:
-    """Return the sum (r,) over scores, the highest first, of the recall gained times the precision."""
+    """Return the average precision for each resample (r,).
+
+    It is the sum over scores, the highest first, of the recall gained times the precision.
+    """
     hits = np.cumsum(positive_weights[:, ::-1], 1)
     called = hits + np.cumsum(negative_weights[:, ::-1], 1)
     precision = np.divide(hits, called, out=np.zeros_like(hits), where=called > 0)
@@ -162,7 +168,7 @@ def auroc(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
-    """Return the area under the ROC curve of scores (N,) for a truth (N,), with the interval of `compute_auroc_interval`.
+    """Return the area under the ROC curve of scores (N,) for labels (N,), with a confidence interval.
 
     `groups` (N,) are the patients, which are resampled as a whole. By default each image is its own group. UndefinedError if a
     class has no row, or if more than a tenth of the resamples hold one class.
@@ -179,14 +185,15 @@ def average_precision(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
-    """Return the average precision, Σ_k (R_k - R_{k-1}) P_k, with a bootstrap interval. Arguments as for `auroc`.
+    """Return the average precision of scores (N,) for labels (N,), with a bootstrap interval.
 
-    The chance level is the share of positives. If all pairs are in order, every resample is 1 and there is no interval.
+    The formula is Σ_k (R_k - R_{k-1}) P_k. The arguments are those of `auroc`. The chance level is the share of positives.
+    If all pairs are in order, every resample is 1 and there is no interval.
     """
     ranking = rank_scores(truth, score, groups)
     areas = bootstrap_areas(ranking, compute_precision_recall_area, n_resamples, seed)
     low, high = compute_bootstrap_interval(
-        drop_undefined(areas, ranking.describe_counts()),
+        drop_undefined_areas(areas, ranking.describe_counts()),
         min(ranking.n_groups, *ranking.n_positive_and_negative_groups),
         n_effective_groups=ranking.n_effective_groups,
     )
@@ -195,22 +202,25 @@ def average_precision(
 
 
 def estimate_auroc(rankings: Sequence[Ranking], resampled_aurocs: FloatArray) -> Estimate:
-    """Return the mean AUROC of rankings of the same rows, with the interval from its resampled values."""
+    """Return the mean AUROC of several rankings of the same rows, with a confidence interval."""
     point = float(np.mean([ranking.compute_area(compute_roc_area) for ranking in rankings]))
-    interval = compute_auroc_interval(point, drop_undefined(resampled_aurocs, rankings[0].describe_counts()), rankings)
+    interval = compute_auroc_interval(
+        point, drop_undefined_areas(resampled_aurocs, rankings[0].describe_counts()), rankings
+    )
     return replace(_build_estimate(rankings, point, interval), interval_method=NEWCOMBE)
 
 
 def compute_auroc_interval(
     point: float, resampled_aurocs: FloatArray, rankings: Sequence[Ranking], confidence_level: float = 0.95
 ) -> tuple[float, float]:
-    """Return the two limits a of an AUROC A where |A - a| = t √(D V(a)).
+    """Return the confidence limits of an AUROC by the method of Newcombe, widened by the bootstrap variance.
 
-    V is the variance of Hanley and McNeil for the numbers of patients, at the limit and not at A (method 5 of Newcombe 2006,
-    doi:10.1002/sim.2324). D is the ratio of the variance of the resamples to V(A). It is 1 where all pairs are in order. For
-    an area of 0.98, percentiles of resamples miss the truth in more than one of ten datasets, and these limits half as often.
-    The limits are NaN with fewer than two patients of a class, or too few effective patients. With several rankings, the
-    ranking with the fewest patients and the one with the fewest effective patients count.
+    The limits of an AUROC A are the two values a with |A - a| = t √(D V(a)). V is the variance of Hanley and McNeil for the
+    numbers of patients, at the limit and not at A (method 5 of Newcombe 2006, doi:10.1002/sim.2324). D is the ratio of the
+    variance of the resamples to V(A). It is 1 where all pairs are in order. For an area of 0.98, percentiles of resamples
+    miss the truth in more than one of ten datasets, and these limits half as often. The limits are NaN with fewer than two
+    patients of a class, or too few effective patients. With several rankings, the ranking with the fewest patients and the
+    one with the fewest effective patients count.
     """
     n_positives, n_negatives = min((ranking.n_positive_and_negative_groups for ranking in rankings), key=min)
     n_effective = min(ranking.n_effective_groups for ranking in rankings)

@@ -1,4 +1,4 @@
-"""Calibration of probabilities: Brier score, expected calibration error, reliability bins and logistic recalibration."""
+"""Calibration of probabilities: Brier score, expected calibration error, reliability diagram and recalibration."""
 
 from collections.abc import Hashable, Sequence
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from camscope.audit.core.schema import EstimateSummary, ReliabilityPoint
 from camscope.audit.core.summary_values import round_significant, summarize_estimate
-from camscope.audit.performance.auc import MAX_UNDEFINED_SHARE, IntArray, count_draws
+from camscope.audit.performance.auc import MAX_UNDEFINED_SHARE, IntArray, count_group_draws
 from camscope.metrics.base import FloatArray, Mask
 from camscope.metrics.cluster_variance import count_effective_groups
 from camscope.metrics.statistics import (
@@ -34,7 +34,7 @@ def compute_calibration(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> tuple[dict[str, EstimateSummary], tuple[ReliabilityPoint, ...]]:
-    """Return the calibration of the probabilities of log odds (N,) for a truth (N,), and the reliability diagram.
+    """Return calibration estimates by name and the points of the reliability diagram.
 
     `groups` (N,) are the patients. By default each image is its own group.
 
@@ -47,8 +47,8 @@ def compute_calibration(
     brier = estimate_mean((probability - truth) ** 2, groups, bounds=(0.0, 1.0))
     bin_index = _assign_bins(probability, n_bins)
     error = _estimate_calibration_error(truth, probability, group, bin_index, n_resamples, seed)
-    chance_error = _simulate_chance_error(probability, group, bin_index, seed)
-    lines = _fit_recalibration(truth, log_odds, group, n_resamples, seed)
+    chance_error = _simulate_perfect_calibration_error(probability, group, bin_index, seed)
+    lines = _estimate_recalibration(truth, log_odds, group, n_resamples, seed)
     slope, intercept, reason = (None, None, lines) if isinstance(lines, str) else (*lines, "")
     estimates = {
         "brier": summarize_estimate(brier, prevalence * (1 - prevalence), "the prevalence for all"),
@@ -56,26 +56,28 @@ def compute_calibration(
         "slope": summarize_estimate(slope, 1.0, "perfect calibration", reason),
         "intercept": summarize_estimate(intercept, 0.0, "perfect calibration", reason),
     }
-    return estimates, _build_bins(truth, probability, group, bin_index)
+    return estimates, _build_reliability_points(truth, probability, group, bin_index)
 
 
-def _fit_recalibration(
-    y: Mask, z: FloatArray, group: IntArray, n_resamples: int, seed: int
+def _estimate_recalibration(
+    truth: Mask, log_odds: FloatArray, group: IntArray, n_resamples: int, seed: int
 ) -> tuple[Estimate, Estimate] | str:
-    """Return slope and intercept of the line of maximum likelihood through log odds (N,), or why no line fits."""
-    whole = np.ones((1, len(y)))
-    if not _has_class_overlap(y, z, whole)[0]:
-        return "answers part the classes, or there is one class only: any steeper line fits better"
+    """Fit a logistic recalibration. Return its slope and intercept, or the reason why no line fits."""
+    whole = np.ones((1, len(truth)))
+    if not _has_class_overlap(truth, log_odds, whole)[0]:
+        return "the log odds separate both classes completely, or there is only one class: no slope is the best"
     count = int(group.max()) + 1
-    draws = iter_bootstrap_indices(count, n_resamples, seed, len(y))
-    lines = np.concatenate([_fit_lines(y, z, count_draws(part, count)[:, group]) for part in draws])
+    draws = iter_bootstrap_indices(count, n_resamples, seed, len(truth))
+    lines = np.concatenate([_fit_lines(truth, log_odds, count_group_draws(part, count)[:, group]) for part in draws])
     valid_lines = lines[~np.isnan(lines).any(1)]
     n_undefined_lines = len(lines) - len(valid_lines)
     if n_undefined_lines > MAX_UNDEFINED_SHARE * n_resamples:
-        return f"in {n_undefined_lines} of {plural(n_resamples, 'draw')} of patients the answers part the classes"
-    point = _fit_lines(y, z, whole)[0]
+        return (
+            f"in {n_undefined_lines} of {plural(n_resamples, 'resample')} the log odds separate both classes completely"
+        )
+    point = _fit_lines(truth, log_odds, whole)[0]
     if np.isnan(point).any():
-        return "the answers are too extreme: no line is found"
+        return "the log odds are too extreme: no line fits"
     slope, intercept = (
         _build_estimate(float(value), resampled, group) for value, resampled in zip(point, valid_lines.T, strict=True)
     )
@@ -90,34 +92,34 @@ def _build_estimate(value: float, resampled_values: FloatArray, group: IntArray)
     return Estimate(value, *interval, *counts, n_effective_groups=effective, largest_group_share=share)
 
 
-def _has_class_overlap(y: Mask, z: FloatArray, weights: FloatArray) -> npt.NDArray[np.bool_]:
-    """Return for each resample (r,) whether the classes overlap, without which the slope is infinite."""
-    masks = [(weights > 0) & is_class for is_class in (y, ~y)]
-    low = [np.where(mask, z, np.inf).min(1) for mask in masks]
-    high = [np.where(mask, z, -np.inf).max(1) for mask in masks]
+def _has_class_overlap(truth: Mask, log_odds: FloatArray, weights: FloatArray) -> npt.NDArray[np.bool_]:
+    """Return for each resample (r,) whether the scores of both classes overlap. Otherwise the slope is infinite."""
+    masks = [(weights > 0) & is_class for is_class in (truth, ~truth)]
+    low = [np.where(mask, log_odds, np.inf).min(1) for mask in masks]
+    high = [np.where(mask, log_odds, -np.inf).max(1) for mask in masks]
     return np.asarray((low[0] < high[1]) & (low[1] < high[0]))
 
 
-def _fit_lines(y: Mask, z: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return slope and intercept (r,2) for weights (r,N) of the rows. NaN where no line fits."""
+def _fit_lines(truth: Mask, log_odds: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return the recalibration slope and intercept (r,2) for each resample. NaN if no line fits."""
     lines = np.full((len(weights), 2), np.nan)
-    can_fit = _has_class_overlap(y, z, weights)
-    center, scale = z.mean(), z.std()
-    slope, intercept = _fit_standardized_lines(y, (z - center) / scale, weights[can_fit])
+    can_fit = _has_class_overlap(truth, log_odds, weights)
+    center, scale = log_odds.mean(), log_odds.std()
+    slope, intercept = _fit_standardized_lines(truth, (log_odds - center) / scale, weights[can_fit])
     lines[can_fit] = np.stack([slope / scale, intercept - slope * center / scale], 1)
     return lines
 
 
-def _fit_standardized_lines(y: Mask, x: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return slope and intercept (r,) by Newton's method. NaN where it does not converge."""
-    share = weights @ y / weights.sum(1)
+def _fit_standardized_lines(truth: Mask, x: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return slopes and intercepts (r,) by Newton's method. NaN if it does not converge."""
+    share = weights @ truth / weights.sum(1)
     slope, intercept = np.zeros(len(weights)), np.log(share) - np.log1p(-share)
     step_size = np.full(len(weights), np.inf)
     for _ in range(MAX_NEWTON_STEPS):
         if not (step_size > STEP_TOLERANCE).any():
             break
         p = 0.5 * (1 + np.tanh(0.5 * (slope[:, None] * x + intercept[:, None])))
-        residual, curvature = weights * (y - p), weights * p * (1 - p)
+        residual, curvature = weights * (truth - p), weights * p * (1 - p)
         a, b, c = curvature.sum(1), curvature @ x, curvature @ (x * x)
         u, v = residual.sum(1), residual @ x
         determinant = a * c - b * b
@@ -130,47 +132,55 @@ def _fit_standardized_lines(y: Mask, x: FloatArray, weights: FloatArray) -> tupl
     return slope, intercept
 
 
-def _assign_bins(p: FloatArray, n_bins: int) -> IntArray:
-    """Return the bin (N,) of each row. Equal probabilities share a bin, so that there may be fewer."""
-    edges = np.quantile(p, np.arange(1, n_bins) / n_bins)
-    return np.unique(np.searchsorted(edges, p, side="right"), return_inverse=True)[1]
+def _assign_bins(probability: FloatArray, n_bins: int) -> IntArray:
+    """Assign probabilities to bins (N,) of similar size. Equal probabilities share a bin."""
+    edges = np.quantile(probability, np.arange(1, n_bins) / n_bins)
+    return np.unique(np.searchsorted(edges, probability, side="right"), return_inverse=True)[1]
 
 
 def _estimate_calibration_error(
-    y: Mask, p: FloatArray, group: IntArray, bin_index: IntArray, n_resamples: int, seed: int
+    truth: Mask, probability: FloatArray, group: IntArray, bin_index: IntArray, n_resamples: int, seed: int
 ) -> Estimate:
-    """Return the expected calibration error. Resamples use the bins of all rows."""
+    """Return the expected calibration error. Bootstrap resamples use the same bins."""
     count = int(group.max()) + 1
     gaps = np.zeros((count, int(bin_index.max()) + 1))
-    np.add.at(gaps, (group, bin_index), p - y)
+    np.add.at(gaps, (group, bin_index), probability - truth)
     sizes = np.bincount(group).astype(np.float64)
     resampled = []
     for part in iter_bootstrap_indices(count, n_resamples, seed):
-        weights = count_draws(part, count)
+        weights = count_group_draws(part, count)
         resampled.append(np.abs(weights @ gaps).sum(1) / (weights @ sizes))
-    error = float(np.abs(gaps.sum(0)).sum() / len(y))
+    error = float(np.abs(gaps.sum(0)).sum() / len(truth))
     return _build_estimate(error, np.concatenate(resampled), group)
 
 
-def _simulate_chance_error(p: FloatArray, group: IntArray, bin_index: IntArray, seed: int) -> float:
-    """Return the mean error if all probabilities were right. Images of one patient have the finding together."""
+def _simulate_perfect_calibration_error(
+    probability: FloatArray, group: IntArray, bin_index: IntArray, seed: int
+) -> float:
+    """Return the mean calibration error of simulated labels for which all probabilities are right.
+
+    All images of a patient get the same label.
+    """
     random = np.random.default_rng(seed)
     count, bins = int(group.max()) + 1, int(bin_index.max()) + 1
-    sums = np.bincount(bin_index, weights=p, minlength=bins)
+    sums = np.bincount(bin_index, weights=probability, minlength=bins)
     errors = [
-        np.abs(np.bincount(bin_index, weights=random.random(count)[group] < p, minlength=bins) - sums).sum() / len(p)
+        np.abs(np.bincount(bin_index, weights=random.random(count)[group] < probability, minlength=bins) - sums).sum()
+        / len(probability)
         for _ in range(N_PERFECT_SIMULATIONS)
     ]
     return float(np.mean(errors))
 
 
-def _build_bins(y: Mask, p: FloatArray, group: IntArray, bin_index: IntArray) -> tuple[ReliabilityPoint, ...]:
+def _build_reliability_points(
+    truth: Mask, probability: FloatArray, group: IntArray, bin_index: IntArray
+) -> tuple[ReliabilityPoint, ...]:
     points = []
     for index in range(int(bin_index.max()) + 1):
         is_inside = bin_index == index
-        share = float(y[is_inside].mean())
+        share = float(truth[is_inside].mean())
         effective = count_effective_groups(np.unique(group[is_inside], return_counts=True)[1])
-        values = (float(p[is_inside].mean()), share, *compute_wilson_interval(share, effective))
+        values = (float(probability[is_inside].mean()), share, *compute_wilson_interval(share, effective))
         predicted, observed, low, high = (round_significant(value) or 0.0 for value in values)
         points.append(
             ReliabilityPoint(predicted=predicted, observed=observed, low=low, high=high, n_images=int(is_inside.sum()))
@@ -179,7 +189,10 @@ def _build_bins(y: Mask, p: FloatArray, group: IntArray, bin_index: IntArray) ->
 
 
 def compute_wilson_interval(share: float, n: float) -> tuple[float, float]:
-    """Return the 95 % interval of a share of n independent images. Wilson 1927, doi:10.1080/01621459.1927.10502953."""
+    """Return the 95 % Wilson interval of a share of n independent images.
+
+    Wilson 1927, doi:10.1080/01621459.1927.10502953.
+    """
     z = 1.959963984540054
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)

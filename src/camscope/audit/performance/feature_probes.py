@@ -1,4 +1,4 @@
-"""Linear probes that predict site, scanner or sex from the model's features, tested on other patients."""
+"""Linear probes that predict site, scanner or sex from the model's features, tested on held-out patients."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ PROBE_SIGNIFICANCE_LEVEL = 0.05
 
 @dataclass(frozen=True)
 class LinearProbeResult:
-    """The AUROC of a linear probe for two levels, or the mean over levels, each compared with all others.
+    """The AUROC of a linear probe. With more than two levels, the mean of one-vs-rest AUROCs.
 
     `chance_auroc` and `chance_auroc_max` are the mean and the maximum for labels that are permuted between patients, and
     `p_value` is the share of permutations that reach the AUROC. `is_decodable`: the interval lies above 0.5, and the p-value
@@ -46,7 +46,7 @@ class LinearProbeResult:
 
 
 def probe_columns(cohort: Cohort, predictions: Predictions) -> Iterator[ColumnLeakage]:
-    """Yield the result of a probe for each subgroup column, over the rows that have a level."""
+    """Yield for each subgroup column how well a linear probe predicts it from the features."""
     positions = {row: n for n, row in enumerate(predictions.rows)}
     for column in cohort.config.data.subgroups:
         levels = cohort.get_subgroup_levels(column)
@@ -74,14 +74,16 @@ def probe_leakage(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> LinearProbeResult:
-    """Return the AUROC of an L2 logistic probe of standardized features (N,D) for labels (N,), tested on held-out patients.
+    """Return the AUROC of a logistic probe that predicts labels (N,) from features (N,D) of held-out patients.
 
     `groups` (N,) are the patients. Rows without a label are left out, and levels with fewer than two patients for each fold.
     UndefinedError if fewer than two levels remain, or if no feature varies.
     """
     values, group_index = np.asarray(features, np.float64), index_groups(groups, len(labels))
     if values.ndim != 2 or len(values) != len(labels) or not np.isfinite(values).all():
-        raise InputError(f"features {values.shape} of {plural(len(labels), 'label')}: expected (N,D) finite numbers")
+        raise InputError(
+            f"received features {values.shape} of {plural(len(labels), 'label')}; expected finite numbers (N,D)"
+        )
     levels = _select_levels(split_by_level(labels), group_index)
     rows = np.logical_or.reduce(levels)
     label = np.select([level_rows[rows] for level_rows in levels], range(len(levels)))
@@ -100,21 +102,26 @@ def probe_leakage(
 
 
 def _select_levels(levels: dict[Hashable, Mask], group: IntArray) -> list[Mask]:
-    """Return the masks of the levels with enough patients."""
+    """Return the row masks of the levels with enough patients."""
     min_patients = 2 * N_FOLDS
     patients = {name: len(np.unique(group[rows])) for name, rows in levels.items()}
     selected = [rows for name, rows in levels.items() if patients[name] >= min_patients]
     if len(selected) < 2:
         counts = ", ".join(f"{name!r}: {count}" for name, count in patients.items()) or "none has a label"
-        raise UndefinedError(f"expected two levels of {plural(min_patients, 'patient')} or more; there are {counts}")
+        raise UndefinedError(
+            f"expected at least two levels of {plural(min_patients, 'patient')} or more; received {counts}"
+        )
     return selected
 
 
 def _standardize_features(x: FloatArray) -> FloatArray:
-    """Return the features (N,d) that vary, with mean 0 and standard deviation 1 / √d. If N < d, they are rotated into N."""
+    """Return the features (N,d) that vary, with mean 0 and standard deviation 1 / √d.
+
+    If N < d, they are rotated into N dimensions.
+    """
     varying = x[:, np.ptp(x, 0) > 0]
     if not varying.shape[1]:
-        raise UndefinedError(f"no feature of {x.shape[1]} varies")
+        raise UndefinedError(f"all of {plural(x.shape[1], 'feature')} are constant")
     centered = varying - varying.mean(0)
     scaled = centered / centered.std(0) / np.sqrt(varying.shape[1])
     if scaled.shape[1] <= len(scaled):
@@ -126,8 +133,8 @@ def _standardize_features(x: FloatArray) -> FloatArray:
 
 
 def _rank_levels(x: FloatArray, level_index: IntArray, group: IntArray, seed: int) -> list[Ranking]:
-    """Rank the out-of-fold scores of each level. Resamples of all rankings draw the same patients."""
-    scores = _predict_log_odds(x, level_index, group, seed)
+    """Rank the out-of-fold scores of each level. Resamples draw the same patients for all levels."""
+    scores = _predict_level_log_odds(x, level_index, group, seed)
     rankings = [rank_scores(level_index == k, scores[:, k], None) for k in range(scores.shape[1])]
     return [
         replace(ranking, group_index=group[ranking.row_index], n_resampled_groups=int(group.max()) + 1)
@@ -135,8 +142,8 @@ def _rank_levels(x: FloatArray, level_index: IntArray, group: IntArray, seed: in
     ]
 
 
-def _predict_log_odds(x: FloatArray, level_index: IntArray, group: IntArray, seed: int) -> FloatArray:
-    """Return the log odds (N,K) of each level, by probes of other patients in which all levels have equal weight."""
+def _predict_level_log_odds(x: FloatArray, level_index: IntArray, group: IntArray, seed: int) -> FloatArray:
+    """Return the out-of-fold log odds (N,K) of each level. Probes weight all levels equally."""
     folds = require("sklearn.model_selection", extra="audit").StratifiedGroupKFold(
         N_FOLDS, shuffle=True, random_state=seed
     )
@@ -149,7 +156,7 @@ def _predict_log_odds(x: FloatArray, level_index: IntArray, group: IntArray, see
 
 
 def _compute_one_vs_rest_log_odds(decision: FloatArray) -> FloatArray:
-    """Return o_k - log Σ_others exp(o), from the decision (n,) of two classes or the logits (n,K)."""
+    """Return the log odds of each class against all others, from a binary decision (n,) or logits (n,K)."""
     if decision.ndim == 1:
         return np.stack([-decision, decision], 1)
     log_sum_of_others = [np.logaddexp.reduce(np.delete(decision, k, 1), 1) for k in range(decision.shape[1])]
@@ -157,7 +164,7 @@ def _compute_one_vs_rest_log_odds(decision: FloatArray) -> FloatArray:
 
 
 def _permute_labels(level_index: IntArray, group: IntArray, random: np.random.Generator) -> IntArray:
-    """Give each patient the labels of another one, in random order, repeated where that one has fewer images."""
+    """Exchange the labels between patients at random. Labels repeat if a patient has more images."""
     order = np.argsort(group, kind="stable")
     sizes = np.bincount(group)
     starts = np.cumsum(sizes) - sizes

@@ -1,4 +1,4 @@
-"""Forward passes of the audited model, and its predictions as log odds, which do not saturate as probabilities do."""
+"""Forward passes of the audited model, and its predictions as log odds. Log odds do not saturate."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from camscope.targets.outputs import are_probabilities, class_scores
 def compute_logits_and_features(
     context: AuditContext, x: Tensor, layer: str | None = None, grid: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor]:
-    """Return the logits (N,K) of inputs (N,C,*S), and their features (N,D). NonFiniteError for NaN and infinity.
+    """Return the logits (N,K) and features (N,D) of inputs (N,C,*S). NaN and infinity raise a NonFiniteError.
 
     The features are the output of a layer with this grid, averaged over space. Without a layer they are the logits.
     """
@@ -43,13 +43,13 @@ def compute_logits_and_features(
         score = evaluation.create_score(context.findings[0].class_index)
         logits = class_scores(score.forward(evaluation.x)).double()
     if not bool(logits.isfinite().all()):
-        raise NonFiniteError("the model's answer holds NaN or infinity")
+        raise NonFiniteError("the model's output contains NaN or infinity")
     features = next((find_main_tensor(name, record.output)[1] for name, record in records.items()), logits)
     return logits.cpu(), pool_features(features.float(), tuple(grid)).cpu()
 
 
 def pool_features(output: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """Return the mean over space (N,D) of a layer's output (N,D,*grid) or (N,*grid,D), or of tokens (N,T,D)."""
+    """Return the spatial mean (N,D) of a layer's output (N,D,*grid), (N,*grid,D) or (N,T,D)."""
     if output.ndim < 3:
         return output
     if tuple(output.shape[1:-1]) == grid or (output.ndim == 3 and output.shape[1] >= math.prod(grid) > 1):
@@ -58,7 +58,7 @@ def pool_features(output: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 
 def are_probability_outputs(logits: Tensor, outputs: str) -> bool:
-    """Return whether the outputs (N,K) for all images are probabilities, of a softmax or independent ones."""
+    """Return whether the model's outputs (N,K) are probabilities and not logits."""
     if outputs == "softmax":
         return logits.shape[1] > 1 and are_probabilities(logits)
     return bool(((logits >= 0) & (logits <= 1)).all())
@@ -71,7 +71,7 @@ def compute_log_odds(
     outputs = context.config.model.outputs
     if outputs == "softmax" and logits.shape[1] == 1:
         raise InputError(
-            "the model has one output, and the softmax of one is 1: if it is the log odds of the finding, "
+            "the model has one output, and its softmax is always 1; if the output is the log odds of the finding, "
             'set outputs = "sigmoid" under [model]'
         )
     for finding in findings:
@@ -93,9 +93,10 @@ def compute_log_odds(
 
 
 def compute_softmax_log_odds(outputs: Tensor, class_index: int, *, is_probability: bool = False) -> Tensor:
-    """Return the log odds (N,) of one class against all others, o_c - logsumexp of the others, from logits (N,K).
+    """Return the log odds (N,) of one class against all others.
 
-    Of probabilities the logarithm is taken. A probability of 0 becomes the smallest number of its type.
+    From logits o, they are o_c minus the logsumexp of all other logits. Of probabilities the logarithm is taken. A
+    probability of 0 becomes the smallest number of its type.
     """
     logits = outputs.clamp(min=torch.finfo(outputs.dtype).tiny).log() if is_probability else outputs
     other_logits = torch.cat([logits[:, :class_index], logits[:, class_index + 1 :]], 1)

@@ -1,4 +1,4 @@
-"""Contrasts between subgroup levels: whether a number differs between sites, sexes or scanners."""
+"""Differences between subgroup levels, such as the AUROC of one site compared with the others."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ SQUARE_AND_ADD = "square-and-add"  # the interval method of differences of AUROC
 
 @dataclass(frozen=True)
 class Contrast:
-    """The comparison of a level with another one, or with all others (`reference_level` is None).
+    """The comparison of a level with another level, or with all others (`reference_level` is None).
 
     `difference` is the first minus the second estimate. Its interval and p-value come from one procedure, and are corrected for
     the number of contrasts (Bonferroni). `conclusion` is "equivalent" where the interval lies within the margin, else
@@ -62,7 +62,7 @@ class Contrast:
 
 @dataclass(frozen=True, eq=False)
 class _MeanSide:
-    """The mean of one side: its patients, how much the mean changes (G,) without each, and its degrees of freedom."""
+    """The mean of one group of rows, with its jackknife values (G,) by patient and its degrees of freedom."""
 
     estimate: Estimate
     patient_indices: IntArray
@@ -72,14 +72,14 @@ class _MeanSide:
     interval_method: ClassVar[str] = STUDENT_T_INTERVAL
 
     def compute_difference_interval(self, reference: Self, confidence_level: float) -> tuple[float, float]:
-        """Return the interval of Student's t, with the degrees of freedom of the side that has fewer."""
+        """Return the Student's t interval of the difference, with the degrees of freedom of the side that has fewer."""
         gap = self.estimate.mean - reference.estimate.mean
         quantile = compute_t_quantile(min(self.dof, reference.dof), (1 - confidence_level) / 2)
         half = quantile * self._compute_standard_error(reference)
         return gap - half, gap + half
 
     def _compute_standard_error(self, reference: Self) -> float:
-        """Return the jackknife standard error of the difference. Patients on both sides are left out of both at once.
+        """Return the jackknife standard error of the difference. Each step leaves a patient out of both sides.
 
         A side whose values are all equal is taken to vary as the other one.
         """
@@ -94,7 +94,7 @@ class _MeanSide:
 
 @dataclass(frozen=True, eq=False)
 class _AurocSide:
-    """The AUROC of one side, with its value in resamples of the patients of both sides."""
+    """The AUROC of one group of rows, with its bootstrap values. Resamples draw the patients of both groups."""
 
     estimate: Estimate
     ranking: Ranking
@@ -107,7 +107,7 @@ class _AurocSide:
         return np.unique(self.ranking.group_index)
 
     def compute_difference_interval(self, reference: Self, confidence_level: float) -> tuple[float, float]:
-        """Return the square-and-add interval from the intervals of both sides and the correlation of their resamples.
+        """Return the square-and-add interval of the difference. It uses the correlation of the resamples of both sides.
 
         Zou 2007, doi:10.1037/1082-989X.12.4.399.
         """
@@ -142,7 +142,7 @@ def compare_level_means(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> tuple[Contrast, ...]:
-    """Compare the mean of each level with that of all others. Two levels make one contrast.
+    """Compare the mean value of each level with that of all other levels. Two levels make one contrast.
 
     Rows (N,) without a value or a level are left out. `groups` (N,) are the patients, who may have images of several levels.
     `margin` is the difference that would not matter, declared before the results are known. A side needs `min_patients`.
@@ -177,7 +177,10 @@ def compare_level_aurocs(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> tuple[Contrast, ...]:
-    """Compare the AUROC of each level as `compare_level_means` does. A side needs five patients of either class."""
+    """Compare the AUROC of each level with that of all other levels.
+
+    A side needs five patients of either class.
+    """
     ranking = rank_scores(truth, score, groups)
 
     def build_side(rows: Mask) -> _AurocSide:
@@ -185,7 +188,7 @@ def compare_level_aurocs(
         _check_n_patients(side.n_groups, MIN_PATIENTS_FOR_VERDICT)
         n_groups, min_groups = min(side.n_positive_and_negative_groups), MIN_PATIENTS_FOR_VERDICT // 2
         if n_groups < min_groups:
-            raise UndefinedError(f"{side.describe_counts()}, {n_groups} of one class: expected {min_groups} of each")
+            raise UndefinedError(f"{side.describe_counts()}; expected at least {min_groups} groups of each class")
         areas = bootstrap_areas(side, compute_roc_area, n_resamples, seed)
         return _AurocSide(estimate_auroc([side], areas), side, areas)
 
@@ -195,7 +198,11 @@ def compare_level_aurocs(
 def _select_level_masks(levels: Sequence[Hashable], has_value: Mask) -> dict[Hashable, Mask]:
     masks = {level: rows & has_value for level, rows in split_by_level(levels).items()}
     if len(masks) < 2:
-        raise UndefinedError(f"all rows are of one level, {next(iter(masks))!r}" if masks else "no row has a level")
+        raise UndefinedError(
+            f"all rows have the level {next(iter(masks))!r}; expected two or more levels"
+            if masks
+            else "no row has a level"
+        )
     return masks
 
 
@@ -219,7 +226,7 @@ def _build_contrasts(
 
 
 def _build_sides(build_side: Callable[[Mask], SideT], row_masks: Mapping[Hashable, Mask]) -> tuple[SideT, SideT] | str:
-    """Return both sides, or the reason why one of them is undefined."""
+    """Return both sides of a contrast, or the reason why one of them is undefined."""
     sides = []
     for name, rows in row_masks.items():
         try:
@@ -267,9 +274,7 @@ def _build_contrast(
 
 def _check_n_patients(n_patients: int, min_patients: int) -> None:
     if n_patients < min_patients:
-        raise UndefinedError(
-            f"{plural(n_patients, 'group')}; expected {min_patients}, so few patients say nothing of others"
-        )
+        raise UndefinedError(f"{plural(n_patients, 'group')}; expected at least {min_patients}")
 
 
 def compare_subgroups(
@@ -280,9 +285,10 @@ def compare_subgroups(
     truth: Mapping[int, bool] | None = None,
     region: str = "",
 ) -> Iterator[SubgroupDifference]:
-    """Yield the contrasts of every subgroup column for values by row. With a `truth`, of their AUROCs in place of their means.
+    """Compare a finding's values by row between the levels of every subgroup column.
 
-    `margin` is the difference that would not matter, and `region` the region that the values are about.
+    With `truth`, compare AUROCs instead of means. `margin` is the difference that would not matter, and `region` the region
+    that the values are about.
     """
     rows, options = sorted(values), cohort.config.bootstrap_options
     numbers, groups = [values[row] for row in rows], [cohort.patients[row] for row in rows]

@@ -1,1 +1,1 @@
-"""Provenance: what an audit was computed from, as digests, versions and a log."""
+"""Provenance of an audit: digests of its inputs, software versions and a log."""

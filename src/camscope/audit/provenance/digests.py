@@ -37,13 +37,13 @@ FILES_PER_CHUNK = 1024  # files queued at once
 
 
 def digest_file(path: str | Path, limit: int | None = None) -> str:
-    """Digest the bytes of a file, 64 hex digits; raise OSError for more than `limit` bytes."""
+    """Return the SHA-256 digest of a file. Raise an OSError if it is larger than `limit` bytes."""
     with open_regular_file(path, limit) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_content(path: Path) -> str:
-    """Digest the content of a file; for a table its rows without times, regardless of compression."""
+    """Return the digest of a file's content. Tables are read without time columns and compression."""
     if path.suffix != ".parquet":
         return digest_file(path)
     table = read_parquet(path)
@@ -55,12 +55,12 @@ def digest_content(path: Path) -> str:
 
 
 def digest_optional_file(path: str | None) -> str | None:
-    """Digest a file if it exists, else return None."""
+    """Return the digest of a file, or None if it does not exist."""
     return digest_file(path) if path and Path(path).is_file() else None
 
 
 def digest_model_source(source: str) -> str:
-    """Digest the source file of FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; "none" for a model of a library."""
+    """Return the digest of the file that defines a model function, or "none" for a model of a library."""
     location, colon, _ = source.rpartition(":")
     if not colon or source.partition(":")[0] in LOADER_BY_LIBRARY:
         return NO_DIGEST
@@ -76,7 +76,7 @@ def digest_model_source(source: str) -> str:
 def digest_images(
     context: AuditContext, on_progress: Callable[[int, int], None] | None = None
 ) -> dict[str, str | None]:
-    """Digest the image of each audited row by its id; None if it cannot be read.
+    """Return image id -> the digest of its file, or None if it cannot be read.
 
     `on_progress`: called with the number of images done and their total.
     """
@@ -99,7 +99,7 @@ def _digest_image(context: AuditContext, row: int) -> str | None:
 
 
 def _map_in_threads(function: Callable[[T], U], items: Iterable[T]) -> Iterator[tuple[T, U]]:
-    """Yield each item with the result of the function, in order, computed in threads."""
+    """Apply a function to items in threads. Yield each item with its result, in order."""
     remaining = iter(items)
     with ThreadPoolExecutor(NUM_READ_THREADS) as pool:
         while chunk := list(islice(remaining, FILES_PER_CHUNK)):
@@ -107,12 +107,12 @@ def _map_in_threads(function: Callable[[T], U], items: Iterable[T]) -> Iterator[
 
 
 def find_changed_images(images: Mapping[str, str | None], previous: Mapping[str, str | None]) -> list[str]:
-    """List the ids of images that changed or exist on one side only."""
+    """Return the ids of images that changed, or that only one of the mappings contains."""
     return [name for name in {**previous, **images} if name not in images or images[name] != previous.get(name, "")]
 
 
 def digest_masks(context: AuditContext) -> str:
-    """Digest all masks of the audited rows that the config names; "none" if it names none."""
+    """Return one digest of all masks of the audited rows, or "none" if the config names no masks."""
     data, regions = context.config.data, context.config.regions
     ground_truth = data.ground_truth if isinstance(data.ground_truth, dict) else {"": data.ground_truth}
     sources: dict[str, str | MaskSource | None] = {"organ": regions.organ}
@@ -133,7 +133,7 @@ def digest_masks(context: AuditContext) -> str:
 def _iter_mask_files(
     context: AuditContext, mask_config: str | MaskSource
 ) -> Iterator[tuple[str, tuple[PathResolver, str]]]:
-    """Yield the mask files of a column, folder or COCO file by row, so that equal masks give equal digests."""
+    """Yield the mask files of a column, folder or COCO file in the order of the rows."""
     ground_truth = context.cohort.open_ground_truth(mask_config)
     if isinstance(ground_truth, AnnotationColumn):
         for row, value in context.cohort.get_column(ground_truth.name).items():

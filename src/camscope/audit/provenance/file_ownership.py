@@ -1,4 +1,4 @@
-"""Find the files that an audit wrote, by the digests in its log, so that other files are never replaced or removed."""
+"""Find the files that an audit wrote, so that files of other programs are never replaced or removed."""
 
 import json
 import os
@@ -49,20 +49,20 @@ MAX_FILES_LISTED = 10  # in an error message
 
 
 def list_audit_files(folder: Path) -> list[Path]:
-    """List the files of an audit; raise OutputError that lists links and files that this audit did not write."""
+    """Return the files of an audit. Raise an OutputError if the folder holds links or other files."""
     log, files = _FileLog.read(folder), list(_iter_named_files(folder))
     if foreign := [path for path in files if not _is_audit_file(path, path.relative_to(folder).as_posix(), log)]:
         names = [path.relative_to(folder).as_posix() + (" (a link)" if path.is_symlink() else "") for path in foreign]
         more = f" and {len(names) - MAX_FILES_LISTED} more" if len(names) > MAX_FILES_LISTED else ""
         raise OutputError(
             f"{folder}: not written by an audit, or changed since: {', '.join(names[:MAX_FILES_LISTED])}{more}; nothing was "
-            "replaced or removed. Move these files away, or choose another folder"
+            "replaced or removed; move these files, or choose another folder"
         )
     return files
 
 
 def remove_outputs(folder: Path) -> None:
-    """Remove the outputs of an audit except its log; remove nothing if other files are present."""
+    """Remove the outputs of an audit but keep its log. Remove nothing if the folder holds other files."""
     for path in list_audit_files(folder):
         if path.parent != folder or path.name not in (PLAN_FILE, LOG_FILE):
             path.unlink()
@@ -75,19 +75,19 @@ def remove_outputs(folder: Path) -> None:
 
 
 def log_interrupted_stages(folder: Path) -> None:
-    """Log the files of stages that finished but were stopped before logging them."""
+    """Log the files of stages that finished but were interrupted before they logged their files."""
     for stage in _FileLog.read(folder).open_stages:
         if (folder / STAGES_FOLDER / f"{stage}.json").is_file():
             log_stage_files(folder, stage)
 
 
 def log_stage_start(folder: Path, stage: str, findings: Sequence[int] = ()) -> None:
-    """Log that a stage starts writing, with its findings."""
+    """Log that a stage starts, with the findings that it will write."""
     provenance.append_event(folder, {"event": "writing", "of": stage, "findings": list(map(str, findings))})
 
 
 def log_stage_files(folder: Path, stage: str) -> None:
-    """Log the digests of new files that a stage wrote."""
+    """Log the digests of the files that a stage wrote."""
     log, new = _FileLog.read(folder), {}
     for path in _iter_named_files(folder):
         name = path.relative_to(folder).as_posix()
@@ -101,14 +101,14 @@ def log_stage_files(folder: Path, stage: str) -> None:
 
 @dataclass
 class _FileLog:
-    """What the log of an audit tells about its files."""
+    """The files of an audit according to its log."""
 
     digests: dict[str, set[str]] = field(default_factory=dict)  # by relative path
     open_stages: dict[str, set[str]] = field(default_factory=dict)  # stages that did not finish, with their findings
 
     @classmethod
     def read(cls, folder: Path) -> "_FileLog":
-        """Read the log; empty if there is none."""
+        """Read the file log of a folder. It is empty if there is no log."""
         log = cls()
         for event in provenance.read_events(folder) if _is_event_log(folder / LOG_FILE) else ():
             kind, stage = event.get("event"), str(event.get("of"))
@@ -124,7 +124,7 @@ class _FileLog:
 
 
 def _iter_named_files(folder: Path) -> Iterator[Path]:
-    """Yield every file and link that an audit could have written: those with its file names, and all in its folders."""
+    """Yield the files and links with names that an audit uses, and everything in its folders."""
     yield from (
         path for name in (LOG_FILE, PROVENANCE_FILE, *EXPECTED_CONTENT) if os.path.lexists(path := folder / name)
     )
@@ -155,7 +155,7 @@ def _is_audit_file(path: Path, name: str, log: _FileLog) -> bool:
 
 
 def _is_stage_file(name: str, stage: str, findings: set[str]) -> bool:
-    """Return whether a stage writes a file of this name for these findings."""
+    """Return whether a file name belongs to a stage and to one of these findings."""
     output = OUTPUT_BY_STAGE.get(stage, stage)
     if stage == REPORT_STAGE:
         return name in REPORT_STAGE_FILES
@@ -166,7 +166,7 @@ def _is_stage_file(name: str, stage: str, findings: set[str]) -> bool:
 
 
 def _has_expected_content(path: Path, name: str) -> bool:
-    """Return whether the content of a file is what an audit writes under this name."""
+    """Return whether a file has the content that an audit writes under this name."""
     with suppress(OSError, OutputError, import_arrow().ArrowException):  # it cannot be read
         if RUN_FILE_PATTERN.fullmatch(name):
             run_folder = path.parent.parent if path.parent.name == PARTS_FOLDER else path.parent
@@ -182,8 +182,8 @@ def _has_expected_content(path: Path, name: str) -> bool:
     return False
 
 
-def is_plan(path: Path) -> bool:
-    """Return whether a file is the `audit.json` of an audit and not of another program."""
+def is_audit_plan(path: Path) -> bool:
+    """Return whether a file is the `audit.json` of an audit. Other programs may use the same name."""
     return _has_keys(path, EXPECTED_CONTENT[PLAN_FILE])
 
 
@@ -193,20 +193,20 @@ def _has_keys(path: Path, keys: tuple[str, ...]) -> bool:
 
 
 def _has_valid_seal(path: Path) -> bool:
-    """Return whether a record is unchanged since it was written."""
+    """Return whether a provenance record matches the digest that it contains."""
     record = read_json_or_none(path)
     return isinstance(record, dict) and "seal" in record and provenance.compute_seal(record) == record["seal"]
 
 
 def read_json_or_none(path: Path) -> Any:
-    """Read a JSON file of an audit folder; None if it cannot be read, is no JSON or is above the size limit."""
+    """Return the content of a JSON file, or None if it is missing, invalid or too large."""
     with suppress(OSError, ValueError, RecursionError, MemoryError):
         return json.loads(read_bytes(path, MAX_OUTPUT_JSON_BYTES))
     return None
 
 
 def _is_event_log(path: Path) -> bool:
-    """Return whether every line, except a truncated last one, is an event with its time."""
+    """Return whether every line of a file is a log event with a time. The last line may be truncated."""
     with suppress(OSError):
         lines = read_bytes(path, provenance.MAX_LOG_BYTES).decode("utf-8", errors="replace").splitlines()
         return all(line.startswith("{") and '"time"' in line for line in lines[:-1] if line)

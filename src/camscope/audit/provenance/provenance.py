@@ -1,4 +1,4 @@
-"""Provenance: what an audit was computed from, with digests and versions, and the log of the folder."""
+"""Write and read `provenance.json` and the log of an audit, with digests of inputs and outputs."""
 
 import hashlib
 import importlib.metadata
@@ -45,7 +45,7 @@ START_EVENT = "begun"  # event of the log when an audit starts
 
 
 def compute_identity(context: AuditContext) -> dict[str, str]:
-    """Compute the digests that identify an audit. A resumed audit must have the same."""
+    """Return the digests of config, data and weights by name. A resumed audit must have the same."""
     return {
         "camscope": __version__,
         "code": digest_code(),
@@ -59,7 +59,7 @@ def compute_identity(context: AuditContext) -> dict[str, str]:
 
 @cache
 def digest_code() -> str:
-    """Return the digest of the source of camscope, 16 hex digits."""
+    """Return the digest of the camscope source code, 16 hex digits."""
     root, sha = Path(__file__).parents[2], hashlib.sha256()
     for path in sorted(root.rglob("*")):
         if path.suffix in (".py", ".html", ".css", ".csv"):
@@ -69,7 +69,7 @@ def digest_code() -> str:
 
 @cache
 def describe_commit() -> str:
-    """Return the commit of the checkout that camscope runs from, with "-dirty" if files differ from it."""
+    """Return the git commit of the camscope source, with "-dirty" if files were changed."""
     root, git = Path(__file__).parents[4], shutil.which("git")
     if git is None or not (root / ".git").exists() or not (root / "src" / "camscope").is_dir():
         return "not from a checkout"
@@ -80,7 +80,7 @@ def describe_commit() -> str:
 
 
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
-    """Append an event with its time to the log. No digest depends on the log."""
+    """Append an event with the current time to the log."""
     make_folder(folder)
     line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **event}, sort_keys=True)
     log = folder / LOG_FILE
@@ -94,7 +94,7 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Read the events of the log. A truncated line is skipped."""
+    """Return the events of the log. A truncated line is skipped."""
     log, events = folder / LOG_FILE, []
     with read_errors_converted(f"{log} is not a valid audit log"):
         text = read_bytes(log, MAX_LOG_BYTES).decode("utf-8", errors="replace") if log.is_file() else ""
@@ -107,7 +107,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def log_audit_start(context: AuditContext, *, is_restart: bool) -> None:
-    """Log the start of an audit with this config. A resumed audit is not logged again.
+    """Log that an audit starts with this config. A resumed audit is not logged again.
 
     `is_restart`: the audit starts from scratch.
     """
@@ -117,16 +117,16 @@ def log_audit_start(context: AuditContext, *, is_restart: bool) -> None:
 
 
 def list_config_digests(folder: Path) -> list[str]:
-    """List the config digests of all audits started in a folder, in order."""
+    """Return the config digests of all audits that were started in a folder, in order."""
     return [str(event.get("config")) for event in read_events(folder) if event.get("event") == START_EVENT]
 
 
 def write_provenance(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
-    """Write `provenance.json`, after all other outputs because it holds their digests."""
+    """Write `provenance.json` and return its content. It is written last because it holds all output digests."""
     events = read_events(context.folder)
     start = max((n for n, event in enumerate(events) if event.get("event") == START_EVENT), default=0)
     events = events[start:]  # of the latest audit
-    record = collect_facts(context, identity) | {
+    record = collect_provenance_facts(context, identity) | {
         "started": events[0]["time"] if events else None,
         "ended": events[-1]["time"] if events else None,
         "stages": {event["stage"]: event["seconds"] for event in events if "stage" in event},
@@ -141,12 +141,12 @@ def write_provenance(context: AuditContext, identity: Mapping[str, str]) -> dict
 
 
 def serialize_record(record: Mapping[str, Any]) -> bytes:
-    """Serialize a record in its canonical form."""
+    """Convert a record to JSON bytes. Equal records give equal bytes."""
     return (json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
-def collect_facts(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
-    """Collect the facts about inputs, model and machine, which do not change between starts on one machine."""
+def collect_provenance_facts(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
+    """Return the facts about inputs, model and machine for `provenance.json`."""
     config, parameters = context.config, list(context.model.parameters())
     config_digests = list(dict.fromkeys(list_config_digests(context.folder))) or [identity["config"]]
     return {
@@ -191,25 +191,25 @@ def collect_facts(context: AuditContext, identity: Mapping[str, str]) -> dict[st
 
 
 def compute_seal(record: Mapping[str, Any]) -> str:
-    """Compute the digest of a record without its seal, 64 hex digits."""
+    """Return the digest of a provenance record, computed without its own `seal` entry."""
     unsealed = {name: value for name, value in record.items() if name != "seal"}
     return hashlib.sha256(json.dumps(unsealed, sort_keys=True).encode()).hexdigest()
 
 
 def read_map_image_digests(context: AuditContext) -> dict[str, str | None]:
-    """Read the sha256 of the image of every row by its id, as the maps were computed from it."""
+    """Return image id -> the digest of the image from which its maps were computed."""
     table = context.maps.table(["id", "sha256"])
     return dict(sorted(zip(table["id"].to_pylist(), table["sha256"].to_pylist(), strict=True)))
 
 
 def update_image_digests(context: AuditContext, image_digests: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the digests of the images as the maps were computed from them; `image_digests` of those without a map."""
+    """Replace image digests by the digests from which the maps were computed. Images without maps keep theirs."""
     map_image_digests = read_map_image_digests(context).items()
     return {**image_digests, **{name: digest for name, digest in map_image_digests if digest is not None}}
 
 
 def digest_preprocessing(context: AuditContext) -> dict[str, str]:
-    """Digest the preprocessing of every row (sizes, placement and scan steps), 16 hex digits by id."""
+    """Return image id -> a digest of its preprocessing: sizes, placement and scan steps."""
     digests: dict[str, str] = {}
     for row in context.maps.table(["id", *PREPROCESSING_COLUMNS]).to_pylist():
         name = row.pop("id")
@@ -219,7 +219,7 @@ def digest_preprocessing(context: AuditContext) -> dict[str, str]:
 
 
 def digest_outputs(folder: Path) -> dict[str, str]:
-    """Digest the content of every reproducible output. Columns of times are excluded."""
+    """Return file name -> the digest of its content, for all reproducible outputs. Time columns are ignored."""
     return {
         name: digest_content(path)
         for name, path in _iter_output_files(folder)
@@ -228,7 +228,7 @@ def digest_outputs(folder: Path) -> dict[str, str]:
 
 
 def digest_files(folder: Path) -> dict[str, str]:
-    """Digest the bytes of every output except the record itself; "none" if a file cannot be read.
+    """Return file name -> the digest of its bytes, or "none" if it cannot be read.
 
     A truncated table and any other file above the size limit count as unreadable.
     """
@@ -258,7 +258,7 @@ def _is_whole_table(path: Path) -> bool:
 
 
 def _redact_config(context: AuditContext) -> dict[str, Any]:
-    """Return the config. The profile "research" hides file names and keeps only the function of the model source."""
+    """Return the config for the provenance. The profile "research" hides file names."""
     if not context.cohort.hides_file_names:
         return context.config.model_dump(mode="json")
     redacted = context.config.to_redacted_dict()

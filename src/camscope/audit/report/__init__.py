@@ -1,1 +1,1 @@
-"""The report of an audit: one page with verdicts, methods, results, and what was not tested."""
+"""The HTML report of an audit: verdicts, methods, results, and what was not tested."""

@@ -1,4 +1,4 @@
-"""Charts of the report as inline SVG: forest plots and curves, with selectable text and the colors of the page."""
+"""Draw the charts of the report as inline SVG: forest plots, curves and diagrams."""
 
 import io
 import re
@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from camscope.audit.core.schema import EstimateSummary, FindingPerformance, RandomizationSimilarity
 from camscope.audit.core.summary import ClusterAnalysis
-from camscope.audit.report.number_format import list_number_texts
+from camscope.audit.report.number_format import format_value_and_limits
 from camscope.audit.report.verdict_labels import sanitize_text
 from camscope.optional import require
 
@@ -52,7 +52,7 @@ COLORS_BY_KIND: dict[ForestRowKind, tuple[str, str, str, str]] = {
 
 @contextmanager
 def default_style_scope() -> Iterator[None]:
-    """Use matplotlib's default style inside the block, regardless of user settings. Equal figures give equal SVG."""
+    """Use matplotlib's default style inside the `with` block, regardless of user settings."""
     matplotlib = require("matplotlib", extra="audit")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -63,7 +63,7 @@ def default_style_scope() -> Iterator[None]:
 
 
 def to_inline_svg(figure: "Figure", figure_id: str, aria_label: str) -> Markup:
-    """Return a figure as SVG without inline styles, which the page forbids; `figure_id` must be unique on the page.
+    """Convert a figure to SVG without inline styles. The page forbids them. `figure_id` must be unique.
 
     A text whose id is `VALUES_PREFIX` and numbers gets these as its attribute `data-values`.
     """
@@ -84,7 +84,7 @@ def to_inline_svg(figure: "Figure", figure_id: str, aria_label: str) -> Markup:
 
 
 def _convert_attributes(element: "Element", figure_id: str) -> Iterator[tuple[str, str]]:
-    """Yield the attributes with the id of the figure in every id, styles as attributes, and rounded numbers."""
+    """Yield SVG attributes with unique ids, rounded numbers, and styles converted to attributes."""
     classes = []
     for key, value in element.attrib.items():
         name = _strip_namespace(key)
@@ -109,7 +109,7 @@ def _convert_attributes(element: "Element", figure_id: str) -> Iterator[tuple[st
 
 
 def _parse_style(style: str) -> Iterator[tuple[str, str]]:
-    """Yield the properties of a style; of fonts only the size and weight, because the page sets the font."""
+    """Yield the name and value of each CSS property. Fonts keep only their size and weight."""
     for declaration in style.split(";"):
         key, _, value = (part.strip() for part in declaration.partition(":"))
         if key == "font":  # older matplotlib versions write the font shorthand
@@ -131,7 +131,7 @@ def _strip_namespace(name: Any) -> str:
 
 @dataclass(frozen=True)
 class ForestRow:
-    """A row of a forest plot. `kind`: a method, a control map, or a region below the map resolution.
+    """A row of a forest plot: an estimate with its label. `kind` is a method, a control map or a small region.
 
     `shaded_range`: a range shaded in this row only.
     """
@@ -143,12 +143,12 @@ class ForestRow:
 
     @property
     def label(self) -> str:
-        """The name in at most two lines."""
+        """The name, broken into at most two lines."""
         lines = textwrap.wrap(sanitize_text(self.name), MAX_LABEL_CHARACTERS, max_lines=2, placeholder="…")
         return "\n".join(lines) or "–"
 
 
-def draw_forest(
+def draw_forest_plot(
     rows: Sequence[ForestRow],
     axis_label: str,
     *,
@@ -157,7 +157,10 @@ def draw_forest(
     margin: float | None = None,
     show_baselines: bool = False,
 ) -> "Figure":
-    """Draw a forest plot; `shaded_range`: irrelevant values, `reference_value`: chance, `margin`: the declared margin."""
+    """Draw a forest plot: one row with an interval for each estimate.
+
+    `shaded_range`: irrelevant values, `reference_value`: chance, `margin`: the declared margin.
+    """
     edges = list(accumulate((TWO_LINE_ROW_HEIGHT if "\n" in row.label else ROW_HEIGHT for row in rows), initial=0.0))
     n_characters = max((len(format_estimate_text(row.estimate)[0]) for row in rows), default=0)
     value_column_width = max(MIN_VALUE_COLUMN_WIDTH, 14 + VALUE_CHARACTER_WIDTH * n_characters)
@@ -210,8 +213,8 @@ def _draw_forest_row(axes: "Axes", row: ForestRow, y: float, *, show_baseline: b
 
 
 def format_estimate_text(estimate: EstimateSummary) -> tuple[str, list[float]]:
-    """Return a text such as `0.83 [0.79, 0.87]`, and the numbers in it."""
-    texts, width_note = list_number_texts(estimate)
+    """Return an estimate as text such as `0.83 [0.79, 0.87]`, and the numbers in the text."""
+    texts, width_note = format_value_and_limits(estimate)
     if width_note:
         return f"{texts[0][1]} [{width_note}]", [texts[0][0]]
     ends = f" [{', '.join(text for _, text in texts[1:])}]" if texts[1:] else ""
@@ -221,7 +224,7 @@ def format_estimate_text(estimate: EstimateSummary) -> tuple[str, list[float]]:
 def _compute_x_limits(
     rows: Sequence[ForestRow], other_values: Sequence[float | None], show_baselines: bool
 ) -> tuple[float, float]:
-    """Return limits that include all values."""
+    """Return axis limits that include all values."""
     values = [*other_values, *(end for row in rows for end in row.shaded_range or ())]
     for estimate in (row.estimate for row in rows):
         values += [estimate.value, estimate.low, estimate.high, estimate.baseline if show_baselines else None]
@@ -231,7 +234,7 @@ def _compute_x_limits(
 
 
 def _create_axes(panel_height: float, height: float, left: float, right: float, *, top: float) -> "tuple[Figure, Axes]":
-    """Create a figure of a size in pixels and its axes, of which only the bottom line is drawn."""
+    """Create a figure with one axes. The sizes are in pixels, and only the bottom line is drawn."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(CHART_WIDTH / 72, height / 72))
@@ -257,7 +260,7 @@ def _create_curve_axes(x_label: str, y_label: str, height: float = CURVE_HEIGHT)
 
 
 def draw_reliability_diagram(performance: FindingPerformance) -> "Figure":
-    """Draw the observed share of the finding over the predicted probability. The diagonal is perfect calibration."""
+    """Draw the observed share of a finding against the predicted probability."""
     bins = performance.bins
     figure, axes = _create_curve_axes("predicted probability", "share with the finding", 270.0)
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
@@ -277,7 +280,10 @@ def draw_reliability_diagram(performance: FindingPerformance) -> "Figure":
 def draw_randomization_curve(
     step_names: tuple[str, ...], similarity: RandomizationSimilarity, *, is_control: bool
 ) -> "Figure":
-    """Draw the similarity to the trained map after each randomization step, with the band of maps of different images."""
+    """Draw the similarity to the original map after each step of weight randomization.
+
+    The band shows the similarity of maps of different images.
+    """
     figure, axes = _create_curve_axes("weights randomized from the output layer", "similarity")
     last_step = max(1, len(similarity.curve) - 1)
     axes.set_xlim(-0.03 * last_step, 1.03 * last_step)
@@ -294,14 +300,14 @@ def draw_randomization_curve(
     if is_control:
         color, marker = CONTROL, "s"
     points = [(n, value) for n, value in enumerate(similarity.curve) if value is not None]
-    axes.plot(*_split_pairs(points), f"-{marker}", color=color, markersize=5, zorder=4)
+    axes.plot(*_split_coordinates(points), f"-{marker}", color=color, markersize=5, zorder=4)
     y_values = [*(value for _, value in points), similarity.null_low or 0.0, similarity.null_high or 0.0, 1.0, 0.0]
     axes.set_ylim(min(y_values) - 0.06, max(y_values) + 0.06)
     return figure
 
 
 def draw_eigenvalue_spectrum(analysis: ClusterAnalysis) -> "Figure":
-    """Draw the smallest eigenvalues: a jump after the k-th suggests k clusters."""
+    """Draw the smallest eigenvalues of the neighbor graph. A jump after the k-th value suggests k clusters."""
     n_values = len(analysis.eigenvalues)
     figure, axes = _create_curve_axes("number of clusters", "eigenvalue")
     axes.vlines(range(1, n_values + 1), 0, analysis.eigenvalues, color=LINE, linewidth=1.2)
@@ -313,13 +319,13 @@ def draw_eigenvalue_spectrum(analysis: ClusterAnalysis) -> "Figure":
 
 
 def draw_cluster_stability(analysis: ClusterAnalysis) -> "Figure":
-    """Draw the agreement of clusterings of subsamples, and the agreement expected for a single cluster."""
+    """Draw the stability of each number of clusters, compared with data of a single cluster."""
     rows = analysis.stability_by_n_clusters
     figure, axes = _create_curve_axes("number of clusters", "stability")
     stabilities = [(row.n_clusters, row.stability) for row in rows]
     expected = [(row.n_clusters, row.null_stability) for row in rows if row.null_stability is not None]
-    axes.plot(*_split_pairs(stabilities), "-o", color=SUPPORTS, markersize=5.5)
-    axes.plot(*_split_pairs(expected), "--D", color=CONTROL, markersize=4.5)
+    axes.plot(*_split_coordinates(stabilities), "-o", color=SUPPORTS, markersize=5.5)
+    axes.plot(*_split_coordinates(expected), "--D", color=CONTROL, markersize=4.5)
     numbers = [row.n_clusters for row in rows]
     axes.set_xticks(numbers)
     lowest = min(0.0, *(value for _, value in (*stabilities, *expected)))
@@ -327,5 +333,5 @@ def draw_cluster_stability(analysis: ClusterAnalysis) -> "Figure":
     return figure
 
 
-def _split_pairs(points: Sequence[tuple[float, float]]) -> Any:
+def _split_coordinates(points: Sequence[tuple[float, float]]) -> Any:
     return [x for x, _ in points], [y for _, y in points]

@@ -1,4 +1,4 @@
-"""Figures of the report, section by section. The same numbers are also in a table."""
+"""Create the figures of each report section. Tables show the same numbers."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from camscope.audit.report.charts import (
     default_style_scope,
     draw_cluster_stability,
     draw_eigenvalue_spectrum,
-    draw_forest,
+    draw_forest_plot,
     draw_randomization_curve,
     draw_reliability_diagram,
     to_inline_svg,
@@ -55,7 +55,7 @@ class ReportFigure:
 
 
 def draw_figures(summary: Summary) -> dict[str, list[ReportFigure]]:
-    """Draw all figures, by section."""
+    """Return the figures of the report by section."""
     drawings_by_section: dict[str, Iterable[Drawing]] = {
         "performance": _draw_performance(summary),
         "localization": _draw_metrics(summary.localization),
@@ -91,14 +91,14 @@ def _draw_performance(summary: Summary) -> Iterator[Drawing]:
                 f"{INTERVAL_LEGEND}; vertical line: all images; dashed red line: the AUROC that the model must exceed"
             )
             margin = summary.margins.get("useful_auroc")
-            chart = draw_forest(rows, "AUROC", reference_value=performance.auroc.value, margin=margin)
+            chart = draw_forest_plot(rows, "AUROC", reference_value=performance.auroc.value, margin=margin)
             yield ("AUROC by subgroup", performance.finding), caption, chart
             title = "AUROC of a subgroup minus that of the others", performance.finding
             yield _draw_differences(title, performance.subgroup_differences)
 
 
 def _iter_subgroup_rows(performance: FindingPerformance) -> Iterator[ForestRow]:
-    """Yield the AUROC of each subgroup, and of both subgroups where two were compared directly."""
+    """Yield forest plot rows with the AUROC of each subgroup level."""
     aurocs = {(group.column, group.level): group.auroc for group in performance.subgroups}
     for level in performance.subgroup_differences:
         other_level = level.value.baseline_name
@@ -114,12 +114,12 @@ def _iter_subgroup_rows(performance: FindingPerformance) -> Iterator[ForestRow]:
 def _draw_differences(title: TitleParts, differences: Sequence[SubgroupDifference]) -> Drawing:
     margin = differences[0].margin
     rows = [ForestRow(f"{level.column}: {level.level}", level.difference) for level in differences]
-    chart = draw_forest(rows, "difference", shaded_range=(-margin, margin), reference_value=0.0)
+    chart = draw_forest_plot(rows, "difference", shaded_range=(-margin, margin), reference_value=0.0)
     return title, f"{INTERVAL_LEGEND}; shaded: differences within the margin", chart
 
 
 def _draw_metrics(stage: MetricsResult) -> Iterator[Drawing]:
-    """Draw a figure for each metric and finding: methods, then control maps."""
+    """Draw one figure for each metric and finding, with the methods above the control maps."""
     lines_by_key: dict[tuple[str, str], list[MetricSummary]] = {}
     for line in stage.metric_summaries:
         lines_by_key.setdefault((line.metric, line.finding), []).append(line)
@@ -127,7 +127,7 @@ def _draw_metrics(stage: MetricsResult) -> Iterator[Drawing]:
         by_imputation = ", by imputation" if len({line.imputation for line in lines}) > 1 else ""
         control_legend = f"; gray: control maps; shaded: the best control map{by_imputation}"
         caption = INTERVAL_LEGEND + (control_legend if any(line.control for line in lines) else "")
-        chart = draw_forest(list(_iter_metric_rows(lines)), BETTER_DIRECTION_LABELS[lines[0].better_direction])
+        chart = draw_forest_plot(list(_iter_metric_rows(lines)), BETTER_DIRECTION_LABELS[lines[0].better_direction])
         yield (metric, finding), caption, chart
     for finding in dict.fromkeys(level.finding for level in stage.subgroup_differences):
         levels = [level for level in stage.subgroup_differences if level.finding == finding]
@@ -135,7 +135,7 @@ def _draw_metrics(stage: MetricsResult) -> Iterator[Drawing]:
 
 
 def _iter_metric_rows(lines: Sequence[MetricSummary]) -> Iterator[ForestRow]:
-    """Yield the rows by imputation: methods, then control maps, with the best control shaded."""
+    """Yield forest plot rows by imputation: methods, then control maps. The best control is shaded."""
     for imputation in dict.fromkeys(line.imputation for line in lines):
         selected = [line for line in lines if line.imputation == imputation]
         shaded_range = _find_best_control_interval(selected)
@@ -172,7 +172,7 @@ def _draw_attribution_mass(summary: Summary) -> Iterator[Drawing]:
             if (mass.finding, mass.method) == key
         ]
         margin, axis_label = summary.margins.get("enrichment"), "share of the map over share of the image"
-        chart = draw_forest(rows, axis_label, reference_value=1.0, margin=margin, show_baselines=True)
+        chart = draw_forest_plot(rows, axis_label, reference_value=1.0, margin=margin, show_baselines=True)
         yield ("Enrichment in regions", *key), caption, chart
 
 
@@ -187,7 +187,7 @@ def _draw_interventions(summary: Summary) -> Iterator[Drawing]:
             ]
             if rows:
                 axis_label = "change of the log odds, in SD"
-                chart = draw_forest(rows, axis_label, shaded_range=(-margin, margin), reference_value=0.0)
+                chart = draw_forest_plot(rows, axis_label, shaded_range=(-margin, margin), reference_value=0.0)
                 yield (title, finding), f"{INTERVAL_LEGEND}; shaded: effects within the margin", chart
 
 
@@ -201,7 +201,7 @@ def _draw_masked_aurocs(summary: Summary) -> Iterator[Drawing]:
         ]
         if rows:
             rows.insert(0, ForestRow("the whole image", performance.auroc))
-            chart = draw_forest(rows, "AUROC", reference_value=0.5, margin=summary.margins.get("masked_auroc"))
+            chart = draw_forest_plot(rows, "AUROC", reference_value=0.5, margin=summary.margins.get("masked_auroc"))
             yield ("AUROC of masked images", performance.finding), caption, chart
 
 
@@ -211,7 +211,7 @@ def _format_intervention(kind: str, region: str, imputation: str | None) -> str:
 
 def _draw_leakage(summary: Summary) -> Iterator[Drawing]:
     if rows := [ForestRow(probe.column, probe.auroc) for probe in summary.shortcut.leakage]:
-        chart = draw_forest(rows, "AUROC of a linear probe", reference_value=0.5)
+        chart = draw_forest_plot(rows, "AUROC of a linear probe", reference_value=0.5)
         yield ("Columns predicted from the features",), f"{INTERVAL_LEGEND}; line: chance", chart
 
 

@@ -1,4 +1,4 @@
-"""The gallery of a report: a random sample, then misses, false alarms and review cases, each image with its maps."""
+"""The image gallery of a report: a random sample, errors of the model, and images for review, with their maps."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -67,7 +67,7 @@ class GalleryMap:
 def load_gallery_image(
     run: BatchRun, rows: Sequence[RunRow], *, allow_burned_in_text: bool
 ) -> tuple[PixelArray | None, str]:
-    """Load the image that these rows of a run describe. Return the image and "", or None and the reason."""
+    """Load the image of some batch rows. Return the image and "", or None and the reason why it is not shown."""
     if not rows:
         return None, "it is not in the run"
     if allow_burned_in_text:
@@ -81,7 +81,7 @@ def load_gallery_image(
 
 
 def render_gallery_map(run: BatchRun, row: RunRow, image: PixelArray | None, height: int, max_bytes: int) -> GalleryMap:
-    """Render the map of a row of a run, or state why it cannot be rendered."""
+    """Render the map of a batch row, or record the reason why it cannot be shown."""
     if row["attribution"] is None:
         return GalleryMap(row["method"], reason=row["error"] or "no map was computed")
     explanation = run.explanation(row, image)
@@ -103,7 +103,7 @@ def render_gallery_map(run: BatchRun, row: RunRow, image: PixelArray | None, hei
 
 
 def render_map_rgba(explanation: Explanation, height: int) -> NDArray[np.uint8]:
-    """Render a map as (h, w, 4): transparent where it is zero, hatched gray outside the model input."""
+    """Render a map as RGBA (h,w,4). Zero is transparent, and the area outside the input is hatched."""
     placement = explanation.placement
     if placement is None:
         raise CamscopeError("the map has no placement on its image")
@@ -123,7 +123,7 @@ def render_map_rgba(explanation: Explanation, height: int) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class PredictedImage:
-    """An image with a prediction. `log_odds`, `truths`: by the name of the finding."""
+    """An image with its prediction and labels. `log_odds` and `truths` are by finding name."""
 
     row: int
     id: str
@@ -133,9 +133,10 @@ class PredictedImage:
 
 @dataclass(frozen=True)
 class GalleryImage:
-    """An image with its maps; `missing_reason`: why the image is not shown, `reason`: why it should be reviewed.
+    """An image of the gallery with its maps.
 
-    `cluster`: the cluster that the image is a prototype of, by the maps of the method `prototype_method`.
+    `missing_reason`: why the image is not shown. `reason`: why it should be reviewed. `cluster`: the cluster that the image
+    is a prototype of, by the maps of the method `prototype_method`.
     """
 
     id: str
@@ -167,7 +168,7 @@ class Gallery:
 
     @property
     def as_dict(self) -> dict[str, Any]:
-        """The texts of the gallery and the digests of its images, for `gallery.json`."""
+        """The texts of the gallery and the digests of its images, as written to `gallery.json`."""
         return {
             "sections": [
                 {**vars(section), "images": [_image_to_dict(image) for image in section.images]}
@@ -198,7 +199,7 @@ def build_gallery(
     height: int = 224,
     allow_burned_in_text: bool = False,
 ) -> Gallery:
-    """Build the gallery of a report: the sections that have images, with one map per method for each image.
+    """Build the gallery of a report, with one map per method for each image.
 
     `target_by_finding`: finding -> its value in the `target` column of the run with the maps. `n_random_images`: the size of the
     random sample. The other sections show half as many.
@@ -234,7 +235,7 @@ def _build_images(
     *,
     allow_burned_in_text: bool,
 ) -> dict[tuple[int, str], GalleryImage]:
-    """Build the images of all entries by row and finding. Each image is read once."""
+    """Return (row, finding) -> the gallery image of each entry. Each image file is read once."""
     keys = sorted({(row, finding) for row, finding, _ in entries})
     maps_by_row: dict[int, list[dict[str, Any]]] = {row: [] for row, _ in keys}
     if keys:
@@ -292,7 +293,7 @@ def _select_entries(
 def select_extreme_images(
     kind: str, finding: str, predicted_images: Sequence[PredictedImage], n_images: int
 ) -> list[PredictedImage]:
-    """Return the missed, falsely detected, least or most confident images of a finding, most extreme first."""
+    """Select missed, falsely detected, least or most confident images of a finding, the most extreme first."""
     if kind == "borderline":
         return sorted(predicted_images, key=lambda image: abs(image.log_odds[finding]))[:n_images]
     has_finding, is_detected = {
@@ -308,6 +309,6 @@ def select_extreme_images(
 
 
 def _choose_finding(image: PredictedImage) -> str:
-    """Return the finding of an image; of several, the one with the highest log odds."""
+    """Return the finding of an image. If it has several, return the one with the highest log odds."""
     candidates = [name for name, truth in image.truths.items() if truth] or list(image.log_odds)
     return max(candidates, key=lambda name: image.log_odds[name])

@@ -1,4 +1,4 @@
-"""Numbers of the report as `<data value="0.8312…">0.83</data>`: the exact value, and a text as precise as its interval."""
+"""Format numbers for the report as HTML that holds the rounded text and the exact value."""
 
 import json
 import math
@@ -16,28 +16,28 @@ MAX_DECIMALS = 4
 
 
 def format_number(value: float | int | None, decimals: int | None = None) -> Markup:
-    """Format a number with `decimals` places, or else three significant digits; None as a dash."""
+    """Format a number with `decimals` decimal places, by default with three significant digits. None becomes a dash."""
     if value is None:
         return Markup('<span class="none">–</span>')
-    return _tag_number(value, number_to_text(value, decimals))
+    return _wrap_in_data_tag(value, number_to_text(value, decimals))
 
 
-def _tag_number(value: float, text: str) -> Markup:
+def _wrap_in_data_tag(value: float, text: str) -> Markup:
     return Markup('<data value="{}">{}</data>').format(repr(value), text)
 
 
 def format_estimate(estimate: EstimateSummary) -> Markup:
-    """Format an estimate as `0.83 [0.79, 0.87]` or `1.0 [no width]`, or as a dash without a value."""
-    numbers, width_note = list_number_texts(estimate)
+    """Format an estimate with its interval, such as `0.83 [0.79, 0.87]` or `1.0 [no width]`."""
+    numbers, width_note = format_value_and_limits(estimate)
     if not numbers:
         return format_number(None)
-    value, *ends = (_tag_number(number, text) for number, text in numbers)
+    value, *ends = (_wrap_in_data_tag(number, text) for number, text in numbers)
     interval = width_note or Markup(", ").join(ends)
     return Markup('{} <span class="interval">[{}]</span>').format(value, interval) if interval else value
 
 
-def list_number_texts(estimate: EstimateSummary) -> tuple[list[tuple[float, str]], str]:
-    """Return the value and the ends of its interval with their texts; a note in place of the ends of a narrow interval."""
+def format_value_and_limits(estimate: EstimateSummary) -> tuple[list[tuple[float, str]], str]:
+    """Return an estimate's value and interval limits with their texts, and a note if the interval has no width."""
     if estimate.value is None:
         return [], ""
     numbers, width_note, decimals = [estimate.value], _describe_narrow_interval(estimate), choose_decimals(estimate)
@@ -47,24 +47,24 @@ def list_number_texts(estimate: EstimateSummary) -> tuple[list[tuple[float, str]
 
 
 def format_interval(value: float | None, low: float | None = None, high: float | None = None) -> Markup:
-    """Format a value with the ends of its band, such as a mean over images."""
+    """Format a value with lower and upper limits, such as a mean with the range of a control."""
     return format_estimate(EstimateSummary(value=value, low=low, high=high))
 
 
 def format_number_like(value: float | None, estimate: EstimateSummary) -> Markup:
-    """Format a number with as many decimals as an estimate."""
+    """Format a number with as many decimals as a given estimate."""
     return format_number(value, choose_decimals(estimate))
 
 
 def format_p_value(p_value: float | None) -> Markup:
     """Format a p-value."""
     if p_value is not None and p_value < MIN_P_VALUE_SHOWN:
-        return _tag_number(p_value, "< 0.001")
+        return _wrap_in_data_tag(p_value, "< 0.001")
     return format_number(p_value, 3)
 
 
 def _describe_narrow_interval(estimate: EstimateSummary) -> str:
-    """Return a note for an interval whose ends round to the same number, else ""."""
+    """Return a note if both interval limits round to the same number, else ""."""
     low, high = estimate.low, estimate.high
     if low is None or high is None or f"{low:.{MAX_DECIMALS}f}" != f"{high:.{MAX_DECIMALS}f}":
         return ""
@@ -72,7 +72,7 @@ def _describe_narrow_interval(estimate: EstimateSummary) -> str:
 
 
 def choose_decimals(estimate: EstimateSummary) -> int | None:
-    """Choose the decimals that show two digits of the interval's width and of the value.
+    """Return the number of decimals that shows two digits of the value and of the interval width.
 
     Values below 1 need at most two decimals for this. Without a visible interval, None (three significant digits) if the
     value then has at least two digits.
@@ -87,7 +87,7 @@ def choose_decimals(estimate: EstimateSummary) -> int | None:
 
 
 def number_to_text(value: float | int, decimals: int | None = None) -> str:
-    """Format a number as text: `12,480`, `0.83`, `−1.5`, `2.1e-06`."""
+    """Convert a number to text: `12,480`, `0.83`, `−1.5`, `2.1e-06`."""
     if isinstance(value, bool) or not math.isfinite(value):
         raise InputError(f"{value!r} is not a finite number")
     if isinstance(value, int):
@@ -106,7 +106,9 @@ def number_to_text(value: float | int, decimals: int | None = None) -> str:
 
 
 def format_item_count(data: Mapping[str, Any], path: str, **field_values: str | Sequence[str]) -> Markup:
-    """Format the number of items of a list with these field values, e.g. `("verdicts", direction="contradicts")`.
+    """Count the items of a list whose fields have the given values, and format the count.
+
+    Example: `("verdicts", direction="contradicts")`.
 
     `path`: the names of the list, such as `check.level_counts`. A list of values matches any of them.
     """
@@ -116,7 +118,7 @@ def format_item_count(data: Mapping[str, Any], path: str, **field_values: str | 
 
 
 def count_items(data: Mapping[str, Any], path: str, field_values: Mapping[str, str | Sequence[str]]) -> int:
-    """Count the items of the list at a path such as `check.level_counts` that have these field values."""
+    """Count the items of a list whose fields have the given values. `path` is a dotted key such as `check.level_counts`."""
     items: Any = data
     for name in path.split("."):
         items = items[name]

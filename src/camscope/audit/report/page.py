@@ -1,4 +1,4 @@
-"""The HTML report of an audit: a single self-contained file that works without scripts."""
+"""Render the HTML report of an audit as a single file that works without scripts."""
 
 import csv
 import io
@@ -69,7 +69,7 @@ PAGE_SECTIONS = {
 
 
 def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Mapping[str, Any] | None = None) -> str:
-    """Render the report as HTML. Every number comes from the summary, the gallery or the provenance."""
+    """Return the report as HTML. All numbers come from the summary, the gallery and the provenance."""
     environment = create_template_environment()
     environment.globals |= {
         "format_item_count": partial(format_item_count, summary.model_dump(mode="json")),
@@ -106,12 +106,12 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
 
 
 def read_norms_csv() -> str:
-    """Return the table of reporting norms and the audit parts that address them, as CSV."""
+    """Return a CSV table of reporting guidelines with the audit sections that address each item."""
     return resources.files("camscope.audit.report").joinpath("norms.csv").read_text("utf-8")
 
 
 def create_template_environment() -> "jinja2.Environment":
-    """Create the template environment: all output is escaped, and a number without a filter raises an error."""
+    """Create the Jinja environment. It escapes all output and rejects numbers without a format filter."""
     require("jinja2", extra="audit")
     import jinja2
 
@@ -119,7 +119,7 @@ def create_template_environment() -> "jinja2.Environment":
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         loader=jinja2.FunctionLoader(_read_template),
-        finalize=_finalize_output,
+        finalize=_reject_unformatted_number,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -150,7 +150,7 @@ def create_template_environment() -> "jinja2.Environment":
     return environment
 
 
-def _finalize_output(value: Any) -> Any:
+def _reject_unformatted_number(value: Any) -> Any:
     if isinstance(value, int | float):
         raise InputError(
             f"the template writes the number {value!r} without a filter: write {{{{ x | format_number }}}}"
@@ -159,5 +159,5 @@ def _finalize_output(value: Any) -> Any:
 
 
 def _read_template(file_name: str) -> str:
-    """Read a template of the package."""
+    """Return the text of a template file of this package."""
     return resources.files("camscope.audit.report").joinpath("templates", *file_name.split("/")).read_text("utf-8")

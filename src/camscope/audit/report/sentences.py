@@ -70,7 +70,7 @@ ESTIMATE_LABELS = {
 
 
 def fill_sentence(template: str, **values: float | str | EstimateSummary) -> Markup:
-    """Fill a sentence of this package with numbers, which are tagged, and texts of the user, which are isolated."""
+    """Insert values into a sentence template as HTML. Numbers are tagged, and user text is isolated."""
     parts: dict[str, Markup] = {}
     for name, value in values.items():
         if isinstance(value, Markup):
@@ -83,7 +83,7 @@ def fill_sentence(template: str, **values: float | str | EstimateSummary) -> Mar
 
 
 def explain_missing_contradictions(summary: Summary, topic_name: str, questions: Sequence[str]) -> Markup:
-    """Describe what the absence of a contradicting verdict means, given how many questions could be tested."""
+    """Explain what it means that no verdict contradicts a topic, given how many questions were testable."""
     data = {"verdicts": [vars(verdict) for verdict in summary.verdicts]}
     conclusions = [verdict.conclusion for verdict in summary.verdicts if verdict.question in questions]
     n_questions = format_item_count(data, "verdicts", question=list(questions))
@@ -117,12 +117,12 @@ def describe_patient_grouping(check: DataCheckResult) -> Markup:
 
 
 def describe_statistical_unit(check: DataCheckResult) -> str:
-    """Describe the unit of the statistics, for a note below a table."""
+    """Describe the unit of the statistics for a note below a table."""
     return "all images of a patient count as one unit" if check.has_patient_column else "each image counts as a patient"
 
 
 def describe_config_declarations(provenance: Mapping[str, Any]) -> Markup:
-    """Describe whether the margins were declared before any result was available, according to the log of the folder."""
+    """Describe whether the margins were declared before any results were known. The log of the folder decides."""
     count = provenance.get("declarations")
     if not isinstance(count, int):
         return Markup("It is not recorded whether other margins were declared earlier.")
@@ -139,7 +139,7 @@ def describe_config_declarations(provenance: Mapping[str, Any]) -> Markup:
 
 
 def describe_localization_images(stage: MetricsResult) -> Iterator[Markup]:
-    """Yield the number of images on which localization was measured, for each finding."""
+    """Yield for each finding the number of images in the localization test."""
     counts: dict[str, int] = {}
     for line in stage.metric_summaries:
         if line.metric == "enrichment" and not line.control:
@@ -156,7 +156,7 @@ def describe_image_count(stage: MetricsResult) -> Iterator[Markup]:
 
 
 def describe_stable_predictions(stable_share: StablePredictionShare) -> Markup:
-    """Describe under which share of the changes the prediction stayed the same."""
+    """Describe how often the prediction stayed the same under image changes."""
     sentence = (
         "The prediction for {finding} stayed the same under this share of the changes of {metric}: {share}. Maps under the "
         "other changes are excluded."
@@ -169,7 +169,7 @@ def describe_stable_predictions(stable_share: StablePredictionShare) -> Markup:
 
 
 def describe_clusters(analysis: ClusterAnalysis) -> Markup:
-    """Describe the clusters of the maps, or why they were not tested."""
+    """Describe the clusters of the maps, or the reason why they were not tested."""
     maps, patients = inflect(analysis.n_maps, "map"), inflect(analysis.n_patients, "patient")
     if analysis.reason:
         sentence = f"Not tested: {{reason}}. {inflect(analysis.n_maps, 'There is', 'There are')} {{n_maps}} {maps}."
@@ -185,7 +185,7 @@ def describe_clusters(analysis: ClusterAnalysis) -> Markup:
 
 
 def describe_target(summary: Summary) -> str:
-    """Describe the target of the maps and the unit of the effects."""
+    """Describe which model output the maps explain, and the unit of effects."""
     outputs = "one class against all others" if summary.resolve.outputs == "softmax" else "the finding's own output"
     limit = (
         "computed from probabilities and limited where these round to 0 or 1"
@@ -197,7 +197,7 @@ def describe_target(summary: Summary) -> str:
 
 @dataclass(frozen=True)
 class IntervalMethod:
-    """A method of 95 % intervals: its description, its paper, and the estimates that use it."""
+    """A method for 95 % intervals, with its paper and the kinds of estimates that use it."""
 
     description: Markup
     paper: str
@@ -205,7 +205,7 @@ class IntervalMethod:
 
 
 def list_interval_methods(summary: Summary) -> list[IntervalMethod]:
-    """List all interval methods that occur in the summary."""
+    """Return all interval methods that the summary uses."""
     labels_by_method: dict[str, dict[str, None]] = {}
     for label, estimate in iter_estimates(summary):
         if estimate.interval_method:
@@ -223,7 +223,7 @@ def list_interval_methods(summary: Summary) -> list[IntervalMethod]:
 
 
 def iter_estimates(model: BaseModel) -> Iterator[tuple[str, EstimateSummary]]:
-    """Yield every estimate of a part of the summary with its label. Verdicts are skipped because they hold copies."""
+    """Yield the label and value of every estimate in the summary. Verdicts are skipped because they repeat estimates."""
     for name, value in model:
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, EstimateSummary):

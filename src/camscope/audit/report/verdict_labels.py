@@ -1,4 +1,4 @@
-"""Labels of the report and the grouping of verdicts by topic, direction and overlapping regions."""
+"""Labels for verdicts, and groups of verdicts by topic, direction and overlapping regions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ JOINING_CHARACTERS = (
 
 
 def sanitize_text(text: str) -> str:
-    """Return a user text in one line, without control characters and bidirectional overrides."""
+    """Return user text as one line without control characters and bidirectional overrides."""
     line = " ".join(text.split())
     if line.isprintable():
         return line
@@ -55,13 +55,13 @@ def sanitize_text(text: str) -> str:
 
 
 def find_topic(question: str) -> str:
-    """Return the topic of a question: "model", "maps" or "data"; "model" for unknown questions."""
+    """Return the topic of a question: "model", "maps" or "data". Unknown questions belong to "model"."""
     return QUESTIONS[question].topic if question in QUESTIONS else "model"
 
 
 @dataclass(frozen=True)
 class TopicVerdicts:
-    """The verdicts of one topic by kind; `questions`: the questions with a verdict, or all questions of the topic."""
+    """The verdicts of one topic by kind, and the questions of the topic."""
 
     topic: str
     description: str
@@ -70,7 +70,7 @@ class TopicVerdicts:
 
 
 def group_verdicts_by_topic(summary: Summary) -> list[TopicVerdicts]:
-    """Group the verdicts of a summary by topic and kind."""
+    """Group the verdicts of a summary by topic, then by kind."""
     groups = []
     for topic, description in TOPIC_DESCRIPTIONS.items():
         verdicts = [verdict for verdict in summary.verdicts if find_topic(verdict.question) == topic]
@@ -88,14 +88,14 @@ def classify_verdict(verdict: Verdict) -> str:
 
 
 def group_verdicts_by_kind(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """Group verdicts by kind: contradicting, supporting, neutral, not testable."""
+    """Group verdicts by kind, in the order contradicting, supporting, neutral, not testable."""
     return {
         kind: [verdict for verdict in verdicts if classify_verdict(verdict) == kind] for kind in VERDICT_KIND_LABELS
     }
 
 
 def describe_direction(verdict: Verdict) -> str:
-    """Return `contradicts the model`, `supports the maps`, `neutral`, or "" if not testable."""
+    """Return the direction as text, such as `contradicts the model`. Return "" if not testable."""
     kind = classify_verdict(verdict)
     if kind in ("contradicts", "supports"):
         return f"{kind} the {find_topic(verdict.question)}"
@@ -104,7 +104,7 @@ def describe_direction(verdict: Verdict) -> str:
 
 @dataclass(frozen=True)
 class VerdictRowGroup:
-    """Verdicts shown together; `regions_overlap`: their regions share most of their pixels."""
+    """Verdicts that the report shows together. `regions_overlap`: their regions share most of their pixels."""
 
     verdicts: list[Verdict]
     regions_overlap: bool = False
@@ -113,7 +113,7 @@ class VerdictRowGroup:
 def group_overlapping_verdicts(
     verdicts: Sequence[Verdict], overlapping_regions: Mapping[str, list[list[str]]]
 ) -> list[VerdictRowGroup]:
-    """Group verdicts in their order. Verdicts on overlapping regions follow the first of them."""
+    """Group verdicts on overlapping regions. Otherwise keep the order."""
     groups: list[VerdictRowGroup] = []
     groups_by_region: dict[tuple[str, str], VerdictRowGroup] = {}
     for verdict in verdicts:

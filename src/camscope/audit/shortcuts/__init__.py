@@ -1,1 +1,1 @@
-"""Shortcuts: what predictions and maps owe to regions that a correct model does not need."""
+"""Shortcut tests: how predictions and maps depend on regions that a correct model does not need."""

@@ -1,4 +1,4 @@
-"""Samples of images as model inputs, with the masks of their regions on the input."""
+"""Load images as model inputs together with the masks of their regions."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ FINDING_REGION, ORGAN_REGION, OUTSIDE_ORGAN_REGION = "the finding", "the organ",
 
 @dataclass(frozen=True, eq=False)
 class RegionSample:
-    """An image as a model input (C,*S), with the masks (*S) of its regions, and of the findings in `ground_truth`.
+    """An image as a model input (C,*S), with masks (*S) of its regions and its findings.
 
     `placement` is that of the input on the image. None where the model sees the whole image.
     """
@@ -34,8 +34,8 @@ class RegionSample:
     regions: dict[str, Mask]
     ground_truth: dict[str, Mask] = field(default_factory=dict)
 
-    def for_finding(self, finding_name: str) -> "RegionSample":
-        """Return the sample without the finding's pixels in its regions, because the finding itself is not a shortcut.
+    def subtract_finding(self, finding_name: str) -> "RegionSample":
+        """Return the sample with the finding's pixels removed from all regions. A finding is not a shortcut.
 
         The organ is extended by the finding: masks of lungs often leave out the opacities in them.
         """
@@ -52,7 +52,7 @@ class RegionSample:
 
 @dataclass(eq=False)
 class RegionSamples:
-    """Images of one input size, and the counts of the reasons why images lack a region, or were excluded."""
+    """Images of equal input size with their region masks. It counts why images were excluded or lack regions."""
 
     samples: list[RegionSample]
     missing_reasons: dict[str, Counter[str]] = field(default_factory=dict)
@@ -62,34 +62,32 @@ class RegionSamples:
         """Return the samples that have the named region."""
         return [sample for sample in self.samples if region_name in sample.regions]
 
-    def for_finding(self, finding_name: str) -> "RegionSamples":
-        """Return the samples with their regions relative to a finding."""
-        return replace(self, samples=[sample.for_finding(finding_name) for sample in self.samples])
+    def subtract_finding(self, finding_name: str) -> "RegionSamples":
+        """Return the samples with the finding's pixels removed from all regions."""
+        return replace(self, samples=[sample.subtract_finding(finding_name) for sample in self.samples])
 
     @property
     def region_names(self) -> list[str]:
-        """The names of all regions that any image has, in order."""
+        """The names of all regions that occur in any image."""
         return list(dict.fromkeys(name for sample in self.samples for name in sample.regions))
 
 
 def list_requested_regions(context: AuditContext) -> list[str]:
-    """Return the names of the regions to detect or read, from the config."""
+    """Return the names of the regions that the config requests."""
     config = context.config.regions
     presets = config.presets or (REGION_PRESETS[config.modality] if config.modality else ())
     if unknown := [name for name in presets if name not in REGIONS]:
-        raise InputError(f"no region {unknown[0]!r}; there are {', '.join(REGIONS)}")
+        raise InputError(f"unknown region {unknown[0]!r}; expected one of {', '.join(REGIONS)}")
     if taken := next(
         (name for name in config.columns if name in (*presets, FINDING_REGION, ORGAN_REGION, OUTSIDE_ORGAN_REGION)),
         None,
     ):
-        raise InputError(
-            f"regions.columns names {taken!r}, which is the name of a built-in region; choose another name"
-        )
+        raise InputError(f"regions.columns has {taken!r}, which is the name of a built-in region; choose another name")
     return [*config.columns, *presets]
 
 
 def open_region_masks(context: AuditContext) -> dict[str, GroundTruth]:
-    """Open the masks of the regions that have some in the config: markers and the organ."""
+    """Return region name -> its masks, for the regions that have masks in the config."""
     masks = {name: context.cohort.open_ground_truth(column) for name, column in context.config.regions.columns.items()}
     if context.config.regions.organ is not None:
         masks[ORGAN_REGION] = context.cohort.open_ground_truth(context.config.regions.organ)
@@ -97,7 +95,10 @@ def open_region_masks(context: AuditContext) -> dict[str, GroundTruth]:
 
 
 def load_region_samples(context: AuditContext, rows: Sequence[int]) -> RegionSamples:
-    """Load images with their regions. Only those of the most common input size, and at most `MAX_SAMPLE_BYTES`."""
+    """Load images with their region masks. Only images of the most common size are used.
+
+    They take at most `MAX_SAMPLE_BYTES`.
+    """
     samples, region_masks, n_bytes = RegionSamples([]), open_region_masks(context), 0
     order = np.random.default_rng((context.config.seed, 9)).permutation(list(rows)).tolist()
     for done, image in enumerate(context.load_images(order), start=1):
@@ -129,24 +130,24 @@ def _build_sample(
     region_masks: Mapping[str, GroundTruth],
     samples: RegionSamples,
 ) -> RegionSample:
-    """Return an image with the regions and findings that it has. The reasons for missing ones are counted in `samples`."""
+    """Return an image with its region and finding masks. Missing regions are counted in `samples`."""
     cohort = context.cohort
     position = cohort.manifest_positions[row]
     manifest_row = cohort.manifest.rows(position, position + 1)[0]
 
     def load_mask(ground_truth: GroundTruth) -> Mask:
         if placement is None:
-            raise UndefinedError("where the model's input lies on the image is unknown")
+            raise UndefinedError("the position of the model's input on the image is unknown")
         return ground_truth.load_mask(manifest_row, placement.image_size)
 
     @cache
     def read_pixels() -> Any:
-        """Return the pixels (*S), or (H,W,3) for color images."""
+        """Return the image as (*S), or (H,W,3) for color images."""
         values = read_image_tensor(cohort.get_image_source(row)).numpy()
         return values[0] if len(values) == 1 else np.moveaxis(values, 0, -1)
 
     def project_mask_or_count(name: str, load: Callable[[], Mask]) -> Mask | None:
-        return _project_or_count(name, load, placement, samples, hides_file_names=cohort.hides_file_names)
+        return _project_mask_or_count_reason(name, load, placement, samples, hides_file_names=cohort.hides_file_names)
 
     sources = context.ground_truth.items()
     findings = {name: project_mask_or_count(FINDING_REGION, partial(load_mask, source)) for name, source in sources}
@@ -166,7 +167,7 @@ def _build_sample(
     )
 
 
-def _project_or_count(
+def _project_mask_or_count_reason(
     region_name: str,
     load_mask: Callable[[], Mask],
     placement: Placement | None,
@@ -174,7 +175,7 @@ def _project_or_count(
     *,
     hides_file_names: bool,
 ) -> Mask | None:
-    """Return the mask of a region on the model's input. None, with the reason counted, where it is empty or cannot be found."""
+    """Return a region's mask on the model input, or None if it is missing. The reason is counted."""
     try:
         mask = project_region_to_input(load_mask(), placement)
         if mask.any():
@@ -191,7 +192,7 @@ def _project_or_count(
 
 
 def project_region_to_input(mask: Mask, placement: Placement | None) -> Mask:
-    """Return the mask (*S) on the model's input: True where the center of a pixel lies on the mask.
+    """Project a mask from the image to the model's input (*S).
 
     So that thin regions remain, it includes every pixel that holds the center of a pixel of the mask. Without a `placement` the
     model sees the whole image.
@@ -199,7 +200,9 @@ def project_region_to_input(mask: Mask, placement: Placement | None) -> Mask:
     if placement is None:
         return mask.copy()
     if mask.shape != placement.image_size:
-        raise GeometryError(f"a mask {mask.shape} of an image {placement.image_size}: expected one size")
+        raise GeometryError(
+            f"the mask has the size {mask.shape}, but the image {placement.image_size}; expected equal sizes"
+        )
     projected = project_mask_to_input(mask, placement.input_size, placement.to_image)
     touched = np.floor(placement.to_input(np.argwhere(mask) + 0.5)).astype(np.int64)
     touched = touched[((touched >= 0) & (touched < projected.shape)).all(1)]

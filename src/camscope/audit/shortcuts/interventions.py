@@ -1,4 +1,4 @@
-"""Interventions on regions: removal, insertion and keeping only the region, with the table of the predictions."""
+"""Edit regions of images (remove, insert, keep only) and record how the predictions change."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -39,7 +39,7 @@ INTERVENTIONS_FILE = "interventions.parquet"
 
 
 class InsertionTriples(NamedTuple):
-    """The rows (M,) of receivers, of the donors of their region, and of controls.
+    """Row numbers (M,) of matched images: receivers of a region, donors of the region, and controls without it.
 
     The effect of pasting alone is excluded by a comparison with the receiver that has the control's pixels in the same place.
     """
@@ -50,7 +50,7 @@ class InsertionTriples(NamedTuple):
 
 
 def remove_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean", seed: int = 0) -> Tensor:
-    """Return images (N,C,*S) with the regions (N,*S) replaced. Images without the region stay unchanged.
+    """Return images (N,C,*S) whose region pixels are replaced by an imputation. The masks are (N,*S).
 
     An imputation is an intervention, too: black looks like a collimator or like air, and blur keeps coarse structures. An
     effect that two imputations agree on is that of the region.
@@ -59,25 +59,26 @@ def remove_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean",
 
 
 def keep_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean", seed: int = 0) -> Tensor:
-    """Return images (N,C,*S) with everything but the regions (N,*S) replaced."""
+    """Return images (N,C,*S) whose pixels outside the region are replaced. The masks are (N,*S)."""
     return remove_region(x, ~masks, imputation, seed)
 
 
 def insert_region(x: Tensor, masks: Tensor, donors: Tensor) -> Tensor:
-    """Return images (N,C,*S) with the pixels of the donors (N,C,*S) inside of the masks (N,*S)."""
+    """Paste the masked pixels of donor images (N,C,*S) into images (N,C,*S). The masks are (N,*S)."""
     return torch.where(masks[:, None], donors, x)
 
 
 def match_insertion_triples(
     truth: ArrayLike, has_region: ArrayLike, groups: Sequence[Hashable] | None = None, seed: int = 0
 ) -> InsertionTriples:
-    """Return which image is given whose region, for the truth (N,), the presence of the region (N,) and patients (N,).
+    """Choose for each receiver image a donor with the region and a control without it, of other patients.
 
-    Receivers are the negatives without the region, or all images without it where such negatives are few. Where every image has
-    the region, they are the negatives. Donors are the positives with the region, or all images with it where those are few.
-    Controls are of the same kind as receivers. The three are of different patients, and donors are used about equally often.
-    With fewer than ten patients as controls, no patient is a control twice while another one is unused. UndefinedError if there
-    is nothing to paste, or nothing to paste it into.
+    `truth`, `has_region` and `groups` (N,) describe the images. The groups are the patients. Receivers are the negatives
+    without the region, or all images without it where such negatives are few. Where every image has the region, they are
+    the negatives. Donors are the positives with the region, or all images with it where those are few. Controls are of the
+    same kind as receivers. The three are of different patients, and donors are used about equally often. With fewer than
+    ten patients as controls, no patient is a control twice while another one is unused. UndefinedError if there is nothing
+    to paste, or nothing to paste it into.
     """
     positive, carriers = np.asarray(truth, np.bool_), np.asarray(has_region, np.bool_)
     receivers = (
@@ -85,9 +86,9 @@ def match_insertion_triples(
     )
     donors = _select_preferred_rows(carriers & positive, carriers)
     if not len(donors):
-        raise UndefinedError("no image carries the region")
+        raise UndefinedError("no image has the region")
     if not len(receivers):
-        raise UndefinedError("every image carries the region, and none is negative: there is nothing to paste it into")
+        raise UndefinedError("every image has the region and is positive: no image can receive the region")
     patients: Sequence[Hashable] = range(len(positive)) if groups is None else groups
     random = np.random.default_rng(seed)
     rows = receivers.tolist(), random.permutation(donors).tolist(), random.permutation(receivers).tolist()
@@ -95,7 +96,9 @@ def match_insertion_triples(
     if len({patients[control] for *_, control in triples}) < MIN_PATIENTS_FOR_VERDICT:
         triples = list(_iter_triples(*rows, patients, prefer_unused_controls=True))
     if not triples:
-        raise UndefinedError("there are no three patients, one to be given the region, one with it and one without")
+        raise UndefinedError(
+            "an insertion needs three patients: a receiver, a donor with the region and a control without it"
+        )
     return InsertionTriples(*np.array(triples, np.int64).T)
 
 
@@ -107,7 +110,7 @@ def _iter_triples(
     *,
     prefer_unused_controls: bool = False,
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield each receiver with a donor and a control, where three patients are available."""
+    """Yield receiver, donor and control rows of three different patients."""
     used: set[Hashable] = set()
     for n, row in enumerate(receivers):
         donor = _find_next_row(donors, n, patients, {patients[row]})
@@ -122,7 +125,7 @@ def _iter_triples(
 def _find_next_row(
     candidate_rows: list[int], start: int, patients: Sequence[Hashable], excluded_patients: set[Hashable]
 ) -> int | None:
-    """Return the first row from a position on, cyclically, of a patient that is not excluded. None if there is no such row."""
+    """Return the next row whose patient is not excluded, or None. The search starts at `start` and wraps around."""
     rotated = (candidate_rows[(start + step) % len(candidate_rows)] for step in range(len(candidate_rows)))
     return next((row for row in rotated if patients[row] not in excluded_patients), None)
 
@@ -133,9 +136,10 @@ def _select_preferred_rows(preferred: NDArray[np.bool_], fallback: NDArray[np.bo
 
 @dataclass(frozen=True)
 class InterventionRecord:
-    """An intervention on one image: the log odds without and with the region.
+    """The log odds of one image without and with a region.
 
-    `donor_row`, `control_row`: for insertions, the row of the pasted region, and of the pasted pixels without it.
+    For insertions, `donor_row` is the row of the pasted region. `control_row` is the row of the pasted pixels without
+    the region.
     """
 
     row: int
@@ -150,7 +154,7 @@ class InterventionRecord:
 
 
 def write_interventions(folder: Path, records: Iterable[InterventionRecord], image_ids: Mapping[int, str]) -> None:
-    """Write `interventions.parquet`: every intervention, with the id of its image."""
+    """Write `interventions.parquet`, with one row for each edited image."""
     rows = [{"id": image_ids[record.row], **asdict(record)} for record in records]
     table = import_arrow().Table.from_pylist(rows, schema=_build_interventions_schema())
     with open_atomic(folder / INTERVENTIONS_FILE) as file:
@@ -158,7 +162,7 @@ def write_interventions(folder: Path, records: Iterable[InterventionRecord], ima
 
 
 def read_interventions(folder: Path) -> "pa.Table":
-    """Read `interventions.parquet`. An empty table where it does not exist."""
+    """Read `interventions.parquet`. Return an empty table if the file does not exist."""
     place = folder / INTERVENTIONS_FILE
     return read_parquet(place) if place.is_file() else _build_interventions_schema().empty_table()
 
@@ -172,7 +176,7 @@ def _build_interventions_schema() -> "pa.Schema":
 
 @dataclass(eq=False)
 class InterventionRunner:
-    """Runs the interventions for a finding.
+    """Runs the interventions for one finding.
 
     `log_odds`: row -> log odds of the original image. `log_odds_std`: their standard deviation, the unit of effects.
     """
@@ -196,7 +200,7 @@ class InterventionRunner:
             yield self._run_insertion(name)
 
     def run_removals(self, region_name: str) -> Iterator[InterventionEffect]:
-        """Yield the effects of removing a region, and of keeping only the region, for every imputation.
+        """Yield the effects of removing a region, and of keeping only the region, for each imputation.
 
         An effect is the decrease of the log odds without the region, or without everything else.
         """
@@ -215,7 +219,7 @@ class InterventionRunner:
             )
 
     def compute_masked_aurocs(self) -> Iterator[MaskedAuroc]:
-        """Yield the AUROC after a region, or everything else, is replaced."""
+        """Yield the AUROC after masking a region, and after masking everything else."""
         for name in self.samples.region_names:
             samples = [
                 sample for sample in self.samples.select_with_region(name) if self.truth_by_row[sample.row] is not None
@@ -236,7 +240,7 @@ class InterventionRunner:
                 )
 
     def _run_insertion(self, region_name: str) -> InterventionEffect:
-        """Return the effect of pasting a donor's region, relative to pasting the same region of a control image.
+        """Return the effect of pasting a region from donor images, relative to pasting the same pixels of controls.
 
         Donors have the finding and the region. Where the control lacks the region, the donor's mask is used for it.
         """
@@ -259,7 +263,7 @@ class InterventionRunner:
         )
 
     def _match_insertion_samples(self, region_name: str) -> list[list[RegionSample]]:
-        """Return receivers, donors and controls. See `match_insertion_triples`."""
+        """Return the matched receivers, donors and controls for inserting a region."""
         labeled = [sample for sample in self.samples.samples if self.truth_by_row[sample.row] is not None]
         has_region = np.array([region_name in sample.regions for sample in labeled], np.bool_)
         truth = np.array([bool(self.truth_by_row[sample.row]) for sample in labeled], np.bool_)
@@ -275,7 +279,10 @@ class InterventionRunner:
         log_odds_with: FloatArray,
         *samples: Sequence[RegionSample],
     ) -> None:
-        """Record interventions on samples. For insertions these are the receivers, the donors and the controls."""
+        """Store the log odds of edited images.
+
+        For insertions, the samples are the receivers, the donors and the controls.
+        """
         rows = zip(*([sample.row for sample in group] for group in samples), strict=True)
         values = zip(log_odds_without.tolist(), log_odds_with.tolist(), strict=True)
         self.records += [
@@ -289,15 +296,15 @@ class InterventionRunner:
     def _compute_pasted_log_odds(
         self, receivers: Sequence[RegionSample], masks: Sequence[Mask], sources: Sequence[RegionSample]
     ) -> FloatArray:
-        """Return the log odds (N,) of receivers with the masked pixels of other images."""
+        """Return the log odds (N,) of receivers after pasting the masked pixels of other images."""
         return self._compute_log_odds(
-            receivers, masks, lambda x, mask, part: insert_region(x, mask, _stack(sources[part]))
+            receivers, masks, lambda x, mask, part: insert_region(x, mask, _stack_inputs(sources[part]))
         )
 
     def _compute_edited_log_odds(
         self, samples: Sequence[RegionSample], region_name: str, imputation: str, *, keep: bool
     ) -> FloatArray:
-        """Return the log odds (N,) of images with the region, or with everything else, replaced."""
+        """Return the log odds (N,) after replacing a region, or everything outside the region."""
         edit, masks = keep_region if keep else remove_region, [sample.regions[region_name] for sample in samples]
         return self._compute_log_odds(samples, masks, lambda x, mask, _: edit(x, mask, imputation))
 
@@ -307,11 +314,11 @@ class InterventionRunner:
         masks: Sequence[Mask],
         edit: Callable[[Tensor, Tensor, slice], Tensor],
     ) -> FloatArray:
-        """Return the log odds (N,) of edited images, batch by batch."""
+        """Apply an edit to images batch by batch, and return the log odds (N,)."""
         log_odds, size = [np.empty(0)], self.context.config.perturbed_batch_size
         for start in range(0, len(samples), size):
             part = slice(start, start + size)
-            x = edit(_stack(samples[part]), torch.from_numpy(np.stack(masks[part])), part)
+            x = edit(_stack_inputs(samples[part]), torch.from_numpy(np.stack(masks[part])), part)
             logits, _ = compute_logits_and_features(self.context, x)
             are_probabilities = self.predictions.outputs_are_probabilities
             values = compute_log_odds(self.context, logits, [self.finding], outputs_are_probabilities=are_probabilities)
@@ -319,5 +326,5 @@ class InterventionRunner:
         return np.concatenate(log_odds)
 
 
-def _stack(samples: Sequence[RegionSample]) -> Tensor:
+def _stack_inputs(samples: Sequence[RegionSample]) -> Tensor:
     return torch.stack([sample.x for sample in samples])

@@ -1,4 +1,4 @@
-"""The share of attribution in regions, compared with the maps of other patients, and the overlap of regions."""
+"""Measure how much attribution lies in each region, and how much regions overlap."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
@@ -30,7 +30,7 @@ TOP_PIXEL_FRACTION = 0.10  # of the pixels, whose share in the region is the con
 def load_attributions(
     context: AuditContext, method_title: str, finding: Finding, rows: Sequence[int]
 ) -> dict[int, FloatArray]:
-    """Return row -> raw map (*s) of a method, without maps that hold NaN."""
+    """Return row -> the raw map (*s) of a method. Maps with NaN are left out."""
     field, selected_rows = import_arrow("dataset").field, import_arrow().array(rows, import_arrow().int64())
     is_selected = (field("method") == method_title) & (field("target") == str(finding.class_index))
     is_selected &= field("row").isin(selected_rows)
@@ -47,10 +47,10 @@ def load_attributions(
 def compute_attribution_mass_by_region(
     context: AuditContext, samples: RegionSamples, explainer: Any, finding: Finding, stride: float
 ) -> list[AttributionMass]:
-    """Return the attribution mass of a method's maps in every region."""
+    """Measure the share of a method's attribution in every region."""
     rows = [sample.row for sample in samples.samples]
     attributions = {
-        row: project_to_input(attribution, samples.samples[0].x.shape[1:])
+        row: resize_map_to_input(attribution, samples.samples[0].x.shape[1:])
         for row, attribution in load_attributions(context, explainer.composed_name, finding, rows).items()
     }
     order = np.random.default_rng((context.config.seed, 5)).permutation(sorted(attributions)).tolist()
@@ -103,26 +103,29 @@ def _summarize_region_mass(
 
 
 def _measure_region_width(mask: Mask) -> float:
-    """Return the width of a region: the diameter of a blob, or the thickness of a frame."""
+    """Return the width of a region in pixels: the diameter of a blob or the thickness of a frame."""
     edt = require("scipy.ndimage", extra="audit").distance_transform_edt
     return min(compute_equivalent_diameter(mask), 2.0 * float(edt(np.pad(mask, 1)).max()))
 
 
 def compute_equivalent_diameter(mask: Mask) -> float:
-    """Return the diameter in pixels of a disc, or in 3-D of a ball, as large as the largest part of a mask."""
+    """Return the diameter of a disc or ball with the size of the mask's largest component, in pixels."""
     size = float(select_largest_component(mask).sum())
     return float(2 * (size / pi) ** 0.5 if mask.ndim == 2 else 2 * (3 * size / (4 * pi)) ** (1 / 3))
 
 
 def compute_mass_share(attribution: FloatArray, mask: Mask) -> float:
-    """Return the share of a map's positive attribution in the region. NaN where nothing is positive."""
+    """Return the share of a map's positive attribution inside a mask. NaN if no value is positive."""
     positive = np.maximum(attribution, 0)
     whole = positive.sum()
     return float(positive[mask].sum() / whole) if whole > 0 else float("nan")
 
 
 def compute_confounder_sensitivity(attribution: FloatArray, mask: Mask) -> float:
-    """Return the share of the region's pixels in the top tenth of the map. Ties count in expectation. NaN if constant."""
+    """Return the share of a region's pixels that are among the top 10 % of the map. NaN for a constant map.
+
+    Ties count in expectation.
+    """
     count = max(1, round(attribution.size * TOP_PIXEL_FRACTION))
     threshold = np.partition(attribution.ravel(), attribution.size - count)[attribution.size - count]
     if attribution.max() == attribution.min():
@@ -135,7 +138,7 @@ def compute_confounder_sensitivity(attribution: FloatArray, mask: Mask) -> float
 def _compute_shuffled_share(
     context: AuditContext, row: int, mask: Mask, attributions: Mapping[int, FloatArray], shuffled_rows: Sequence[int]
 ) -> float:
-    """Return the mean share of maps of other patients in the region of an image."""
+    """Return the mean share inside a mask for maps of other patients, as a baseline."""
     start, patients = shuffled_rows.index(row), context.cohort.patients
     rotated = [*shuffled_rows[start + 1 :], *shuffled_rows[:start]]
     other_rows = [other for other in rotated if patients[other] != patients[row]]
@@ -144,8 +147,8 @@ def _compute_shuffled_share(
     )
 
 
-def project_to_input(attribution: FloatArray, input_size: Sequence[int]) -> FloatArray:
-    """Return a map (*s) on the model's input (*S)."""
+def resize_map_to_input(attribution: FloatArray, input_size: Sequence[int]) -> FloatArray:
+    """Resize a map (*s) to the size of the model's input (*S)."""
     values: FloatArray = np.asarray(Placement.identity(tuple(input_size)).project(attribution)[0], np.float64)
     return values
 
@@ -171,7 +174,7 @@ def _summarize_values(
 
 
 def compute_region_overlaps(samples: RegionSamples, finding_name: str) -> Iterator[RegionOverlap]:
-    """Yield the mean share of each region's pixels in every other region that it touches."""
+    """Yield for each pair of regions the mean share of one region's pixels inside the other."""
     names = [name for name in samples.region_names if name not in (FINDING_REGION, ORGAN_REGION)]
     for region, other in permutations(names, 2):
         masks = [(sample.regions[region], sample.regions.get(other)) for sample in samples.select_with_region(region)]
@@ -190,20 +193,20 @@ def compute_region_overlaps(samples: RegionSamples, finding_name: str) -> Iterat
 
 
 def find_overlapping_regions(summary: Summary) -> dict[str, list[list[str]]]:
-    """Return for each finding the groups of overlapping regions among those that its prediction relies on."""
+    """Return finding -> groups of overlapping regions among those that its prediction relies on."""
     relied_regions: dict[str, list[str]] = {}
     for item in summary.verdicts:
         if (item.question, item.conclusion) == ("shortcut", "supported"):
             relied_regions.setdefault(item.finding, []).append(item.qualifier)
     overlaps = summary.shortcut.overlaps
     return {
-        name: merge_overlapping_regions(regions, [item for item in overlaps if item.finding == name])
+        name: group_overlapping_regions(regions, [item for item in overlaps if item.finding == name])
         for name, regions in relied_regions.items()
     }
 
 
-def merge_overlapping_regions(regions: Sequence[str], region_overlaps: Iterable[RegionOverlap]) -> list[list[str]]:
-    """Return groups of at least two regions that are connected by overlaps above `MIN_OVERLAP_SHARE`, in order."""
+def group_overlapping_regions(regions: Sequence[str], region_overlaps: Iterable[RegionOverlap]) -> list[list[str]]:
+    """Group regions that are connected by large overlaps. Each group has at least two regions."""
     groups = [{region} for region in regions]
     for overlap in region_overlaps:
         pair = {overlap.region, overlap.other_region}

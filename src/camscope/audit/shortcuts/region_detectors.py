@@ -1,4 +1,7 @@
-"""Detectors of image regions that may hold shortcuts, from pixels alone, and the regions of each modality."""
+"""Detect image regions that may hold shortcuts, such as borders, markers or background.
+
+The regions depend on the modality.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,7 +45,7 @@ MIN_STAIN_SATURATION: Final = 0.04  # a slide with a lower maximum has no stain
 
 @dataclass(frozen=True)
 class Region:
-    """A part of an image that is detected in its pixels."""
+    """A kind of image region that is detected from pixel values."""
 
     name: str
     description: str
@@ -55,26 +58,26 @@ class Region:
         """
         values = np.asarray(image)
         if values.ndim not in (2, 3) or not values.size:
-            raise InputError(f"an image of shape {values.shape}; expected (H,W), (H,W,3) or a volume (D,H,W)")
+            raise InputError(f"received an image of shape {values.shape}; expected (H,W), (H,W,3) or a volume (D,H,W)")
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise UndefinedError(f"no region {self.name!r}: the image holds NaN or infinity")
         mask = self.detect(values)
         if not mask.any():
             raise UndefinedError(f"no region {self.name!r}: nothing in the image is {self.description}")
         if mask.all():
-            raise UndefinedError(f"no region {self.name!r}: all of the image would be {self.description}")
+            raise UndefinedError(f"no region {self.name!r}: the whole image is {self.description}")
         return mask
 
 
 def _detect_border(image: NDArray[Any]) -> Mask:
-    widths = _list_side_widths(image, BORDER_WIDTH_FRACTION)
+    widths = _compute_border_widths(image, BORDER_WIDTH_FRACTION)
     border = np.ones([n for n, _ in widths], np.bool_)
     border[tuple(slice(width, max(width, n - width)) for n, width in widths)] = False
     return border
 
 
 def _detect_corners(image: NDArray[Any]) -> Mask:
-    widths = _list_side_widths(image, CORNER_SIDE_FRACTION)
+    widths = _compute_border_widths(image, CORNER_SIDE_FRACTION)
     positions = np.ogrid[tuple(slice(n) for n, _ in widths)]
     at_ends = [(i < width) | (i >= n - width) for i, (n, width) in zip(positions, widths, strict=True)]
     return np.asarray(reduce(np.logical_and, at_ends))
@@ -94,13 +97,13 @@ def _detect_padding(image: NDArray[Any]) -> Mask:
 
 
 def _find_constant_edge(values: FloatArray, max_range: float) -> tuple[int, int] | None:
-    """Return axis and end (0 or -1) of an outermost row, column or slice of one value. None if there is no such edge."""
+    """Return the axis and end (0 or -1) of an outer row, column or slice with constant values, or None."""
     edges = product(range(values.ndim), (0, -1))
     return next((e for e in edges if values.shape[e[0]] > 1 and np.ptp(values.take(e[1], e[0])) <= max_range), None)
 
 
-def _list_side_widths(image: NDArray[Any], fraction: float) -> list[tuple[int, int]]:
-    """Return two numbers of pixels for each axis: its length, and this fraction of its length."""
+def _compute_border_widths(image: NDArray[Any], fraction: float) -> list[tuple[int, int]]:
+    """Return for each axis its length and a fraction of its length, in pixels."""
     shape = image.shape[:2] if _is_color_image(image) else image.shape
     return [(n, max(1, round(n * fraction))) for n in shape]
 
@@ -116,7 +119,7 @@ def _detect_outside_body_ct(image: NDArray[Any]) -> Mask:
 
 
 def _detect_outside_scanner_field(image: NDArray[Any]) -> Mask:
-    """Return the pixels below -1100 HU, the value that a scanner writes outside of its field of view."""
+    """Return the pixels below -1100 HU, which lie outside the scanner's field of view."""
     _check_hounsfield(image)
     return np.asarray(image < SCANNER_FIELD_THRESHOLD_HU)
 
@@ -124,12 +127,12 @@ def _detect_outside_scanner_field(image: NDArray[Any]) -> Mask:
 def _check_hounsfield(image: NDArray[Any]) -> None:
     if _is_color_image(image) or image.min() > SKIN_THRESHOLD_HU:  # gray levels lie above -500
         raise UndefinedError(
-            f"no air: the least value is {image.min():g}, and a CT in HU has some below {SKIN_THRESHOLD_HU:g}"
+            f"no air: the lowest value is {image.min():g}; a CT in HU has values below {SKIN_THRESHOLD_HU:g}"
         )
 
 
 def _detect_background(image: NDArray[Any]) -> Mask:
-    """Return everything but the foreground: the pixels that are not zero, or above Otsu's threshold where few are zero."""
+    """Return the background: pixels that are zero. If few pixels are zero, use Otsu's threshold."""
     values = _to_gray_values(image)
     is_zero = values == 0
     has_zero_background = is_zero.mean() >= MIN_ZERO_FRACTION and values.min() == 0
@@ -158,19 +161,19 @@ def _detect_outside_aperture(image: NDArray[Any]) -> Mask:
 
 
 def _detect_aperture_rim(image: NDArray[Any]) -> Mask:
-    """Return the ring of 4 % of the radius on both sides of the circle's edge, with notches and reflections."""
+    """Return a ring around the edge of the round aperture, 4 % of the radius wide on both sides."""
     distances, radius = _measure_aperture_distances(image)
     return np.abs(distances) <= RIM_WIDTH_FRACTION * radius
 
 
 def _measure_aperture_distances(image: NDArray[Any]) -> tuple[FloatArray, float]:
-    """Return the distances (H,W) outside of the bright circle, negative inside, and its radius.
+    """Return the distance (H,W) of each pixel to the edge of the bright circle, and its radius.
 
-    UndefinedError where the bright part is not round, or a corner is not dark.
+    Distances inside the circle are negative. UndefinedError where the bright part is not round, or a corner is not dark.
     """
     values = _to_gray_values(image)
     if values.ndim == 3:
-        raise UndefinedError("no aperture: a volume has none")
+        raise UndefinedError("no aperture: expected a 2-D image, received a volume")
     dark, bright = np.percentile(values, [1, 99])
     field = _fill_holes(select_largest_component(values > dark + APERTURE_BRIGHTNESS_FRACTION * (bright - dark)))
     if min(field.shape) < 2 or field[:: field.shape[0] - 1, :: field.shape[1] - 1].any():
@@ -193,13 +196,16 @@ def _measure_aperture_distances(image: NDArray[Any]) -> tuple[FloatArray, float]
 
 
 def _measure_distances(circle: tuple[float, float, float], points: FloatArray) -> FloatArray:
-    """Return how far points (2,...) lie outside of a circle (row, column, radius). Negative inside."""
+    """Return the distances of points (2,...) to a circle (row, column, radius). Negative inside the circle."""
     row, column, radius = circle
     return np.asarray(np.hypot(points[0] - row, points[1] - column) - radius)
 
 
 def _fit_circle(points: FloatArray) -> tuple[float, float, float]:
-    """Return row, column and radius of the circle with the least squares of |p|² - 2 c·p - (r² - |c|²) (Kåsa 1976)."""
+    """Fit a circle to points by least squares. Return its row, column and radius.
+
+    Minimizes |p|² - 2 c·p - (r² - |c|²) (Kåsa 1976).
+    """
     middle = points.mean(0)
     centered = points - middle
     equations = np.column_stack([2 * centered, np.ones(len(centered))])
@@ -208,7 +214,7 @@ def _fit_circle(points: FloatArray) -> tuple[float, float, float]:
 
 
 def _detect_saturated_markers(image: NDArray[Any]) -> Mask:
-    """Return small parts at the image's maximum with a hard edge: letters, markers, clips."""
+    """Return small components of maximum brightness with a hard edge, such as letters and clips."""
     values = _to_gray_values(image)
     span = values.max() - values.min()
     bright = values >= values.max() - SATURATION_TOLERANCE * span
@@ -228,29 +234,31 @@ def _detect_saturated_markers(image: NDArray[Any]) -> Mask:
 
 
 def _detect_ink(image: NDArray[Any]) -> Mask:
-    """Return purple, saturated pixels: a surgeon's marker on skin."""
+    """Return saturated purple pixels, such as a surgical marker on skin."""
     hue, saturation, value = _convert_to_hsv(image, "ink")
     is_purple = (hue >= INK_HUE_RANGE[0]) & (hue <= INK_HUE_RANGE[1])
-    return _drop_traces(is_purple & (saturation >= MIN_INK_SATURATION) & (value >= 0.15) & (value <= 0.95))
+    return _remove_small_components(is_purple & (saturation >= MIN_INK_SATURATION) & (value >= 0.15) & (value <= 0.95))
 
 
 def _detect_pen(image: NDArray[Any]) -> Mask:
-    """Return green or blue, saturated pixels, and black ones: a pathologist's marker on glass."""
+    """Return saturated green, saturated blue and black pixels, such as a pen on a glass slide."""
     hue, saturation, value = _convert_to_hsv(image, "pen")
     is_colored = np.logical_or.reduce([(hue >= low) & (hue <= high) for low, high in PEN_HUE_RANGES])
     is_black = (value < 0.15) & (saturation < 0.5)
-    return _drop_traces((is_colored & (saturation >= 0.45) & (value >= 0.1)) | is_black)
+    return _remove_small_components((is_colored & (saturation >= 0.45) & (value >= 0.1)) | is_black)
 
 
 def _detect_outside_tissue(image: NDArray[Any]) -> Mask:
     _, saturation, _ = _convert_to_hsv(image, "tissue")
     if saturation.max() < MIN_STAIN_SATURATION or saturation.min() == saturation.max():
-        raise UndefinedError(f"no tissue: nothing in the image has a color (saturation up to {saturation.max():.2f})")
+        raise UndefinedError(
+            f"no tissue: the image has almost no color, its highest saturation is {saturation.max():.2f}"
+        )
     return np.asarray(saturation <= compute_otsu_threshold(saturation))
 
 
 def _convert_to_hsv(image: NDArray[Any], region_name: str) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return hue, saturation and value, 0..1. Values above 1 mean that the image has the range 0..255."""
+    """Return hue, saturation and value in 0..1 of a color image. The image may have the range 0..1 or 0..255."""
     if not _is_color_image(image):
         raise UndefinedError(f"no {region_name}: the image has no colors")
     values = np.asarray(image, np.float64)
@@ -259,8 +267,8 @@ def _convert_to_hsv(image: NDArray[Any], region_name: str) -> tuple[FloatArray, 
     return hsv[..., 0], hsv[..., 1], hsv[..., 2]
 
 
-def _drop_traces(mask: Mask) -> Mask:
-    """Return the connected parts of a mask that are not too small."""
+def _remove_small_components(mask: Mask) -> Mask:
+    """Remove the small connected components of a mask."""
     labels, count = require("scipy.ndimage", extra="audit").label(mask, np.ones((3, 3)))
     sizes = np.bincount(labels.ravel(), minlength=count + 1)
     is_large = sizes >= max(MIN_MARKER_PIXELS, MIN_COLORED_FRACTION * mask.size)
@@ -273,22 +281,22 @@ def _is_color_image(image: NDArray[Any]) -> bool:
 
 
 def _to_gray_values(image: NDArray[Any]) -> FloatArray:
-    """Return values (*S), for color images the mean of the channels. UndefinedError for a constant image."""
+    """Return gray values (*S) of an image. A constant image raises an UndefinedError."""
     values = np.asarray(image, np.float64)
     values = values.mean(-1) if _is_color_image(image) else values
     if values.min() == values.max():
-        raise UndefinedError("the image has one value everywhere")
+        raise UndefinedError("all pixels of the image have the same value")
     return values
 
 
 def select_largest_component(mask: Mask) -> Mask:
-    """Return the largest connected part of a mask, with diagonal neighbors. An empty mask unchanged."""
+    """Return the largest connected component of a mask. Diagonal neighbors are connected."""
     labels, count = require("scipy.ndimage", extra="audit").label(mask, np.ones((3,) * mask.ndim))
     return mask if count < 2 else np.asarray(labels == 1 + np.bincount(labels.ravel())[1:].argmax())
 
 
 def _fill_holes(mask: Mask) -> Mask:
-    """Fill the holes of a mask. Those of a volume slice by slice, because in 3-D most cavities are open somewhere."""
+    """Fill the holes of a mask, slice by slice for volumes."""
     fill = require("scipy.ndimage", extra="audit").binary_fill_holes
     return np.stack([fill(slice_mask) for slice_mask in mask]) if mask.ndim == 3 else np.asarray(fill(mask), np.bool_)
 

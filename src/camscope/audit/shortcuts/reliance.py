@@ -1,4 +1,4 @@
-"""The effect sizes of interventions, and the rule that decides from them whether a model relies on a region."""
+"""Effect sizes of interventions, and the rule that decides whether a model relies on a region."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -42,7 +42,10 @@ def estimate_removal_effect(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> EstimateSummary:
-    """Return the mean of (f(x) - f(x without the region)) / `log_odds_std` over N images, with its interval by patient."""
+    """Return the mean effect of a region's removal on the log odds, in standard deviations, with an interval.
+
+    The effect on an image is (f(x) - f(x without the region)) / `log_odds_std`.
+    """
     effects = np.asarray(original_log_odds, np.float64) - np.asarray(edited_log_odds, np.float64)
     estimate = partial(estimate_mean, groups=patients, n_resamples=n_resamples, seed=seed)
     return _summarize_effect(effects, log_odds_std, estimate)
@@ -56,10 +59,11 @@ def estimate_insertion_effect(
     donors: GroupLabels = None,
     controls: GroupLabels = None,
 ) -> EstimateSummary:
-    """Return the mean of (f(with the region) - f(without)) / `log_odds_std` over N insertions.
+    """Return the mean effect of a region's insertion on the log odds, in standard deviations, with an interval.
 
-    To exclude the effect of pasting, "without" is the receiver with the same pixels of a control image. The interval accounts
-    for other receivers, donors and controls (patients, each (N,)): see `estimate_clustered_mean`.
+    The effect on an image is (f(with the region) - f(without)) / `log_odds_std`. To exclude the effect of pasting,
+    "without" is the receiver with the same pixels of a control image. The interval accounts for other receivers, donors and
+    controls (patients, each (N,)): see `estimate_clustered_mean`.
     """
     effects = np.asarray(edited_log_odds, np.float64) - np.asarray(original_log_odds, np.float64)
     labels = {
@@ -77,7 +81,7 @@ def estimate_insertion_effect(
 
 
 def build_undefined_effect(reason: str, log_odds_std: float) -> EstimateSummary:
-    """Return the effect of an intervention that is impossible."""
+    """Return an effect without a value, with the reason."""
     if log_odds_std <= 0:
         reason = "the model gives every image the same score"
     return summarize_estimate(None, *NO_EFFECT_BASELINE, reason)
@@ -99,7 +103,7 @@ def _summarize_effect(
 
 
 def _describe_few_patients(roles: Mapping[str, Sequence[Hashable]], *, is_dominated: bool) -> str:
-    """Return which roles have too few patients, or which role is dominated by one patient. "" for neither."""
+    """Return which roles have too few patients, or which role one patient dominates. "" if neither."""
     counts = {name: len(set(patients)) for name, patients in roles.items()}
     few = [plural(n, name.removesuffix("s")) for name, n in counts.items() if n < MIN_PATIENTS_FOR_VERDICT]
     if few:
@@ -124,7 +128,7 @@ def judge_reliance(
     uncounted_removals: Effects = (),
     must_support: bool = False,
 ) -> tuple[Conclusion, str]:
-    """Return whether the model relies on a region, and the reason as text.
+    """Decide whether the model relies on a region. Return the conclusion and the reason.
 
     - "supported": the intervals of every insertion, or of the removals under at least two imputations, lie beyond the margin
       on the same side. One of both is enough, because a marker may matter only where it is added or only where it is present.
@@ -139,7 +143,7 @@ def judge_reliance(
     removal have opposite signs.
     """
     counted = _select_counted_by_kind(insertions, removals)
-    uncounted_reasons = _describe_uncounted(insertions, removals, uncounted_removals)
+    uncounted_reasons = _explain_uncounted_effects(insertions, removals, uncounted_removals)
     if directions := _find_direction_by_kind(counted, margin):
         kind, direction = next(iter(directions.items()))
         reason = f"{kind} {direction} the finding; {_describe_other_kind(counted, kind, margin, uncounted_reasons)}"
@@ -150,42 +154,46 @@ def judge_reliance(
         return "supported", reason
     effects = [*counted["insertion"], *counted["removal"]]
     if not effects:
-        uncounted = f"; {uncounted_reasons['removal']}" if _select_measured(uncounted_removals) else ""
+        uncounted = f"; {uncounted_reasons['removal']}" if _select_effects_with_value(uncounted_removals) else ""
         return "not testable", f"{_explain_no_counted_effect(insertions, removals)}{uncounted}"
     if not all(_is_within_margin(effect, margin) for effect in effects):
         return "not testable", _explain_undecided(counted["removal"], margin)
     n_patients = max(min(item.effect.n_groups for item in kind) for kind in counted.values() if kind)
     untested_kinds = "".join(f"; {uncounted_reasons[kind]}" for kind, items in counted.items() if not items)
-    if reason := describe_too_few_for_absence(n_patients, prevalence):
+    if reason := explain_too_few_patients(n_patients, prevalence):
         return "not testable", f"every effect that counts lies within the margin, but {reason}{untested_kinds}"
-    missable = _describe_missable_share(compute_min_detectable_prevalence(n_patients))
+    missable = _describe_undetectable_share(compute_min_detectable_prevalence(n_patients))
     return "not supported", f"every effect that counts lies within the margin{untested_kinds}; {missable}"
 
 
-def describe_too_few_for_absence(n_patients: int, prevalence: float) -> str:
-    """Return why the patients are too few to exclude a reliance in a share `prevalence` of them. "" where they suffice."""
+def explain_too_few_patients(n_patients: int, prevalence: float) -> str:
+    """Return why there are too few patients to exclude a rare reliance, or "" if there are enough.
+
+    A rare reliance affects a share `prevalence` of patients.
+    """
     if compute_min_detectable_prevalence(n_patients) <= prevalence:
         return ""
-    are_needed = plural(compute_min_patients_for_absence(prevalence), "patient is", "patients are")
-    missable = _describe_missable_share(compute_min_detectable_prevalence(n_patients))
+    are_needed = plural(compute_min_patients_to_detect(prevalence), "patient is", "patients are")
+    missable = _describe_undetectable_share(compute_min_detectable_prevalence(n_patients))
     return f"{missable}: {are_needed} needed for {100 * prevalence:g} %"
 
 
-def compute_min_patients_for_absence(prevalence: float) -> int:
-    """Return the number of patients needed to observe a share `prevalence` with 95 % certainty: 59 for 0.05."""
+def compute_min_patients_to_detect(prevalence: float) -> int:
+    """Return how many patients are needed to observe a rare effect with 95 % certainty: 59 for a prevalence of 0.05."""
     return ceil(log(0.05) / log1p(-prevalence))
 
 
-def _describe_missable_share(share: float) -> str:
+def _describe_undetectable_share(share: float) -> str:
     return f"a reliance in fewer than {100 * share:.1f} % of patients could have been missed"
 
 
 def select_reported_effect(
     insertions: Effects, removals: Effects, margin: float = DEFAULT_MARGIN_SD
 ) -> InterventionEffect | None:
-    """Return the largest of the effects that decide: those beyond the margin, else those that are undecided, else all.
+    """Return the effect to report: the largest of the effects that decide the conclusion.
 
-    Effects with at least ten patients come first, and among them insertions. None where there is no effect.
+    These are the effects beyond the margin, else the undecided effects, else all. Effects with at least ten patients come
+    first, and among them insertions. None where there is no effect.
     """
     effects_by_kind = _select_counted_by_kind(insertions, removals)
     counted = [*effects_by_kind["insertion"], *effects_by_kind["removal"]]
@@ -194,15 +202,15 @@ def select_reported_effect(
         effects_by_kind.get(deciding_kind, []),
         [effect for effect in counted if not _is_within_margin(effect, margin)],
         *effects_by_kind.values(),
-        _select_measured(insertions),
-        _select_measured(removals),
+        _select_effects_with_value(insertions),
+        _select_effects_with_value(removals),
     )
     effects = next((effect for effect in choices if effect), [])
     return max(effects, key=lambda item: abs(item.effect.value or 0.0), default=None)
 
 
 def _select_counted_by_kind(insertions: Effects, removals: Effects) -> dict[str, list[InterventionEffect]]:
-    """Return the effects with an interval and enough patients, by kind."""
+    """Return the effects with an interval and enough patients, by kind of intervention."""
     return {
         kind: [e for e in effects if e.effect.low is not None and e.effect.n_groups >= MIN_PATIENTS_FOR_VERDICT]
         for kind, effects in (("insertion", insertions), ("removal", removals))
@@ -210,7 +218,7 @@ def _select_counted_by_kind(insertions: Effects, removals: Effects) -> dict[str,
 
 
 def _find_direction_by_kind(effects_by_kind: Mapping[str, Effects], margin: float) -> dict[str, str]:
-    """Return the direction of each kind whose intervals all lie beyond the margin. Insertion before removal."""
+    """Return kind -> direction, for the kinds whose intervals all lie beyond the margin."""
     directions = {kind: _find_common_direction(effects, margin) for kind, effects in effects_by_kind.items()}
     if len({effect.imputation for effect in effects_by_kind["removal"]}) < MIN_IMPUTATIONS:
         del directions["removal"]
@@ -218,7 +226,7 @@ def _find_direction_by_kind(effects_by_kind: Mapping[str, Effects], margin: floa
 
 
 def _compute_interval_sign(item: InterventionEffect, margin: float) -> int:
-    """Return 1 where the whole interval lies above the margin, -1 where it lies below the negative margin, else 0."""
+    """Return 1 if the interval lies above the margin, -1 if it lies below the negative margin, else 0."""
     low, high = item.effect.low, item.effect.high
     return 0 if low is None or high is None else int(low > margin) - int(high < -margin)
 
@@ -229,24 +237,24 @@ def _is_within_margin(item: InterventionEffect, margin: float) -> bool:
 
 
 def _find_common_direction(effects: Effects, margin: float) -> str:
-    """Return "supports" or "contradicts" where all effects agree, else ""."""
+    """Return "supports" or "contradicts" if all effects agree, else ""."""
     signs = {_compute_interval_sign(effect, margin) for effect in effects}
     return {1: "supports", -1: "contradicts"}.get(signs.pop(), "") if len(signs) == 1 else ""
 
 
-def _select_measured(effects: Effects) -> list[InterventionEffect]:
+def _select_effects_with_value(effects: Effects) -> list[InterventionEffect]:
     return [item for item in effects if item.effect.value is not None]
 
 
-def _describe_uncounted(insertions: Effects, removals: Effects, uncounted_removals: Effects) -> dict[str, str]:
-    """Return for each kind without a conclusion whether it was not tested or does not count."""
+def _explain_uncounted_effects(insertions: Effects, removals: Effects, uncounted_removals: Effects) -> dict[str, str]:
+    """Return kind -> the reason why its effects are missing or do not count."""
     descriptions = {
         kind: f"{kind} was measured in too few patients to count"
-        if _select_measured(effects)
+        if _select_effects_with_value(effects)
         else f"{kind} was not tested"
         for kind, effects in (("insertion", insertions), ("removal", removals))
     }
-    if _select_measured(uncounted_removals):
+    if _select_effects_with_value(uncounted_removals):
         descriptions["removal"] = "removal was measured but does not count, because every image has this region"
     return descriptions
 
@@ -254,7 +262,7 @@ def _describe_uncounted(insertions: Effects, removals: Effects, uncounted_remova
 def _describe_other_kind(
     effects_by_kind: Mapping[str, Effects], decided_kind: str, margin: float, uncounted_reasons: Mapping[str, str]
 ) -> str:
-    """Return what the other kind of intervention shows."""
+    """Describe what the other kind of intervention shows."""
     other = next(kind for kind in effects_by_kind if kind != decided_kind)
     effects = effects_by_kind[other]
     if not effects:
@@ -266,13 +274,13 @@ def _describe_other_kind(
 
 
 def _explain_no_counted_effect(insertions: Effects, removals: Effects) -> str:
-    if measured := _select_measured(insertions):
+    if measured := _select_effects_with_value(insertions):
         best = max(measured, key=lambda item: item.effect.n_groups).effect
         few = (
             f"fewer than {MIN_PATIENTS_FOR_VERDICT} patients are given the region, have it, or lack it: {best.n_groups}"
         )
         return best.reason or few
-    if measured := _select_measured(removals):
+    if measured := _select_effects_with_value(removals):
         n_patients = max(item.effect.n_groups for item in measured)
         return f"there are fewer than {MIN_PATIENTS_FOR_VERDICT} patients with the region: {n_patients}"
     reasons = dict.fromkeys(item.effect.reason for item in (*insertions, *removals) if item.effect.reason)

@@ -1,1 +1,1 @@
-"""The stages of an audit. Each is a function of the context and of the results of earlier stages."""
+"""The stages of an audit. Each stage is a function of the context and of earlier results."""

@@ -1,4 +1,4 @@
-"""The first stages of an audit: check (the data, without the model) and resolve (the model and its methods, on one image)."""
+"""The first two stages of an audit: check the data, and test the model and its methods on one image."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ MAX_TRIAL_IMAGES = 32  # images tried to find one that can be explained
 
 
 def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
-    """Inspect all images of all splits, because patients may be in several splits."""
+    """Inspect the images of all splits. A patient may occur in several splits."""
     data, columns = context.config.data, context.cohort.full_manifest.table.column_names
     inspection = inspect_images(
         _renumber_rows(context.cohort.full_manifest),
@@ -75,7 +75,7 @@ def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
 
 
 def _list_annotation_sources(context: AuditContext) -> Iterator[AnnotationSource]:
-    """Yield the annotation source of every finding and region."""
+    """Yield where the masks of every finding and region come from."""
     for name, evidence in {**context.ground_truth, **open_region_masks(context)}.items():
         yield AnnotationSource(
             name=name,
@@ -86,7 +86,7 @@ def _list_annotation_sources(context: AuditContext) -> Iterator[AnnotationSource
 
 
 def _find_ground_truth_column(context: AuditContext) -> str | None:
-    """Return the column of the manifest that locates the first finding."""
+    """Return the manifest column with the masks, boxes or points of the first finding."""
     named = context.config.data.ground_truth
     first = next(iter(named.values()), None) if isinstance(named, dict) else named
     first = first.column if isinstance(first, MaskSource) else first
@@ -94,7 +94,7 @@ def _find_ground_truth_column(context: AuditContext) -> str | None:
 
 
 def _renumber_rows(manifest: Manifest) -> Manifest:
-    """Return the manifest with rows numbered from 0, and with age bands in place of ages, which identify patients."""
+    """Return the manifest with rows numbered from 0, and with age bands instead of ages."""
     rows, table = import_arrow().array(np.arange(len(manifest))), manifest.table
     for index, name in enumerate(table.column_names):
         if name.lower() in AGE_COLUMNS and has_ages_in_years(name, ages := table[name].to_pylist()):
@@ -136,7 +136,7 @@ def _count_levels(context: AuditContext) -> Iterator[LevelCount]:
 
 
 def resolve_model(context: AuditContext, results: StageResults) -> ResolveResult:
-    """Resolve the model and its methods on one image. An error here would occur for every image."""
+    """Load the model and run its methods on one image. Errors appear here before all images are processed."""
     rows = _explain_first_image(context)
     model, card = context.model, get_card(context.model)
     source = card.source if card else context.config.model.source
@@ -181,7 +181,7 @@ def _build_explainer_info(explainer: Explainer, row: Mapping[str, Any]) -> Expla
 
 
 def _compute_stride_mm(row: Mapping[str, Any], stride: tuple[float, ...]) -> float | None:
-    """Return the largest distance between cells of a map in millimeters on the image."""
+    """Return the largest distance between map cells in millimeters on the image."""
     if row["affine"] is None or row["placement"] is None:
         return None
     n = len(stride)

@@ -1,4 +1,4 @@
-"""The stages that test the maps: localization, faithfulness, sanity (with an edge detector that must fail) and robustness."""
+"""The stages that test the maps: localization, faithfulness, sanity and robustness."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,13 +67,13 @@ IMAGES_PER_CHUNK = 8  # images lost by an interruption; each takes long
 
 
 def evaluate_faithfulness(context: AuditContext, results: StageResults) -> MetricsResult:
-    """Evaluate sampled images with each finding."""
+    """Test on sampled images whether the maps show what the prediction depends on."""
     n_samples = context.config.sample_sizes.faithfulness
     return _evaluate_samples(context, results, "faithfulness", n_samples, FAITHFULNESS_SALT, FAITHFULNESS_METRICS)
 
 
 def evaluate_robustness(context: AuditContext, results: StageResults) -> MetricsResult:
-    """Evaluate sampled images with each finding."""
+    """Test on sampled images whether the maps stay stable under small image changes."""
     n_samples = context.config.sample_sizes.robustness
     result = _evaluate_samples(context, results, "robustness", n_samples, ROBUSTNESS_SALT, ROBUSTNESS_METRICS)
     if not result.tested:
@@ -97,7 +97,7 @@ def _sample_positives(
 def _summarize_stable_predictions(
     context: AuditContext, finding: Finding, rows: Sequence[int]
 ) -> Iterator[StablePredictionShare]:
-    """Yield the share of input changes under which the prediction stayed, for each stability metric."""
+    """Yield for each stability metric the share of input changes that left the prediction unchanged."""
     shares: dict[str, list[float]] = {name: [] for name in TRANSFORMS_BY_METRIC}
     reasons: dict[str, str] = {}
     for batch in context.iter_batches(rows):
@@ -121,7 +121,7 @@ def _summarize_stable_predictions(
 def _evaluate_samples(
     context: AuditContext, results: StageResults, stage: str, n_samples: int, salt: int, metrics: tuple[str, ...]
 ) -> MetricsResult:
-    """Evaluate metrics that need the model for sampled images with each finding, in the folder of the stage."""
+    """Compute metrics on sampled images of each finding. The metrics run the model."""
     summaries: list[MetricSummary] = []
     images = set[int]()
     for finding in context.findings:
@@ -166,7 +166,7 @@ def _evaluate_finding(
 
 
 def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResult:
-    """Test the methods by cascading weight randomization, from the output, for the images of each finding."""
+    """Test whether the maps change when the model's weights are randomized layer by layer."""
     explainers: list[Explainer] = [*context.explainers, METHODS["edges"](context.model)]  # edges: the control
     tests: list[RandomizationTest] = []
     images, n_done = set[int](), 0
@@ -186,7 +186,7 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
 
 
 def _load_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int]]:
-    """Return the images of the most common size, and their rows."""
+    """Load the images of the most common size. Return them as one tensor with their rows."""
     images = zip(rows, context.load_images(rows), strict=True)
     inputs = {row: image.item.x for row, image in images if image.item is not None}
     if not inputs:
@@ -245,7 +245,10 @@ def _summarize_similarity(
 def _summarize_final_similarity(
     similarities: npt.NDArray[np.floating[Any]], patients: list[int], bootstrap_options: Mapping[str, int]
 ) -> EstimateSummary:
-    """Summarize the similarities (seeds, N) after full randomization. A patient's values of all seeds are one unit."""
+    """Summarize the similarities (seeds, N) after all weights are randomized.
+
+    The values of a patient over all seeds are one unit.
+    """
     try:
         estimate = estimate_mean(
             similarities.ravel(), patients * len(similarities), bounds=(-1.0, 1.0), **bootstrap_options
@@ -257,7 +260,7 @@ def _summarize_final_similarity(
 
 
 def evaluate_localization(context: AuditContext, results: StageResults) -> MetricsResult:
-    """Evaluate where the maps lie, for the images with an annotated finding."""
+    """Measure on annotated images how well the maps locate the finding."""
     if not context.ground_truth:
         reason = "no masks, boxes or points locate the findings: set ground_truth in [data]"
         return MetricsResult(tested=False, reason=reason)
@@ -291,7 +294,7 @@ def evaluate_localization(context: AuditContext, results: StageResults) -> Metri
 
 
 def _summarize_reasons(context: AuditContext, evaluations: Sequence[tuple[Finding, EvaluationResult]]) -> str:
-    """Return the most common reasons of maps without a value, with their counts."""
+    """Return the most common reasons for missing metric values, with their counts."""
     reasons = Counter[str]()
     for finding, evaluation in evaluations:
         maps = evaluation.table("not control and metric = 'enrichment'")
@@ -303,7 +306,7 @@ def _summarize_reasons(context: AuditContext, evaluations: Sequence[tuple[Findin
 def _add_max_enrichment(
     context: AuditContext, evaluation: EvaluationResult, finding: Finding
 ) -> Iterator[MetricSummary]:
-    """Yield the metric summaries; those of enrichment with its maximum, the inverse of the masked area."""
+    """Yield the metric summaries, and add the largest possible enrichment: the inverse of the masked area."""
     values = filter_finding(context.cohort, evaluation.table(), finding, True)
     areas = [area for area in get_metric_values(values, "energy-inside", "uniform", None).values() if area > 0]
     maximum = round_significant(fmean(1 / area for area in areas)) if areas else None
@@ -314,7 +317,7 @@ def _add_max_enrichment(
 def _compare_mass_by_subgroup(
     context: AuditContext, results: StageResults, evaluations: Sequence[tuple[Finding, EvaluationResult]]
 ) -> Iterator[SubgroupDifference]:
-    """Compare the share of the map inside the finding between subgroups.
+    """Compare the share of attribution inside the finding between subgroups.
 
     Only the first method is compared, because every further comparison widens all intervals.
     """

@@ -1,4 +1,4 @@
-"""The stages that run the model and the methods on all images: predict, and explain, a run of `camscope batch`."""
+"""The stages that predict all images and compute their maps."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ IMAGES_PER_CHUNK = 64  # images whose maps an interruption loses
 
 
 def predict_images(context: AuditContext, results: StageResults) -> PredictResult:
-    """Predict all images, write `predictions.parquet`, and summarize the performance."""
+    """Predict all images, write `predictions.parquet` and summarize the performance."""
     predictions = _predict_all(context, results)
     if not predictions.rows:
         error = next(iter(predictions.errors.values()), "")
@@ -68,7 +68,7 @@ def predict_images(context: AuditContext, results: StageResults) -> PredictResul
 
 
 def _predict_all(context: AuditContext, results: StageResults) -> Predictions:
-    """Predict every image. Its features are the spatial mean of the first method's layer."""
+    """Predict every image, and collect features: the spatial mean of the first method's layer."""
     layer_names = dict(context.model.named_modules())
     explained_layers = ((info.layer, info.grid) for info in results.resolve.explainers if info.layer in layer_names)
     layer, grid = next(explained_layers, (None, ()))
@@ -94,7 +94,10 @@ def _predict_all(context: AuditContext, results: StageResults) -> Predictions:
 def _predict_batch(
     context: AuditContext, batch: Sequence[LoadedImage], layer: str | None, grid: tuple[int, ...]
 ) -> Iterator[tuple[LoadedImage, tuple[Tensor, Tensor] | str]]:
-    """Yield each image with its logits and features, or its error. A failing batch is repeated image by image."""
+    """Yield each image with its logits and features, or with its error.
+
+    A failing batch is repeated image by image.
+    """
     images = [image for image in batch if image.item is not None]
     yield from ((image, image.error or "it cannot be read") for image in batch if image.item is None)
     if not images:
@@ -119,7 +122,7 @@ def _predict_batch(
 
 
 def _describe_prediction_flow(context: AuditContext, predictions: Predictions) -> Iterator[FlowStep]:
-    """Yield the numbers of images with a prediction and a label, and the reasons for missing predictions."""
+    """Yield how many images have a prediction and a label, and why predictions are missing."""
     n_predicted = len(predictions.rows)
     yield FlowStep(name=f"{inflect(n_predicted, 'image')} with a prediction", n_rows=n_predicted)
     for reason, count in sorted(Counter(predictions.errors.values()).items()):
@@ -141,8 +144,8 @@ def _summarize_performance(context: AuditContext, predictions: Predictions, find
     n_positives, n_negatives = int(truth.sum()), int((~truth).sum())
     if not (n_positives and n_negatives):
         raise InputError(
-            f"of {plural(len(truth), 'labeled image')}, {n_positives} with the finding {finding.name!r}: some with it and "
-            "some without are needed; is the label column right?"
+            f"{n_positives} of {plural(len(truth), 'labeled image')} have the finding {finding.name!r}; expected images with and "
+            "without the finding. Check the label column"
         )
     patients = [cohort.patients[row] for row in rows]
     estimates, bins = _compute_performance(truth, scores, patients, **context.config.bootstrap_options)
@@ -163,7 +166,7 @@ def _summarize_performance(context: AuditContext, predictions: Predictions, find
 def _compute_performance(
     truth: Mask, log_odds: FloatArray, patients: Sequence[Any], *, n_resamples: int, seed: int
 ) -> tuple[dict[str, EstimateSummary], tuple[ReliabilityPoint, ...]]:
-    """Return AUROC, average precision, Brier score, calibration error, slope and intercept, and the reliability diagram."""
+    """Return the performance estimates by name, and the points of the reliability diagram."""
     options: Any = {"n_resamples": n_resamples, "seed": seed}
     calibration, bins = compute_calibration(truth, log_odds, patients, **options)
     discrimination = {
@@ -178,7 +181,7 @@ def _compute_performance(
 def _compute_subgroup_performance(
     cohort: Cohort, rows: Sequence[int], truth: Mask, log_odds: FloatArray
 ) -> Iterator[SubgroupPerformance]:
-    """Yield the performance in every subgroup level, or the reason where it has too few patients."""
+    """Yield the performance in each subgroup level, or the reason if it has too few patients."""
     for column in cohort.config.data.subgroups:
         levels = cohort.get_subgroup_levels(column)
         for level, mask in split_by_level([levels[row] for row in rows]).items():
@@ -194,7 +197,7 @@ def _compute_subgroup_performance(
 
 
 def explain_images(context: AuditContext, results: StageResults) -> ExplainResult:
-    """Compute the maps of all images into `maps/`. An interrupted run continues."""
+    """Compute the maps of all images in the folder `maps/`. An interrupted run continues."""
     outcome = run_batch(
         context.explainers,
         context.cohort.output_manifest,

@@ -1,4 +1,4 @@
-"""The stage that tests for shortcuts: regions that maps highlight or predictions rely on, and images for review."""
+"""The stage that tests for shortcuts: regions that maps highlight or that predictions rely on."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +26,10 @@ MAX_REVIEW_IMAGES_PER_REASON = 4
 
 
 def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutResult:
-    """Measure attribution mass, interventions, leakage and clusters on sampled images; write `interventions.parquet`."""
+    """Run the shortcut tests on sampled images, and write `interventions.parquet`.
+
+    They measure attribution mass, interventions, leakage and clusters.
+    """
     sizes, findings = context.config.sample_sizes, context.findings
     predictions = Predictions.read(context.folder, features=True)
     region_rows, edited_rows = (
@@ -35,12 +38,12 @@ def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutR
     )
     samples = load_region_samples(context, region_rows)
     edited = replace(samples, samples=[sample for sample in samples.samples if sample.row in edited_rows])
-    runners = [InterventionRunner(context, edited.for_finding(f.name), f, predictions) for f in findings]
+    runners = [InterventionRunner(context, edited.subtract_finding(f.name), f, predictions) for f in findings]
     interventions = [effect for runner in runners for effect in runner.run_interventions()]
     masked_aurocs = [masked for runner in runners for masked in runner.compute_masked_aurocs()]
     records = [record for runner in runners for record in runner.records]
     write_interventions(context.folder, records, context.cohort.ids)
-    by_finding = {finding.name: samples.for_finding(finding.name) for finding in findings}
+    by_finding = {finding.name: samples.subtract_finding(finding.name) for finding in findings}
     analyses = [
         analyze_clusters(context, explainer, finding, by_finding[finding.name], predictions)
         for finding in findings
@@ -52,7 +55,7 @@ def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutR
         region_counts={
             name: max(len(subset.select_with_region(name)) for subset in by_finding.values()) for name in names
         },
-        markers_by_finding={finding: _list_markers(subset) for finding, subset in by_finding.items()},
+        markers_by_finding={finding: _list_marker_regions(subset) for finding, subset in by_finding.items()},
         missing_regions=tuple(_list_missing_regions(samples)),
         overlaps=tuple(overlaps),
         attribution_mass=tuple(_compute_attribution_mass(context, results, by_finding)) if samples.samples else (),
@@ -74,7 +77,7 @@ def _compute_attribution_mass(
             yield from compute_attribution_mass_by_region(context, by_finding[finding.name], explainer, finding, stride)
 
 
-def _list_markers(samples: RegionSamples) -> tuple[str, ...]:
+def _list_marker_regions(samples: RegionSamples) -> tuple[str, ...]:
     """Return the regions that only some images have."""
     return tuple(name for name in samples.region_names if len(samples.select_with_region(name)) < len(samples.samples))
 
@@ -88,7 +91,7 @@ def _list_missing_regions(samples: RegionSamples) -> Iterator[FlowStep]:
 
 
 def _compare_marker_effects(context: AuditContext, runners: list[InterventionRunner]) -> Iterator[SubgroupDifference]:
-    """Compare the effect of removing each marker between subgroups. The effect is 0 in images without the marker."""
+    """Compare the effect of removing each marker between subgroups. Without a marker the effect is 0."""
     for runner in runners:
         for region in context.config.regions.columns:
             effects: dict[int, list[float]] = {row: [] for row, truth in runner.truth_by_row.items() if truth is True}
@@ -105,7 +108,7 @@ def _compare_marker_effects(context: AuditContext, runners: list[InterventionRun
 def _list_review_cases(
     context: AuditContext, runners: Sequence[InterventionRunner], cluster_analyses: Sequence[ClusterAnalysis]
 ) -> Iterator[ReviewCase]:
-    """Yield the images for review by reason. An image may occur several times."""
+    """Yield the images for manual review with the reason. An image may occur several times."""
     ids = context.cohort.ids
     for runner in runners:
         for reason, rows in (
@@ -121,7 +124,7 @@ def _list_review_cases(
 
 
 def _list_wrong_predictions(context: AuditContext, runner: InterventionRunner) -> dict[str, list[int]]:
-    """List by reason the rows with a wrong or uncertain prediction, the most extreme first."""
+    """Return reason -> rows with a wrong or uncertain prediction, the most extreme first."""
     truths, log_odds = context.cohort.get_truth(runner.finding), runner.log_odds
     missed = [row for row, value in log_odds.items() if truths[row] is True and value < 0]
     alarms = [row for row, value in log_odds.items() if truths[row] is False and value > 0]
@@ -134,7 +137,7 @@ def _list_wrong_predictions(context: AuditContext, runner: InterventionRunner) -
 
 
 def _list_sensitive_images(context: AuditContext, runner: InterventionRunner) -> dict[str, list[int]]:
-    """List by reason the rows whose prediction a region changes by more than the margin, the largest change first."""
+    """Return reason -> rows whose prediction changes by more than the margin when a region is edited."""
     threshold = runner.log_odds_std * context.config.margins.effect
     rows_by_reason = {}
     for region in runner.samples.region_names:

@@ -1,4 +1,4 @@
-"""Verdicts of an audit: each question is answered by a fixed rule, and there is no single score.
+"""Verdicts of an audit. A fixed rule answers each question, and there is no overall score.
 
 - `supported`: the whole interval lies beyond the margin.
 - `not supported`: the whole interval lies on the other side of the margin.
@@ -12,7 +12,7 @@ __all__ = ["derive_verdicts"]
 
 
 def derive_verdicts(summary: Summary) -> list[Verdict]:
-    """Derive all verdicts from the summary, in the order of the report."""
+    """Return all verdicts that follow from the summary, in the order of the report."""
     return [
         *model.judge_performance(summary),
         *model.judge_finding_region(summary),

@@ -1,4 +1,4 @@
-"""Limitations and warnings of a report. Neither can be switched off."""
+"""Limitations and warnings of a report. They cannot be switched off."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ FEW_PATIENTS = 30  # fewer patients are worth a warning
 
 
 def list_limitations(summary: Summary) -> Iterator[str]:
-    """Yield the general limitations and those of the map resolution."""
+    """Yield the general limitations, and the limits of each method's map resolution."""
     yield from GENERAL_LIMITATIONS
     for explainer in summary.resolve.explainers:
         side = max(explainer.stride, default=1.0)
@@ -37,7 +37,7 @@ def list_limitations(summary: Summary) -> Iterator[str]:
 
 
 def list_warnings(summary: Summary) -> Iterator[str]:
-    """Yield the warnings about data, model and maps."""
+    """Yield warnings about the data, the model and the maps."""
     if summary.check.tested:
         yield from _list_patient_warnings(summary)
     if summary.predict.outputs_are_probabilities:

@@ -33,7 +33,7 @@ DIRECTION_VERBS: Mapping[Conclusion, tuple[str, str]] = {
 
 
 def judge_localization(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether the maps highlight the finding, and equally well in every subgroup."""
+    """Judge whether the maps highlight the finding, overall and equally in every subgroup."""
     stage, margin = summary.localization, summary.margins["enrichment"]
     for finding in summary.resolve.findings:
         enrichments = _select_metrics(stage, ("enrichment",), finding)
@@ -48,22 +48,22 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
             share = shares.get((line.method, line.layer))
             share_note = "" if share is None else f"{share:.2f} of their attribution lies inside"
             decision = conclusion, join_reasons(reason, share_note)
-            maps = _name_maps(line.method)
+            maps = _format_maps_name(line.method)
             yield build_verdict("localization", finding, decision, line.value, margin, line.method, maps=maps)
         title = next((explainer.title for explainer in summary.resolve.explainers), "the first method")
         for (name, _, column), levels in group_by_subgroup_column(stage.subgroup_differences).items():
             if name == finding:
                 yield judge_subgroup_equality(
-                    "localization by subgroup", finding, levels, column, maps=_name_maps(title)
+                    "localization by subgroup", finding, levels, column, maps=_format_maps_name(title)
                 )
 
 
-def _name_maps(method: str) -> str:
+def _format_maps_name(method: str) -> str:
     return f"The maps of {METHODS.display_name(method)}"
 
 
 def _select_metrics(stage: MetricsResult, metrics: Iterable[str], finding: str) -> list[MetricSummary]:
-    """Return the summaries of these metrics for a finding, without the control maps."""
+    """Return the metric summaries of a finding without the control maps."""
     return [
         line
         for line in stage.metric_summaries
@@ -80,7 +80,7 @@ def _decide_localization(line: MetricSummary, margin: float) -> Decision:
 
 
 def _decide_above_control(line: MetricSummary) -> Decision:
-    """Decide whether a map scores better than the best control map, which does not depend on the model."""
+    """Decide whether a map scores better than the best control map."""
     name, difference = line.value.baseline_name or "a control map", line.difference_to_control
     if difference is None or difference.value is None:
         return "not testable", f"it was not compared with {name}, a control map"
@@ -108,7 +108,7 @@ def judge_attribution_mass(summary: Summary) -> Iterator[Verdict]:
                 mass.enrichment,
                 margin,
                 f"{mass.region} · {mass.method}",
-                maps=_name_maps(mass.method),
+                maps=_format_maps_name(mass.method),
                 region=format_region(mass.region),
             )
 
@@ -125,7 +125,7 @@ def _decide_attribution_mass(mass: AttributionMass, margin: float) -> Decision:
 
 
 def judge_faithfulness(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether the prediction depends on what the maps show, by every metric of the pixel order."""
+    """Judge whether the maps show the pixels that the prediction depends on."""
     stage = summary.faithfulness
     for finding in summary.resolve.findings:
         lines = _select_metrics(stage, FAITHFULNESS_VERDICT_METRICS, finding)
@@ -135,11 +135,11 @@ def judge_faithfulness(summary: Summary) -> Iterator[Verdict]:
         for method in dict.fromkeys(line.method for line in lines):
             decision, reported = _combine_metrics([line for line in lines if line.method == method])
             effect = reported.difference_to_control or EMPTY_ESTIMATE
-            yield build_verdict("faithfulness", finding, decision, effect, 0.0, method, maps=_name_maps(method))
+            yield build_verdict("faithfulness", finding, decision, effect, 0.0, method, maps=_format_maps_name(method))
 
 
 def _combine_metrics(lines: Sequence[MetricSummary]) -> tuple[Decision, MetricSummary]:
-    """Combine the metrics of a method to one decision; also return the weakest result among those that gave it."""
+    """Combine the metrics of a method into one decision. Also return the weakest of the deciding metrics."""
     judged = [(line, decide_above_margin(line.difference_to_control or EMPTY_ESTIMATE, 0.0)) for line in lines]
     decisions = {
         name: require_agreement([decision for line, decision in judged if line.metric == name])
@@ -159,7 +159,10 @@ def _get_control_difference(line: MetricSummary) -> float:
 
 
 def _combine_metric_decisions(decisions: Mapping[str, Decision], any_supported: bool) -> Decision:
-    """Combine the decisions of all metrics; `any_supported`: whether any metric is better under any imputation."""
+    """Combine the decisions of several metrics into one.
+
+    `any_supported`: whether any metric is better under any imputation.
+    """
     metrics_by_conclusion: dict[Conclusion, list[str]] = {conclusion: [] for conclusion in DIRECTION_VERBS}
     for name, (conclusion, _) in decisions.items():
         metrics_by_conclusion[conclusion].append(name)
@@ -179,7 +182,7 @@ def _combine_metric_decisions(decisions: Mapping[str, Decision], any_supported: 
 
 
 def judge_sanity(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether the maps depend on the trained weights, where an edge detector fails the same test."""
+    """Judge whether the maps depend on the trained weights. An edge detector must fail the same test."""
     for finding in summary.resolve.findings:
         tests = [test for test in summary.sanity.tests if test.finding == finding]
         if not tests:
@@ -189,7 +192,7 @@ def judge_sanity(summary: Summary) -> Iterator[Verdict]:
         for test in tests:
             if not test.control:
                 decision, effect = _decide_sanity(test, control), _find_deciding_similarity(test)
-                maps = _name_maps(test.method)
+                maps = _format_maps_name(test.method)
                 yield build_verdict("sanity", finding, decision, effect, qualifier=test.method, maps=maps)
 
 
@@ -205,7 +208,7 @@ def _decide_sanity(test: RandomizationTest, control: RandomizationTest | None) -
 
 
 def _find_deciding_similarity(test: RandomizationTest) -> EstimateSummary:
-    """Return the similarity that decided whether a method passes the test, with that of different images as baseline."""
+    """Return the similarity that decided the sanity test of a method."""
     similarity = next((similarity for similarity in test.similarities if similarity.passes is test.passes), None)
     if similarity is None:
         return EMPTY_ESTIMATE
@@ -231,7 +234,7 @@ def judge_robustness(summary: Summary) -> Iterator[Verdict]:
                 line.value,
                 margin,
                 line.method,
-                maps=_name_maps(line.method),
+                maps=_format_maps_name(line.method),
                 condition=ROBUSTNESS_CONDITIONS[line.metric],
             )
 
@@ -240,7 +243,7 @@ def judge_clusters(summary: Summary) -> Iterator[Verdict]:
     """Judge whether the maps of a method fall into several clusters."""
     for analysis in summary.shortcut.cluster_analyses:
         decision, effect = _decide_clusters(analysis), _find_reported_stability(analysis)
-        maps = _name_maps(analysis.method)
+        maps = _format_maps_name(analysis.method)
         yield build_verdict("clusters", analysis.finding, decision, effect, qualifier=analysis.method, maps=maps)
 
 
@@ -259,7 +262,7 @@ def _decide_clusters(analysis: ClusterAnalysis) -> Decision:
 
 
 def _find_reported_stability(analysis: ClusterAnalysis) -> EstimateSummary:
-    """Return the stability of the reported number of clusters, or of two clusters if one was found."""
+    """Return the stability of the reported number of clusters. For a single cluster, return that of two."""
     for row in analysis.stability_by_n_clusters:
         if row.n_clusters == max(2, analysis.n_clusters):
             return EstimateSummary(

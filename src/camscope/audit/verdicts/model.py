@@ -1,4 +1,4 @@
-"""Verdicts about the model and the data: performance, reliance on regions, leakage, and differences between subgroups."""
+"""Verdicts on the model and the data: performance, reliance on regions, leakage and subgroup differences."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -8,7 +8,7 @@ from camscope.audit.core.summary_values import round_significant
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION
 from camscope.audit.shortcuts.reliance import (
     DEFAULT_RELIANCE_PREVALENCE,
-    describe_too_few_for_absence,
+    explain_too_few_patients,
     judge_reliance,
     select_reported_effect,
 )
@@ -30,7 +30,7 @@ REGIONS_WITH_ARTICLE = (
 
 
 def judge_performance(summary: Summary) -> Iterator[Verdict]:
-    """Judge the AUROC of each finding and its differences between subgroups."""
+    """Judge the AUROC of each finding, overall and its differences between subgroups."""
     margin = summary.margins["useful_auroc"]
     for performance in summary.predict.performance:
         decision = decide_above_margin(performance.auroc, margin)
@@ -42,7 +42,7 @@ def judge_performance(summary: Summary) -> Iterator[Verdict]:
 def group_by_subgroup_column(
     differences: Iterable[SubgroupDifference],
 ) -> dict[tuple[str, str, str], list[SubgroupDifference]]:
-    """Group differences by (finding, region, column)."""
+    """Group differences by finding, region and column."""
     groups: dict[tuple[str, str, str], list[SubgroupDifference]] = {}
     for difference in differences:
         groups.setdefault((difference.finding, difference.region, difference.column), []).append(difference)
@@ -58,7 +58,7 @@ def judge_subgroup_equality(
     qualifier: str = "",
     **claim_fields: str,
 ) -> Verdict:
-    """Judge whether no level differs from the others by more than the margin.
+    """Judge whether all subgroup levels are equal within the margin.
 
     `prevalence`: for effects that may be rare and large, the smallest share of affected patients that every level must be
     able to detect before levels are called equal.
@@ -75,7 +75,7 @@ def judge_subgroup_equality(
         n_patients = min(
             min(level.value.n_groups, max(0, level.difference.n_groups - level.value.n_groups)) for level in differences
         )  # of the level, or of all other levels if these are fewer
-        too_few = describe_too_few_for_absence(n_patients, prevalence) if prevalence else ""
+        too_few = explain_too_few_patients(n_patients, prevalence) if prevalence else ""
         decision = ("not testable", too_few) if too_few else ("supported", "")
     return build_verdict(
         question, finding, decision, worst.difference, worst.margin, qualifier or column, column=column, **claim_fields
@@ -88,7 +88,7 @@ def _exceeds_margin(level: SubgroupDifference) -> bool:
 
 
 def _list_open_reasons(differences: Sequence[SubgroupDifference]) -> Iterator[str]:
-    """Yield, for each undecided level, what is missing or what its interval leaves open."""
+    """Yield the reason why each undecided level has no conclusion."""
     for level in differences:
         if level.conclusion == "different":
             yield f"{level.level} differs, but perhaps by less than the margin: more images are needed"
@@ -103,7 +103,7 @@ def judge_finding_region(summary: Summary) -> Iterator[Verdict]:
 
 
 def judge_other_regions(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether the prediction relies on other regions, and equally in every subgroup."""
+    """Judge whether the prediction relies on regions other than the finding, overall and by subgroup."""
     for finding in summary.resolve.findings:
         for region in summary.shortcut.region_counts:
             if region not in (FINDING_REGION, ORGAN_REGION):
@@ -123,7 +123,7 @@ def judge_other_regions(summary: Summary) -> Iterator[Verdict]:
 
 
 def format_region(region: str) -> str:
-    """Format the name of a region for a sentence."""
+    """Return the name of a region as used in a sentence."""
     if region.startswith("outside"):
         return f"the area {region.replace('outside-', 'outside the ').removesuffix('-ct')}"
     if region == "saturated":
@@ -166,12 +166,14 @@ def judge_masked_organ(summary: Summary) -> Iterator[Verdict]:
             conclusion, reason = require_agreement([_decide_masked_auroc(auroc, margin) for auroc in aurocs])
             farthest = max(aurocs, key=lambda auroc: -1.0 if auroc.value is None else abs(auroc.value - 0.5))
             decision = conclusion, join_reasons(reason, INVERTED_REASON if _is_inverted(farthest) else "")
-            yield build_verdict("masked organ", finding, decision, _orient_auroc(farthest), margin, ORGAN_REGION)
+            yield build_verdict(
+                "masked organ", finding, decision, _orient_auroc_above_half(farthest), margin, ORGAN_REGION
+            )
 
 
 def _decide_masked_auroc(auroc: EstimateSummary, margin: float) -> Decision:
-    """Decide whether an AUROC lies beyond the margin on either side of chance."""
-    decision = decide_above_margin(_orient_auroc(auroc), margin)
+    """Decide whether an AUROC differs from chance by more than the margin, in either direction."""
+    decision = decide_above_margin(_orient_auroc_above_half(auroc), margin)
     opposite = auroc if _is_inverted(auroc) else _invert_auroc(auroc)
     if decision[0] == "not supported" and decide_above_margin(opposite, margin)[0] != "not supported":
         return "not testable", WIDE_INTERVAL_REASON
@@ -182,12 +184,12 @@ def _is_inverted(auroc: EstimateSummary) -> bool:
     return auroc.value is not None and auroc.value < 0.5
 
 
-def _orient_auroc(auroc: EstimateSummary) -> EstimateSummary:
+def _orient_auroc_above_half(auroc: EstimateSummary) -> EstimateSummary:
     return _invert_auroc(auroc) if _is_inverted(auroc) else auroc
 
 
 def _invert_auroc(auroc: EstimateSummary) -> EstimateSummary:
-    """Return 1 - AUROC with the ends of the interval exchanged."""
+    """Return 1 - AUROC, with the interval limits swapped."""
     value, low, high = (
         None if number is None else round_significant(1 - number) for number in (auroc.value, auroc.high, auroc.low)
     )
@@ -195,7 +197,7 @@ def _invert_auroc(auroc: EstimateSummary) -> EstimateSummary:
 
 
 def judge_leakage(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether columns can be predicted from the model's features."""
+    """Judge whether subgroup columns can be predicted from the model's features."""
     margin = summary.margins["leakage_auroc"]
     for probe in summary.shortcut.leakage:
         decision = _decide_leakage(probe, margin)

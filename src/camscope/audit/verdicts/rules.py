@@ -1,4 +1,4 @@
-"""The questions of an audit with their claims, and the rules of their verdicts: estimates are compared with margins."""
+"""The questions of an audit, the claims that answer them, and the rules for verdicts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ WIDE_INTERVAL_REASON = "the interval includes the margin: more images are needed
 
 @dataclass(frozen=True)
 class Question:
-    """A question that an audit answers, with the `claim` that is judged and the section of the report with its numbers.
+    """A question of the audit: the claim to judge, its rule, and the report section with the numbers.
 
     `topic`: what a verdict counts for or against. `is_good_if_supported`: whether "supported" counts in favor of the topic, None
     if neither conclusion does. `effect_quantity`: what the reported effect measures.
@@ -142,7 +142,7 @@ QUESTIONS: Mapping[str, Question] = {
 
 
 def decide_above_margin(estimate: EstimateSummary, margin: float) -> Decision:
-    """Decide whether an estimate lies above a margin, with the reason if this cannot be decided."""
+    """Decide whether an estimate lies above a margin. Return the conclusion and a reason if undecided."""
     if missing := find_missing_requirement(estimate):
         return "not testable", missing
     if estimate.low is None or estimate.high is None:
@@ -155,7 +155,7 @@ def decide_above_margin(estimate: EstimateSummary, margin: float) -> Decision:
 
 
 def find_missing_requirement(estimate: EstimateSummary) -> str:
-    """Describe what an estimate lacks for a verdict, a value or patients; "" if nothing."""
+    """Return why an estimate is not enough for a verdict: no value or too few patients. "" if it is enough."""
     if estimate.value is None:
         return estimate.reason or "there is no value"
     if estimate.n_groups < MIN_PATIENTS_FOR_VERDICT:
@@ -165,7 +165,10 @@ def find_missing_requirement(estimate: EstimateSummary) -> str:
 
 
 def describe_unreachable_margin(max_enrichment: float | None, margin: float) -> str:
-    """Describe why no map could have an enrichment above the margin; "" if one could."""
+    """Return why no map can reach the margin, or "" if a map can.
+
+    The region is too large for a high enrichment.
+    """
     if max_enrichment is None or max_enrichment > margin:
         return ""
     return (
@@ -175,7 +178,7 @@ def describe_unreachable_margin(max_enrichment: float | None, margin: float) -> 
 
 
 def require_agreement(decisions: Sequence[Decision]) -> Decision:
-    """Return the decision on which all imputations agree; else "not testable"."""
+    """Return the decision of all imputations if they agree, else "not testable"."""
     conclusions = {conclusion for conclusion, _ in decisions}
     if len(conclusions) == 1:
         return decisions[0]
@@ -197,7 +200,7 @@ def build_verdict(
     qualifier: str = "",
     **claim_fields: str,
 ) -> Verdict:
-    """Build the verdict on a question. The decision needs an effect with a value and enough patients.
+    """Build the verdict on a question. It is "not testable" if the effect has no value or too few patients.
 
     `claim_fields`: the fields of the question's claim besides the finding.
     """
