@@ -107,7 +107,7 @@ def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> tu
     """
     with _open_image_bytes(data) as image:
         _check_pixel_count(image.size, "the file", MAX_PIXELS)
-        stored_size, is_transposed = image.size, _read_orientation(image) in TRANSPOSED_ORIENTATIONS
+        stored_size, is_transposed = image.size, _read_exif_orientation(image) in TRANSPOSED_ORIENTATIONS
         size = stored_size if is_transposed else stored_size[::-1]
         height, width = required_size(size)
         image.draft(None, (height, width) if is_transposed else (width, height))
@@ -196,8 +196,9 @@ def _decode_pixels(image: "Image", name: str, max_pixels: int) -> Pixels:
     if is_16_bit:
         return _repeat_gray_channel(((np.asarray(upright).astype(np.uint32) + 128) // 257).astype(np.uint8))
     if upright.mode in {"I", "F"}:
-        problem = f"pixels of mode {upright.mode!r} have no known range"
-        raise ImageError(f"{name}: {problem}; scale them to 0..255 and pass a uint8 array")
+        raise ImageError(
+            f"{name}: pixels of mode {upright.mode!r} have no known range; scale them to a uint8 array (0..255)"
+        )
     return _convert_to_rgb_pixels(upright)
 
 
@@ -220,7 +221,7 @@ def read_pixel_count(data: bytes) -> int:
     return 0
 
 
-def _read_orientation(image: "Image") -> Any:
+def _read_exif_orientation(image: "Image") -> Any:
     with suppress(Exception):  # damaged EXIF does not affect the pixels
         return image.getexif().get(EXIF_ORIENTATION_TAG, 1)
     return 1
@@ -229,7 +230,7 @@ def _read_orientation(image: "Image") -> Any:
 def _apply_exif_orientation(image: "Image") -> "Image":
     from PIL import ImageOps
 
-    if _read_orientation(image) != 1:  # Pillow would copy an upright image
+    if _read_exif_orientation(image) != 1:  # Pillow would copy an upright image
         with suppress(Exception):
             return ImageOps.exif_transpose(image)
     return image

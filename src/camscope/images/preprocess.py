@@ -81,13 +81,13 @@ class Preprocess:
             if (value := getattr(self, name)) not in choices:
                 raise PreprocessError(f"{name}={value!r}; expected one of {', '.join(map(repr, choices))}")
         for name in ("mean", "std"):
-            values = _parse_numbers(getattr(self, name), name)
+            values = _parse_finite_numbers(getattr(self, name), name)
             if len(values) != self.channels:
                 n_values = plural(len(values), "number")
                 raise PreprocessError(f"{name} has {n_values} for {plural(self.channels, 'channel')}")
             object.__setattr__(self, name, values)
-        _parse_numbers([self.scale], "scale")
-        _parse_numbers(self.fill, "fill")
+        _parse_finite_numbers([self.scale], "scale")
+        _parse_finite_numbers(self.fill, "fill")
         if not all(self.std) or not self.scale:
             raise PreprocessError(f"std={self.std} and scale={self.scale}; expected numbers other than 0")
         for name in ("resize", "crop"):
@@ -286,7 +286,7 @@ def as_preprocess(value: object) -> Callable[[Any], Any]:
     )
 
 
-def _parse_numbers(values: Any, name: str) -> tuple[float, ...]:
+def _parse_finite_numbers(values: Any, name: str) -> tuple[float, ...]:
     with suppress(TypeError, ValueError, OverflowError):
         numbers = tuple(map(float, values))
         if all(map(math.isfinite, numbers)):

@@ -54,14 +54,14 @@ def convert_timm_config(config: Any) -> PreprocessFields:
     if unknown := config.keys() - {"input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode"}:
         advice = "see timm.data.resolve_model_data_config(model)"
         raise _build_unsupported_error(sorted(unknown)[0], config, advice, "timm configuration")
-    channels, *size = _require_key(config, "input_size", "timm configuration")
+    channels, *size = _get_required_value(config, "input_size", "timm configuration")
     scaled = tuple(math.floor(side / (config.get("crop_pct") or 0.875)) for side in size)
-    mean = tuple(_require_key(config, "mean", "timm configuration"))
+    mean = tuple(_get_required_value(config, "mean", "timm configuration"))
     fields = {
         "crop": tuple(size),
         "mean": mean,
-        "std": tuple(_require_key(config, "std", "timm configuration")),
-        "interpolation": _require_key(config, "interpolation", "timm configuration"),
+        "std": tuple(_get_required_value(config, "std", "timm configuration")),
+        "interpolation": _get_required_value(config, "interpolation", "timm configuration"),
         "channels": channels,
     }
     match config.get("crop_mode") or "center":
@@ -94,7 +94,7 @@ def _convert_huggingface_geometry(config: Mapping[str, Any], family: str, roundi
     if config.get("do_resize", "size" in config):
         size, pct = _parse_size(config, "size", family in SHORTER_SIDE_FAMILIES), config.get("crop_pct")
         fields["resize"] = size
-        number = int(_require_key(config, "resample", "image processor"))
+        number = int(_get_required_value(config, "resample", "image processor"))
         if number not in PIL_FILTERS:
             raise _build_unsupported_error("resample", config, f"known: {PIL_FILTERS}")
         fields["interpolation"] = PIL_FILTERS[number]
@@ -126,13 +126,13 @@ def _convert_huggingface_normalization(config: Mapping[str, Any]) -> PreprocessF
     scale = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
     if not config.get("do_normalize", "image_mean" in config):
         return {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "scale": scale}
-    mean, std = (_require_key(config, key, "image processor") for key in ("image_mean", "image_std"))
+    mean, std = (_get_required_value(config, key, "image processor") for key in ("image_mean", "image_std"))
     return {"mean": _expand_to_three_channels(mean), "std": _expand_to_three_channels(std), "scale": scale}
 
 
 def _parse_size(config: Mapping[str, Any], key: str, is_shorter_side: bool) -> int | tuple[int, int]:
     """Read a size from a configuration: an int for the shorter side, or (height, width)."""
-    size = _require_key(config, key, "image processor")
+    size = _get_required_value(config, key, "image processor")
     if isinstance(size, int):
         return size if is_shorter_side else (size, size)
     if not isinstance(size, Mapping):  # SizeDict of the processor
@@ -170,7 +170,7 @@ def _expand_to_three_channels(values: Any) -> tuple[float, ...]:
     return (float(values),) * 3 if isinstance(values, int | float) else tuple(values)
 
 
-def _require_key(config: Mapping[str, Any], key: str, config_name: str) -> Any:
+def _get_required_value(config: Mapping[str, Any], key: str, config_name: str) -> Any:
     if config.get(key) is None:
         raise PreprocessError(f"the {config_name} has no {key!r}, which the preprocessing needs")
     return config[key]

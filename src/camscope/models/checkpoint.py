@@ -63,7 +63,7 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
     state = strip_wrapper_prefix(state, model_tensors)
     other = [name for name in state.keys() & model_tensors.keys() if not _is_loadable(state[name], model_tensors[name])]
     fitting = {name: value for name, value in state.items() if name not in other}
-    with _weights_restored_on_error(model):
+    with _restore_weights_on_error(model):
         try:
             missing, unexpected = model.load_state_dict(fitting, strict=False)
         except Exception as error:  # load hooks of modules may raise anything
@@ -81,7 +81,7 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
 
 
 @contextmanager
-def _weights_restored_on_error(model: nn.Module) -> Iterator[None]:
+def _restore_weights_on_error(model: nn.Module) -> Iterator[None]:
     """Restore the model's parameters and buffers if the `with` block raises an error."""
     groups: list[dict[str, Any]] = [
         group for module in model.modules() for group in (module._parameters, module._buffers)
@@ -103,9 +103,9 @@ def _weights_restored_on_error(model: nn.Module) -> Iterator[None]:
 def build_for_checkpoint(
     build: Callable[[int | None], nn.Module], state: StateDict, source: WeightsSource
 ) -> tuple[nn.Module, bool]:
-    """Build a model with the number of classes of a checkpoint and load the checkpoint.
+    """Build a model for a checkpoint and load it. Return the model and whether it has the default number of classes.
 
-    Return the model and whether its number of classes is the default. `build` maps a number of classes (None for the default)
+    The model gets the number of classes of the checkpoint. `build` maps a number of classes (None for the default)
     to a module.
     """
     model = build(None)

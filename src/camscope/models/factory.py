@@ -41,7 +41,7 @@ def load_factory_model(spec: str, weights: WeightsSource) -> tuple[nn.Module, Mo
     location, _, function_name = spec.rpartition(":")
     if weights == RANDOM_WEIGHTS:
         raise WeightsError(f"{spec} creates its own weights; omit weights=, or pass a checkpoint file")
-    with _module_imported(location) as module:
+    with _import_module(location) as module:
         function = getattr(module, function_name, None)
         if not callable(function):
             local = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
@@ -57,7 +57,7 @@ def load_factory_model(spec: str, weights: WeightsSource) -> tuple[nn.Module, Mo
 
 
 @contextmanager
-def _module_imported(location: str) -> Iterator[ModuleType]:
+def _import_module(location: str) -> Iterator[ModuleType]:
     """Import a Python file or an installed module and yield it."""
     file = Path(location).expanduser()
     if file.suffix != ".py":

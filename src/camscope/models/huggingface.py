@@ -61,7 +61,7 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
     source = str(folder) if folder.is_dir() else name
     files = f"config.json, preprocessor_config.json and model.safetensors of {name!r}"
     _check_settings_file(source, "config.json")
-    with _errors_converted(f"hf:{name}", files, "vision model"), fixed_seed_scope():
+    with _convert_transformers_errors(f"hf:{name}", files, "vision model"), fixed_seed_scope():
         model, has_published_classes = _load_transformers_model(transformers, source, weights)
         class_names = _get_class_names(model) if has_published_classes else None
     preprocess = load_preprocessing(transformers, source)
@@ -69,7 +69,7 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
 
 
 @contextmanager
-def _errors_converted(spec: str, required_files: str, model_kind: str) -> Iterator[None]:
+def _convert_transformers_errors(spec: str, required_files: str, model_kind: str) -> Iterator[None]:
     """Convert errors of transformers in the `with` block to a ModelError or WeightsError.
 
     The message names the files that the model needs and the expected kind of model.
@@ -118,7 +118,7 @@ def _load_transformers_model(transformers: Any, source: str, weights: WeightsSou
     if weights is None:
         model, report = kind.from_pretrained(source, config=config, use_safetensors=True, output_loading_info=True)
         # extra tensors (a pooler, another head) are harmless, a head without weights is not
-        _check_loading_report({**report, "unexpected_keys": ()}, f"hf:{source}")
+        _check_all_weights_loaded({**report, "unexpected_keys": ()}, f"hf:{source}")
         return model, True
     state = None if weights == RANDOM_WEIGHTS else read_state_dict(weights)
     model = kind(config)
@@ -157,13 +157,13 @@ def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tu
             or len(classes) != 1
             or any(stored[1:] != expected[1:] for stored, expected in mismatched)
         ):
-            _check_loading_report(report, str(weights))
+            _check_all_weights_loaded(report, str(weights))
             return fresh, has_published_classes
         config.num_labels, has_published_classes = classes.pop(), False
 
 
-def _check_loading_report(report: Mapping[str, Any], source: str) -> None:
-    reported = {what: report[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")}
+def _check_all_weights_loaded(loading_report: Mapping[str, Any], source: str) -> None:
+    reported = {what: loading_report[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")}
     names = {what: sorted(str(k if isinstance(k, str) else k[0]) for k in keys) for what, keys in reported.items()}
     differences = [f"{len(keys)} {what} ({format_names(keys)})" for what, keys in names.items() if keys]
     if differences:
@@ -218,7 +218,7 @@ def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, Model
     transformers, folder = require("transformers", extra="hub"), Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
     _check_settings_file(source, "config.json")
-    with _errors_converted(f"clip:{name}", f"the files of {name!r}", "model of images and texts"):
+    with _convert_transformers_errors(f"clip:{name}", f"the files of {name!r}", "model of images and texts"):
         with fixed_seed_scope():
             full_model = _load_image_and_text_model(transformers, source, weights)
         tokens = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)

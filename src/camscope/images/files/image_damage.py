@@ -72,7 +72,7 @@ def _check_tiff_strips(image: "Image", name: str) -> None:
             _is_complete_jpeg(data, tags.get(JPEG_TABLES_TAG, b""), EXTRA_TILE_PIXELS + image.width * image.height)
             if compression == JPEG_COMPRESSION
             else _is_complete_deflate(data)
-            for data in _read_strips(file, tags)
+            for data in _read_tiff_strips(file, tags)
         )
     finally:
         file.seek(position)
@@ -80,7 +80,7 @@ def _check_tiff_strips(image: "Image", name: str) -> None:
         raise ImageError(f"{name}: it is damaged: a strip of the TIFF is truncated or corrupt")
 
 
-def _read_strips(file: Any, tags: Any) -> Iterator[bytes]:
+def _read_tiff_strips(file: Any, tags: Any) -> Iterator[bytes]:
     for offsets, counts in OFFSET_AND_COUNT_TAGS:
         for offset, count in zip(tags.get(offsets, ()), tags.get(counts, ()), strict=False):
             if count > 0:  # a strip of 0 bytes was never written

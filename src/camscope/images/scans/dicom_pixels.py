@@ -113,7 +113,7 @@ def decode_frames(
     except NotImplementedError:
         raise ImageError(f"{name}: the pixel encoding is not supported ({syntax_name}); convert the file") from None
     if decoder.is_native:
-        _check_pixel_bytes(dataset, layout, name)
+        _check_pixel_byte_count(dataset, layout, name)
     else:
         check_stream_sizes(dataset, layout, frame_indices, name)
         # Pillow does not support JPEG Extended streams of more than 8 bits
@@ -134,14 +134,14 @@ def decode_frames(
         raise ImageError(f"{name}: the pixels ({syntax_name}) cannot be decoded ({type(error).__name__})") from None
 
 
-def _check_pixel_bytes(dataset: "Dataset", layout: PixelLayout, name: str) -> None:
+def _check_pixel_byte_count(dataset: "Dataset", layout: PixelLayout, name: str) -> None:
     n_bytes = next(len(dataset[keyword].value or b"") for keyword in PIXEL_KEYWORDS if keyword in dataset)
     bits = layout.rows * layout.columns * layout.n_frames * layout.samples_per_pixel * layout.bits_allocated
     if layout.photometric_interpretation == "YBR_FULL_422":
         bits = bits // 3 * 2
     if n_bytes < (n_expected := (bits + 7) // 8):
-        problem = f"{plural(n_bytes, 'byte')} of pixels; the header says {n_expected}"
-        raise ImageError(f"{name}: {problem}: the file is truncated or its header is wrong")
+        problem = "the file is truncated or its header is wrong"
+        raise ImageError(f"{name}: {plural(n_bytes, 'byte')} of pixels; the header says {n_expected}: {problem}")
 
 
 # packages that decode a transfer syntax, and the extra that installs them

@@ -144,7 +144,7 @@ def _select_series(groups: list[list[SliceHeader]], series: int | None, name: st
             f"one series of {plural(len(groups), 'orientation')}" if is_one_key else plural(len(groups), "series")
         )
         fix = "choose one: folder#0 or frame=0, or pass a list of its files"
-        raise ImageError(f"{name}: {n_series_found} ({series_list}); {fix}")
+        raise ImageError(f"{name}: the files contain {n_series_found} ({series_list}); {fix}")
     return groups[0]
 
 
@@ -169,16 +169,18 @@ def _read_volume(group: list[SliceHeader], name: str) -> Scan:
     first = group[0]
     planes = [header.plane for header in group if header.plane]
     if len(planes) < len(group):
-        files = plural(len(group), "file that does", "files that do")
-        raise ImageError(f"{name}: {files} not say where they lie; read each file by itself")
+        n_files = plural(len(group), "file")
+        raise ImageError(f"{name}: {n_files} without a position in space; read each file by itself")
     if first.layout.n_frames > 1:
-        received = f"{plural(len(group), 'file')} of {plural(first.layout.n_frames, 'frame')} each"
-        raise ImageError(f"{name}: {received}; read each file by itself")
+        n_files, n_frames = plural(len(group), "file"), plural(first.layout.n_frames, "frame")
+        raise ImageError(f"{name}: {n_files} of {n_frames} each; read each file by itself")
     stack = stack_planes(planes)
     if stack.coincident_pairs:
         count = len({index for pair in stack.coincident_pairs for index in pair})
         reason = "(several time points, echoes or phases? Pass a list of the files of one)"
-        raise ImageError(f"{name}: {count} of {plural(len(group), 'slice')} share a position with another one {reason}")
+        raise ImageError(
+            f"{name}: {count} of {plural(len(group), 'slice')} share a position with another slice {reason}"
+        )
     group = [group[index] for index in stack.order]
     decoded = _read_slice_pixels(group, name)
     burned_in_values = {header.has_burned_in_text for header in group}

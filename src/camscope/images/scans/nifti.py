@@ -119,6 +119,7 @@ def _read_header(stream: BinaryIO, name: str) -> tuple[Any, int]:
 
 
 def _parse_dtype(header: Any, name: str) -> tuple[np.dtype[Any], bool]:
+    """Return the data type of the voxels, and whether they are colors."""
     datatype = int(header["datatype"])
     try:
         dtype = np.dtype(header.get_data_dtype())

@@ -112,12 +112,12 @@ class Scan:
 
     def __repr__(self) -> str:
         size = " x ".join(map(str, self.shape))
-        parts = [self.name, size, *([self.modality] if self.modality else []), self._describe_range()]
+        parts = [self.name, size, *([self.modality] if self.modality else []), self._describe_value_range()]
         if self.spacing:
             parts.append(f"{' x '.join(f'{step:.4g}' for step in self.spacing)} mm")
         return f"<Scan {', '.join(parts)}; steps: {list(self.steps)}; flags: {list(self.flags)}>"
 
-    def _describe_range(self) -> str:
+    def _describe_value_range(self) -> str:
         if self.is_color:
             return "RGB"
         with np.errstate(all="ignore"):
