@@ -97,7 +97,7 @@ def copies_are_left_out_and_others_are_not() -> None:
         assert read_series(home).shape == (2, 2, 3)
         made[0].PixelData = b"\1" * 12
         (Path(home) / "copy").write_bytes(written(made[0]))
-        assert "share a position with another one" in refusal(read_series, home)
+        assert "share a position with another slice" in refusal(read_series, home)
 
 
 def a_stream_that_lies_is_not_decoded() -> None:

@@ -85,7 +85,7 @@ def test_what_cannot_be_is_one_line_with_what_to_do(tmp_path):
     for words, said in (
         (["photo.jpg", "--window", "40,400"], "photo.jpg is not a scan: --window applies only to DICOM"),
         (["photo.jpg", "--slices", "0"], "photo.jpg is not a scan: --slices applies only to volumes"),
-        ([CT, "--slices", "0"], "is 128 x 128: expected a volume; use explain (no --slices)"),
+        ([CT, "--slices", "0"], "is 128 x 128: expected a volume; use explain, or omit --slices"),
         ([folder, "--series"], "use explain_slices (--slices 0)"),
         ([CT, "--mask", "mask.png"], "the mask is 30 x 40 and the image is 128 x 128"),
         ([CT, "--mask", "lungs=mask.png"], "the mask lungs is 30 x 40 and the image is 128 x 128"),

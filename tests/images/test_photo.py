@@ -203,7 +203,7 @@ def test_a_jpeg_in_a_tiff_that_is_cut_off_is_damaged(mode, which):
     assert abs(read_photo(bytes(data)).pixels.astype(int) - np.asarray(image.convert("RGB"))).mean() < 4
     half, end = starts[which] + lengths[which] // 2, starts[which] + lengths[which]
     data[half:end] = bytes(end - half)
-    with pytest.raises(ImageError, match="damaged: a strip of the TIFF is cut off"):
+    with pytest.raises(ImageError, match="damaged: a strip of the TIFF is truncated"):
         read_photo(bytes(data))
 
 

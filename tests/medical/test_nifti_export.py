@@ -223,11 +223,11 @@ def test_a_map_of_another_scan_is_refused(tmp_path):
     scan = Scan(np.zeros(SHAPE, np.float32), "scan-0", affine())
     other = np.array(scan.affine)
     other[0, 3] += 1
-    with pytest.raises(GeometryError, match="6 x 7 x 5, scan-1 is 6 x 7 x 4"):
+    with pytest.raises(GeometryError, match="6 x 7 x 5, but scan-1 has 6 x 7 x 4"):
         to_nifti(
             explained(scan), tmp_path / "m.nii", source=Scan(np.zeros((6, 7, 4), np.float32), "scan-1", scan.affine)
         )
-    with pytest.raises(GeometryError, match="has another position"):
+    with pytest.raises(GeometryError, match="have different positions"):
         to_nifti(explained(scan), tmp_path / "m.nii", source=Scan(scan.values, "scan-1", other))
     with pytest.raises(GeometryError, match="unknown"):
         to_nifti(Explanation(np.ones((3, 3, 3)), "gradcam", 0, "x", 1.0, input_size=(3, 3, 3)), tmp_path / "m.nii")

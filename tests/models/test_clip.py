@@ -98,5 +98,5 @@ def test_what_is_no_clip_is_a_clear_error(tmp_path: Path) -> None:
         hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, image_size=16, patch_size=8
     )
     transformers.ViTModel(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="no towers of images and texts"):
+    with pytest.raises(ModelError, match="no image and text encoders"):
         load_model(f"clip:{tmp_path}")

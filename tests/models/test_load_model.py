@@ -201,7 +201,9 @@ def test_a_load_hook_that_raises_leaves_the_model_as_it_was():
 
 
 def test_a_model_without_shapes_yet_is_refused_with_advice():
-    with pytest.raises(WeightsError, match=r"Sequential has no shape yet for 0\.weight, 0\.bias: call it once"):
+    with pytest.raises(
+        WeightsError, match=r"Sequential has uninitialized lazy parameters \(0\.weight, 0\.bias\): call the model once"
+    ):
         load_state_dict_strictly(nn.Sequential(nn.LazyLinear(3)), {"0.weight": torch.zeros(3, 2)}, "w.pt")
 
 
@@ -238,7 +240,9 @@ def test_a_file_with_another_number_of_classes_sets_the_head(tmp_path, name):
 
 def test_a_file_of_another_architecture_is_refused(tmp_path):
     torch.save(net().state_dict(), tmp_path / "net.pt")
-    with pytest.raises(WeightsError, match=r"net\.pt does not fit SqueezeNet: \d+ missing .*is it this architecture"):
+    with pytest.raises(
+        WeightsError, match=r"net\.pt does not fit SqueezeNet: \d+ missing .*is it a checkpoint of this architecture"
+    ):
         load_model("squeezenet1_1", weights=tmp_path / "net.pt")
 
 
@@ -308,8 +312,8 @@ def test_a_file_in_the_cache_is_used_and_one_with_code_is_not(tmp_path, monkeypa
         ("resnet5", "nearest names: .*resnet50.*; a model is one of phantom, torchvision:NAME, timm:NAME"),
         ("torchvision:resnet5", "nearest names: .*resnet50"),
         ("quantized_resnet18", "load 'resnet18'"),
-        ("models.py", r"expected the function .*models\.py:FUNCTION"),
-        ("weights.safetensors", "not their architecture"),
+        ("models.py", r"expected also the name of the function .*models\.py:FUNCTION"),
+        ("weights.safetensors", "without an architecture"),
         ("nowhere.py:net", r"no file nowhere\.py"),
         ("no_such_package.models:net", "ModuleNotFoundError.*PYTHONPATH"),
         ("torch.nn:Liner", "no function 'Liner'"),
@@ -399,7 +403,7 @@ def test_weights_load_strictly_into_a_factorys_model(source, tmp_path):
 
 @pytest.mark.parametrize(
     ("function", "match"),
-    [("broken", "KeyError"), ("leaves", "SystemExit: 3"), ("absent", "it has: Settings, net, other")],
+    [("broken", "KeyError"), ("leaves", "SystemExit: 3"), ("absent", "its functions: Settings, net, other")],
 )
 def test_a_factory_that_fails_is_one_error_with_its_cause(source, function, match):
     modules = set(sys.modules)
@@ -513,7 +517,7 @@ DEEP = "[" * 20_000 + "]" * 20_000
 @pytest.mark.parametrize("text", ["1", "null", "[]", '"x"', "", "{", "NaN", DEEP, '{"size": ' + DEEP + "}"])
 def test_a_hugging_face_folder_whose_settings_are_no_object_is_one_error(folder, name, text):
     (folder / name).write_text(text)
-    with pytest.raises(ModelError, match=rf"/{name.replace('.', '[.]')} cannot be used: it (holds|is) "):
+    with pytest.raises(ModelError, match=rf"/{name.replace('.', '[.]')} cannot be used: (the file contains|it is) "):
         load_model(f"hf:{folder}")
 
 

@@ -1,1 +1,1 @@
-"""Image files, medical scans and preprocessing: what turns a source into a model's input."""
+"""Read image files and medical scans, and preprocess them into a model's input."""

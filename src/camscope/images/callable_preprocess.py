@@ -1,4 +1,4 @@
-"""Wrap any callable from a PIL image to a tensor, and measure its placement by sending probe images through it."""
+"""Wrap a user's preprocessing function and measure, with probe images, which image region its output shows."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +80,7 @@ class CallablePreprocess:
         return result, placement if is_confirmed else None
 
     def measure_placement(self, image_size: tuple[int, int]) -> Placement | None:
-        """Return the placement of the model's input on an image of `image_size` (height, width), or None if unknown."""
+        """Return where the model's input lies on an image of `image_size` (height, width), or None if unknown."""
         if image_size not in self._placement_cache:
             measured = self._measure_uncached_placement(image_size)
             while len(self._placement_cache) >= MAX_CACHED_PLACEMENTS:
@@ -89,11 +89,13 @@ class CallablePreprocess:
         return self._placement_cache[image_size]
 
     def _call_transform(self, image: "Image") -> Tensor:
-        name = getattr(self.transform, "__name__", type(self.transform).__name__)
+        transform_name = getattr(self.transform, "__name__", type(self.transform).__name__)
         try:
             result = self.transform(image)
         except Exception as error:
-            raise PreprocessError(f"the preprocessing {name} raised {type(error).__name__}: {error}") from error
+            raise PreprocessError(
+                f"the preprocessing {transform_name} raised {type(error).__name__}: {error}"
+            ) from error
         if isinstance(result, Tensor) and result.is_floating_point():
             result = result.detach().as_subclass(Tensor)
             result = result[0] if result.ndim == 4 and len(result) == 1 else result
@@ -101,56 +103,61 @@ class CallablePreprocess:
                 return result
         is_tensor = isinstance(result, Tensor)
         received = f"a tensor {tuple(result.shape)} of {result.dtype}" if is_tensor else type(result).__name__
-        raise PreprocessError(f"the preprocessing {name} returned {received}; expected a float tensor (C,H,W)")
+        raise PreprocessError(
+            f"the preprocessing {transform_name} returned {received}; expected a float tensor (C,H,W)"
+        )
 
     def _measure_uncached_placement(self, image_size: tuple[int, int]) -> Placement | None:
-        with _preserve_random_state() as was_drawn_from:
+        with _preserve_random_state() as has_drawn_random_numbers:
             try:
-                responses = [self._transform_to_array(probe) for probe in _generate_probe_images(image_size)]
+                probe_outputs = [self._transform_image_to_array(probe) for probe in _generate_probe_images(image_size)]
             except PreprocessError:  # the transform accepts photos, but not these probe images
                 return None
-            if was_drawn_from():
+            if has_drawn_random_numbers():
                 return None
-            placement = _solve_placement(responses, image_size)
-            is_confirmed = placement and self._is_confirmed_on_probes(placement, responses[0], responses[1])
+            placement = _compute_placement(probe_outputs, image_size)
+            is_confirmed = placement and self._is_confirmed_on_squares(placement, probe_outputs[0], probe_outputs[1])
             return placement if is_confirmed else None
 
     def _is_confirmed_on_image(self, placement: Placement, pixels: Pixels, result: Tensor) -> bool:
-        """Return whether squares that are added to the image appear where the placement says."""
+        """Return whether squares added to the image appear in the model's input where the placement predicts."""
         from PIL import Image
 
         squares = SquarePattern.from_placement(placement)
         if squares is None:  # too few pixels to tell places apart
             return False
         try:
-            after = self._transform_to_array(Image.fromarray(squares.add_to_image(pixels)))
+            after = self._transform_image_to_array(Image.fromarray(squares.add_to_image(pixels)))
         except PreprocessError:
             return False
         before = result.cpu().double().numpy()
         return after.shape == before.shape and squares.compute_agreement(before, after) >= MIN_AGREEMENT
 
-    def _is_confirmed_on_probes(self, placement: Placement, black_response: Floats, white_response: Floats) -> bool:
-        """Return whether the placement holds for images with a square in the middle: a crop may follow the content."""
-        contrast, size = white_response - black_response, np.array(placement.image_size)
+    def _is_confirmed_on_squares(self, placement: Placement, black_output: Floats, white_output: Floats) -> bool:
+        """Return whether the placement predicts where a square in the middle of a probe image appears in the model's input."""
+        contrast, size = white_output - black_output, np.array(placement.image_size)
         visible = (contrast**2).sum(0) > (contrast**2).sum(0).max() / 4
         distance_from_center = abs(placement.to_image(np.argwhere(visible) + 0.5) / size - 0.5).max(1)
         off_the_edge = abs(distance_from_center - 0.25) > 0.04  # away from the edge of the central square
         for background, foreground in (("black", "white"), ("white", "black")):
-            response = self._transform_to_array(_draw_center_square(placement.image_size, background, foreground))
-            if response.shape != black_response.shape:
+            output = self._transform_image_to_array(_draw_center_square(placement.image_size, background, foreground))
+            if output.shape != black_output.shape:
                 return False
-            brightness = ((response - black_response) * contrast).sum(0)[visible] / (contrast**2).sum(0)[visible]
+            brightness = ((output - black_output) * contrast).sum(0)[visible] / (contrast**2).sum(0)[visible]
             expected = (distance_from_center < 0.25) == (foreground == "white")
             if off_the_edge.any() and abs(brightness - expected)[off_the_edge].mean() > 0.1:
                 return False
         return True
 
-    def _transform_to_array(self, image: "Image") -> Floats:
+    def _transform_image_to_array(self, image: "Image") -> Floats:
         return self._call_transform(image).cpu().double().numpy()
 
 
 def _generate_probe_images(image_size: tuple[int, int]) -> Iterator["Image"]:
-    """Yield black, white, each ramp with its negative, and the first ramp again, which detects randomness."""
+    """Yield the probe images: black, white, and each gray ramp with its negative.
+
+    The first ramp is repeated at the end to detect randomness.
+    """
     from PIL import Image, ImageOps
 
     yield Image.new("RGB", image_size[::-1], "black")
@@ -172,7 +179,7 @@ def _draw_center_square(size: Sequence[int], background: str, foreground: str) -
 
 
 def _draw_ramp(size: tuple[int, int], direction: Floats) -> Pixels:
-    """Draw a ramp (H,W) from 0 to 255 that is exact on average: the rounding pattern has no direction."""
+    """Draw a dithered linear gray ramp (H,W) from 0 to 255 along a direction."""
     # In units of 1/256 level. Multiples of the plastic number's powers fill the unit square evenly.
     rows, columns = (np.arange(length) for length in size)
     down = np.rint((rows + 0.5) * (255 * 256 * direction[0] / size[0])).astype(np.uint16)
@@ -183,10 +190,10 @@ def _draw_ramp(size: tuple[int, int], direction: Floats) -> Pixels:
     return (levels >> 8).astype(np.uint8)
 
 
-def _solve_placement(responses: list[Floats], image_size: tuple[int, int]) -> Placement | None:
-    black, white, *ramps, repeated_ramp = responses
-    shapes = {response.shape for response in responses}
-    is_finite = all(np.isfinite(response).all() for response in responses)
+def _compute_placement(probe_outputs: list[Floats], image_size: tuple[int, int]) -> Placement | None:
+    black, white, *ramps, repeated_ramp = probe_outputs
+    shapes = {output.shape for output in probe_outputs}
+    is_finite = all(np.isfinite(output).all() for output in probe_outputs)
     if len(shapes) > 1 or not is_finite or not np.array_equal(ramps[0], repeated_ramp):
         return None
     contrast = white - black
@@ -203,7 +210,7 @@ def _solve_placement(responses: list[Floats], image_size: tuple[int, int]) -> Pl
 def _fit_placement(
     points: Floats, ramp_values: Floats, image_size: tuple[int, int], input_size: tuple[int, ...]
 ) -> Placement | None:
-    """Fit the affine map from input points (M,2) to the image that explains the ramps' values (M,2) in 0..1."""
+    """Fit an affine map from input points (M,2) to image positions, given the ramp values (M,2) at these points."""
     design = np.column_stack([points, np.ones(len(points))])
     solution, _, rank, _ = np.linalg.lstsq(design, ramp_values, rcond=None)
     residual = 255 * np.sqrt(((design @ solution - ramp_values) ** 2).mean(0))
@@ -217,7 +224,7 @@ def _fit_placement(
 
 
 def _remove_small_tilt(matrix: Floats, input_size: tuple[int, ...]) -> Floats:
-    """Set tilts of less than half an input pixel over the whole plane to 0: they are noise. The center stays in place."""
+    """Set small rotation and shear terms of an affine matrix to 0. The center of the input stays in place."""
     linear = matrix[:, :2]
     center = linear @ np.divide(input_size, 2) + matrix[:, 2]
     tilt = np.abs(linear) * input_size < 0.5 * np.abs(linear).max(axis=1, keepdims=True)
@@ -227,32 +234,33 @@ def _remove_small_tilt(matrix: Floats, input_size: tuple[int, ...]) -> Floats:
 
 @contextmanager
 def _preserve_random_state() -> Iterator[Callable[[], bool]]:
-    """Restore the random states of Python, NumPy and torch at the end.
+    """Restore the random states of Python, NumPy and torch when the `with` block ends.
 
-    The yielded function returns whether random numbers were drawn since.
+    The yielded function returns whether the block has drawn random numbers.
     """
     python, numpy, pytorch = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
 
-    def was_drawn_from() -> bool:
+    def has_drawn_random_numbers() -> bool:
         same = random.getstate() == python and torch.equal(torch.get_rng_state(), pytorch)
-        return not (same and _convert_random_state(np.random.get_state(legacy=False)) == _convert_random_state(numpy))
+        numpy_now = _convert_random_state_to_lists(np.random.get_state(legacy=False))
+        return not (same and numpy_now == _convert_random_state_to_lists(numpy))
 
     try:
-        yield was_drawn_from
+        yield has_drawn_random_numbers
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(pytorch)
 
 
-def _convert_random_state(numpy_state: dict[str, Any]) -> dict[str, Any]:
+def _convert_random_state_to_lists(numpy_state: dict[str, Any]) -> dict[str, Any]:
     return {name: np.asarray(value, object).tolist() for name, value in numpy_state["state"].items()}
 
 
 # A preprocessing can crop to the tissue, to the brightest region or to a detected object, or mirror a breast. Whatever it
 # does to the image, it does to squares that are added to it too.
 def is_content_independent(transform: Any) -> bool:
-    """Return whether a transform consists only of torchvision transforms whose geometry depends on the size alone."""
+    """Return whether a transform consists only of torchvision transforms that ignore the image's content."""
     kind = type(transform)
     is_torchvision = kind.__module__.startswith("torchvision.transforms.")
     if not is_torchvision or kind.__name__ not in CONTENT_INDEPENDENT_TRANSFORMS:
@@ -262,7 +270,7 @@ def is_content_independent(transform: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class SquarePattern:
-    """Squares that tile the input plane of a placement. `signs` (rows, columns): 1 is brighter, -1 is darker."""
+    """Brighter and darker squares that tile the model's input. `signs` (rows, columns): 1 is brighter, -1 is darker."""
 
     placement: Placement
     signs: NDArray[np.int8]
@@ -270,7 +278,7 @@ class SquarePattern:
 
     @classmethod
     def from_placement(cls, placement: Placement) -> Self | None:
-        """Build the pattern, or return None where image or input have too few pixels for more than one square."""
+        """Build a pattern of squares for a placement. Return None if only one square would fit."""
         # side of the larger of image and input pixels, in input pixels
         pixel = np.maximum(1, 1 / np.linalg.norm(placement.matrix[:, :2], axis=0))
         n_fitting = np.divide(placement.input_size, MIN_SQUARE_PIXELS * pixel).astype(int)
@@ -279,10 +287,10 @@ class SquarePattern:
             return None
         sides = np.divide(placement.input_size, counts)
         borders = np.maximum(BORDER_FRACTION * sides, MIN_BORDER_PIXELS * pixel)
-        return cls(placement, _choose_signs(*counts.tolist()), borders / sides)
+        return cls(placement, _choose_sign_pattern(*counts.tolist()), borders / sides)
 
     def add_to_image(self, pixels: Pixels) -> Pixels:
-        """Add the squares to an image (H,W,3). The pattern repeats outside the input plane."""
+        """Add the brighter and darker squares to an image (H,W,3)."""
         import cv2
 
         cells = self._locate_squares(pixels.shape[:2])
@@ -290,9 +298,9 @@ class SquarePattern:
         return np.asarray(cv2.subtract(cv2.add(pixels, cv2.merge([up] * 3)), cv2.merge([down] * 3)), np.uint8)
 
     def compute_agreement(self, input_before: Floats, input_after: Floats) -> float:
-        """Return the share (0..1) of the input's change (C,h,w) that has the sign of the square at its place.
+        """Return which share (0..1) of the change between two inputs (C,h,w) matches the signs of the squares.
 
-        A change of brightness and contrast that the whole image shares is fitted and left out.
+        A change in the brightness or contrast of the whole image is ignored.
         """
         selected, signs = self._select_square_centers()
         design = np.ones((len(signs), 3))
@@ -309,7 +317,7 @@ class SquarePattern:
         return float(np.dot(agreeing, weights) / np.dot(changed, weights)) if weights.any() else 0.0
 
     def _locate_squares(self, image_size: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
-        """Return each pixel's row and column of squares, as arrays that broadcast to (H,W)."""
+        """Return the row and the column of the square that contains each image pixel, as arrays that broadcast to (H,W)."""
         start, *ends = self.placement.to_input([[0, 0], [1, 0], [0, 1]])
         rows, columns = np.arange(image_size[0])[:, None] + 0.5, np.arange(image_size[1]) + 0.5
         cells = []
@@ -322,7 +330,7 @@ class SquarePattern:
         return tuple(cells)
 
     def _select_square_centers(self) -> tuple[NDArray[np.bool_], Floats]:
-        """Return which input pixels (h,w) lie in the middle of a square, and the signs (M,) there."""
+        """Return the mask (h,w) of the input pixels in the middle of a square, and the signs (M,) of their squares."""
         cells, inside = [], []
         axes = zip(self.placement.input_size, self.signs.shape, self.border_fractions, strict=True)
         for length, count, border in axes:
@@ -336,14 +344,19 @@ class SquarePattern:
 
 
 @cache
-def _choose_signs(rows: int, columns: int) -> NDArray[np.int8]:
-    """Choose a balanced pattern of signs that differs most from its flipped, transposed and shifted copies."""
-    halves = np.resize(np.array([1, -1], np.int8), rows * columns)
-    tables = [np.random.default_rng(seed).permutation(halves).reshape(rows, columns) for seed in range(N_PATTERN_SEEDS)]
-    return min(tables, key=lambda table: max(abs(float((table * moved).mean())) for moved in _list_symmetries(table)))
+def _choose_sign_pattern(n_rows: int, n_columns: int) -> NDArray[np.int8]:
+    """Choose a pattern of as many 1 as -1 that differs most from its flipped, transposed and shifted copies."""
+    halves = np.resize(np.array([1, -1], np.int8), n_rows * n_columns)
+    tables = [
+        np.random.default_rng(seed).permutation(halves).reshape(n_rows, n_columns) for seed in range(N_PATTERN_SEEDS)
+    ]
+    return min(
+        tables,
+        key=lambda table: max(abs(float((table * moved).mean())) for moved in _list_flipped_and_shifted_copies(table)),
+    )
 
 
-def _list_symmetries(signs: NDArray[np.int8]) -> list[NDArray[np.int8]]:
+def _list_flipped_and_shifted_copies(signs: NDArray[np.int8]) -> list[NDArray[np.int8]]:
     axes = [axis for axis, count in enumerate(signs.shape) if count > 1]
     symmetries = [np.flip(signs, axis) for axis in axes] + [np.roll(signs, 1, axis) for axis in axes] + [np.flip(signs)]
     return [*symmetries, signs.T, np.rot90(signs)] if signs.shape[0] == signs.shape[1] else symmetries

@@ -1,4 +1,4 @@
-"""Read masks from files: the label of each pixel or voxel as it is stored."""
+"""Read mask files into label images: one integer label per pixel or voxel."""
 
 from io import BytesIO
 from pathlib import Path
@@ -14,7 +14,7 @@ from camscope.safe_files import open_regular_file
 
 SEGMENTATION = "SEG"  # DICOM modality
 EXIF_ORIENTATION_TAG = 0x0112  # EXIF tag
-NO_SEGMENTATION = (
+SEGMENTATION_OBJECT_PROBLEM = (
     "it is a DICOM segmentation object (SEG), whose frames are segments; expected one label for each pixel. Convert it to NIfTI "
     "with segimage2itkimage of dcmqi, or to an array with highdicom"
 )
@@ -25,7 +25,7 @@ class SegmentationObjectError(ImageError):
 
 
 def read_label_image(source: str | Path | bytes, *, is_volume: bool = False) -> LabelImage:
-    """Read the labels (H,W) or (D,H,W) of a mask file, given by path or bytes. Colors count as labels.
+    """Read the labels (H,W) or (D,H,W) of a mask file. In a color image, each color is a label.
 
     `is_volume`: whether the pages of a TIFF are slices. Gray images of 16 bits and more are read as stored: scaled to
     8 bits, small labels would become 0. Raises ImageError for a file that cannot be read.
@@ -39,15 +39,15 @@ def read_label_image(source: str | Path | bytes, *, is_volume: bool = False) -> 
 
 
 def read_mask_scan(file: str | Path | bytes) -> Scan:
-    """Read a mask stored as a medical image. A DICOM segmentation object raises SegmentationObjectError."""
+    """Read a mask stored as a medical image. Raise SegmentationObjectError for a DICOM segmentation object."""
     scan = read_scan(file)
     if scan.modality == SEGMENTATION:
-        raise SegmentationObjectError(f"{scan.name}: {NO_SEGMENTATION}")
+        raise SegmentationObjectError(f"{scan.name}: {SEGMENTATION_OBJECT_PROBLEM}")
     return scan
 
 
 def _has_high_bit_depth(source: str | Path | bytes) -> bool:
-    """Return whether a file is a gray PNG or TIFF of more than 8 bits. `read_photo` reports unreadable files."""
+    """Return whether a file is a gray PNG or TIFF of more than 8 bits. Return False for an unreadable file."""
     from PIL import Image
 
     try:
@@ -59,5 +59,7 @@ def _has_high_bit_depth(source: str | Path | bytes) -> bool:
         return False
     if turned:
         name = "its bytes" if isinstance(source, bytes) else source
-        raise ImageError(f"{name}: a mask of 16 bits with an EXIF orientation; save it upright")
+        raise ImageError(
+            f"{name}: a mask of more than 8 bits must not have an EXIF orientation; rotate it and save it again"
+        )
     return is_high_bit_depth

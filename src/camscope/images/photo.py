@@ -77,9 +77,9 @@ def read_photo(source: object, *, max_pixels: int = MAX_PIXELS) -> Photo:
         with _convert_decoding_errors(name), suppress_library_output():
             return Photo(_decode_pixels(source, name, max_pixels), Path(name).name)
     if isinstance(source, Tensor):
-        return Photo(_convert_tensor(source, max_pixels), "tensor")
+        return Photo(_convert_tensor_to_pixels(source, max_pixels), "tensor")
     if isinstance(source, np.ndarray):
-        return Photo(_convert_array(source, max_pixels), "array")
+        return Photo(_convert_array_to_pixels(source, max_pixels), "array")
     raise ImageError(f"the image is a {type(source).__name__}; {EXPECTED_IMAGE}")
 
 
@@ -100,14 +100,14 @@ def _read_photo_file(path: Path, max_pixels: int) -> Photo:
 
 
 def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> tuple[Pixels, Size]:
-    """Decode a file's bytes at a reduced size where possible and return pixels (h,w,3) and the full size (H,W).
+    """Decode an image file at a reduced size, which is faster. Return the pixels (h,w,3) and the full size (H,W).
 
     `required_size` maps the full size to the smallest size needed. A JPEG of at least twice that size is decoded at a
-    half, a quarter or an eighth, which is faster. All other formats are decoded at full size.
+    half, a quarter or an eighth. All other formats are decoded at full size.
     """
     with _open_image_bytes(data) as image:
         _check_pixel_count(image.size, "the file", MAX_PIXELS)
-        stored_size, is_transposed = image.size, _read_orientation(image) in TRANSPOSED_ORIENTATIONS
+        stored_size, is_transposed = image.size, _read_exif_orientation(image) in TRANSPOSED_ORIENTATIONS
         size = stored_size if is_transposed else stored_size[::-1]
         height, width = required_size(size)
         image.draft(None, (height, width) if is_transposed else (width, height))
@@ -117,7 +117,7 @@ def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> tu
 
 
 def find_file_flags(data: bytes, name: str) -> tuple[str, ...]:
-    """Return what is odd about a readable file: a suffix of another format, or frames that were not read."""
+    """Return warnings about an image file: a suffix of another format, or several frames of which only the first is read."""
     from PIL import Image
 
     suffix = Path(name).suffix.lower()
@@ -128,7 +128,7 @@ def find_file_flags(data: bytes, name: str) -> tuple[str, ...]:
 
 
 def _find_image_flags(image: "Image", file_suffix: str) -> tuple[str, ...]:
-    """Return the flags of an open image, see `find_file_flags`."""
+    """Return the warnings of `find_file_flags` for an image that is already open."""
     from PIL import Image
 
     format_name = "JPEG" if image.format == "MPO" else str(image.format)
@@ -143,7 +143,7 @@ def _find_image_flags(image: "Image", file_suffix: str) -> tuple[str, ...]:
 
 
 def _has_expected_signature(data: bytes, suffix: str) -> bool:
-    """Return whether the first bytes are those of a JPEG or still PNG, so that the file need not be opened."""
+    """Return whether a .jpg or .png file begins with the signature of its format. An animated PNG gives False."""
     if suffix in {".jpg", ".jpeg"}:
         return data.startswith(b"\xff\xd8\xff")
     return suffix == ".png" and data.startswith(b"\x89PNG\r\n\x1a\n") and b"acTL" not in data[: data.find(b"IDAT")]
@@ -162,7 +162,7 @@ def _open_image_bytes(data: bytes) -> "Iterator[Image]":
 
 @contextmanager
 def _convert_decoding_errors(name: str) -> Iterator[None]:
-    """Convert any error of a decoder to an ImageError that names the image: corrupt files can raise anything."""
+    """Convert any error raised in the `with` block to an ImageError with the image's name."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -186,7 +186,7 @@ def _convert_decoding_errors(name: str) -> Iterator[None]:
 def _decode_pixels(image: "Image", name: str, max_pixels: int) -> Pixels:
     _check_pixel_count(image.size, name, max_pixels)
     if image.format == "EPS":
-        raise ImageError(f"{name}: EPS files are programs without pixels; save the image as PNG")
+        raise ImageError(f"{name}: the EPS format is not supported; save the image as PNG")
     # These formats open 16-bit files in an integer mode; a transposed image no longer has a format
     is_16_bit = image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
     check_pixel_data(image, name)
@@ -196,20 +196,21 @@ def _decode_pixels(image: "Image", name: str, max_pixels: int) -> Pixels:
     if is_16_bit:
         return _repeat_gray_channel(((np.asarray(upright).astype(np.uint32) + 128) // 257).astype(np.uint8))
     if upright.mode in {"I", "F"}:
-        received = f"{name}: pixels of mode {upright.mode!r} have no known range"
-        raise ImageError(f"{received}; scale them to 0..255 and pass a uint8 array")
+        raise ImageError(
+            f"{name}: pixels of mode {upright.mode!r} have no known range; scale them to a uint8 array (0..255)"
+        )
     return _convert_to_rgb_pixels(upright)
 
 
 def _convert_to_rgb_pixels(image: "Image") -> Pixels:
-    """Convert an image to (H,W,3) in strips of rows: converting a large image at once would double the memory."""
+    """Convert an image to pixels (H,W,3), a few rows at a time to save memory."""
     rows = max(1, MAX_PIXELS_PER_STRIP // image.width)
     if image.height <= rows:
-        return np.array(_flatten_to_rgb(image))
+        return np.array(_compose_over_white(image))
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     for top in range(0, image.height, rows):
         strip = image.crop((0, top, image.width, min(image.height, top + rows)))
-        pixels[top : top + rows] = np.asarray(_flatten_to_rgb(strip))
+        pixels[top : top + rows] = np.asarray(_compose_over_white(strip))
     return pixels
 
 
@@ -220,7 +221,7 @@ def read_pixel_count(data: bytes) -> int:
     return 0
 
 
-def _read_orientation(image: "Image") -> Any:
+def _read_exif_orientation(image: "Image") -> Any:
     with suppress(Exception):  # damaged EXIF does not affect the pixels
         return image.getexif().get(EXIF_ORIENTATION_TAG, 1)
     return 1
@@ -229,13 +230,13 @@ def _read_orientation(image: "Image") -> Any:
 def _apply_exif_orientation(image: "Image") -> "Image":
     from PIL import ImageOps
 
-    if _read_orientation(image) != 1:  # Pillow would copy an upright image
+    if _read_exif_orientation(image) != 1:  # Pillow would copy an upright image
         with suppress(Exception):
             return ImageOps.exif_transpose(image)
     return image
 
 
-def _flatten_to_rgb(image: "Image") -> "Image":
+def _compose_over_white(image: "Image") -> "Image":
     from PIL import Image
 
     if not image.has_transparency_data:
@@ -244,10 +245,12 @@ def _flatten_to_rgb(image: "Image") -> "Image":
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
-def _convert_array(array: NDArray[Any], max_pixels: int) -> Pixels:
+def _convert_array_to_pixels(array: NDArray[Any], max_pixels: int) -> Pixels:
     received = f"the image is an array of {array.dtype} with shape {array.shape}"
     if array.dtype != np.uint8:
-        raise ImageError(f"{received}; {EXPECTED_IMAGE}. Floats in 0..1: pass (array * 255).round().astype('uint8')")
+        raise ImageError(
+            f"{received}; {EXPECTED_IMAGE}. For floats from 0 to 1, pass (array * 255).round().astype('uint8')"
+        )
     if array.ndim == 3 and array.shape[2] != 3 and array.shape[0] in (1, 3):
         raise ImageError(f"{received}, which looks like (C,H,W); {EXPECTED_IMAGE}. Pass array.transpose(1, 2, 0)")
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3) or not array.size:
@@ -256,10 +259,10 @@ def _convert_array(array: NDArray[Any], max_pixels: int) -> Pixels:
     return _repeat_gray_channel(array) if array.ndim == 2 else np.array(array, order="C")
 
 
-def _convert_tensor(tensor: Tensor, max_pixels: int) -> Pixels:
+def _convert_tensor_to_pixels(tensor: Tensor, max_pixels: int) -> Pixels:
     received = f"the image is a tensor of {tensor.dtype} with shape {tuple(tensor.shape)}"
     if tensor.dtype != torch.uint8:
-        raise ImageError(f"{received}; {EXPECTED_IMAGE}. A float tensor is taken where a model's own input is expected")
+        raise ImageError(f"{received}; {EXPECTED_IMAGE}. A float tensor is only accepted as a model's own input")
     if tensor.ndim != 3 or tensor.shape[0] not in (1, 3) or not tensor.numel():
         raise ImageError(f"{received}; {EXPECTED_IMAGE}")
     _check_pixel_count((tensor.shape[2], tensor.shape[1]), "the tensor", max_pixels)
@@ -273,7 +276,7 @@ def _repeat_gray_channel(array: Pixels) -> Pixels:
 def _check_pixel_count(size: tuple[int, int], name: str, max_pixels: int) -> None:
     width, height = size
     if width * height > max_pixels:
-        limit = f"the limit of {max_pixels}; raise max_pixels= to read it"
-        raise ImageError(f"{name}: {width} x {height} pixels are more than {limit}")
+        fix = "pass a larger max_pixels to read the image"
+        raise ImageError(f"{name}: {width} x {height} pixels are more than the limit of {max_pixels}; {fix}")
     if not width * height:
-        raise ImageError(f"{name}: an image of {width} x {height} pixels")
+        raise ImageError(f"{name}: an image of {width} x {height} pixels is empty")

@@ -1,4 +1,4 @@
-"""Preprocess photos into a model's input, and record where each input pixel came from."""
+"""Preprocess photos into a model's input, and record which image region it shows."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -81,23 +81,23 @@ class Preprocess:
             if (value := getattr(self, name)) not in choices:
                 raise PreprocessError(f"{name}={value!r}; expected one of {', '.join(map(repr, choices))}")
         for name in ("mean", "std"):
-            values = _parse_numbers(getattr(self, name), name)
+            values = _parse_finite_numbers(getattr(self, name), name)
             if len(values) != self.channels:
-                received = plural(len(values), "number")
-                raise PreprocessError(f"{name} has {received} for {plural(self.channels, 'channel')}")
+                n_values = plural(len(values), "number")
+                raise PreprocessError(f"{name} has {n_values} for {plural(self.channels, 'channel')}")
             object.__setattr__(self, name, values)
-        _parse_numbers([self.scale], "scale")
-        _parse_numbers(self.fill, "fill")
+        _parse_finite_numbers([self.scale], "scale")
+        _parse_finite_numbers(self.fill, "fill")
         if not all(self.std) or not self.scale:
             raise PreprocessError(f"std={self.std} and scale={self.scale}; expected numbers other than 0")
         for name in ("resize", "crop"):
-            object.__setattr__(self, name, _parse_sides(getattr(self, name), name))
+            object.__setattr__(self, name, _parse_side_lengths(getattr(self, name), name))
         object.__setattr__(self, "fill", tuple(self.fill)[: self.channels])
         if len(self.fill) != self.channels or not all(0 <= value <= 255 for value in self.fill):
             raise PreprocessError(f"fill={self.fill}; expected {plural(self.channels, 'number')} from 0 to 255")
 
     def __call__(self, pixels: Pixels) -> tuple[Tensor, Placement]:
-        """Return the model's input (C,H,W) for an image (H,W,3) uint8, and its placement on the image."""
+        """Return the model's input (C,H,W) for an image (H,W,3) uint8, and the input's placement on the image."""
         from PIL import Image
 
         height, width = pixels.shape[:2]
@@ -118,7 +118,7 @@ class Preprocess:
         return self._normalize(image), placement
 
     def compute_resized_size(self, image_size: tuple[int, ...]) -> tuple[int, int]:
-        """Return the size (H,W) that an image is resized to before the crop."""
+        """Return the size (H,W) of an image after the resize step and before the crop."""
         height, width = image_size
         if self.resize is None:
             return height, width
@@ -137,47 +137,49 @@ class Preprocess:
         values_in = tensor.detach().cpu().double().reshape(tensor.shape[-3:])
         if values_in.shape[0] != self.channels:
             expected = plural(self.channels, "channel")
-            raise PreprocessError(f"a tensor of shape {tuple(tensor.shape)}; expected {expected}")
-        std, mean = (torch.from_numpy(_to_channel_column(statistic)).double() for statistic in (self.std, self.mean))
+            raise PreprocessError(f"the tensor has shape {tuple(tensor.shape)}; expected {expected}")
+        std, mean = (
+            torch.from_numpy(_reshape_to_channel_axis(statistic)).double() for statistic in (self.std, self.mean)
+        )
         values = (values_in * std + mean) / self.scale
         pixels = values.round().clamp(0, 255).to(torch.uint8).expand(3, -1, -1)
         return np.array(pixels.permute(1, 2, 0).numpy(), order="C")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as numbers, strings and lists for JSON."""
+        """Return the settings as a dictionary that JSON can store."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """Build the preprocessing that `to_dict` wrote."""
+        """Build a preprocessing from the dictionary that `to_dict` returns."""
         if unknown := config.keys() - {field.name for field in fields(cls)}:
-            raise PreprocessError(f"unknown key {sorted(unknown)[0]!r} in a stored preprocessing")
+            raise PreprocessError(f"the stored preprocessing has an unknown key {sorted(unknown)[0]!r}")
         if missing := {"mean", "std"} - config.keys():
-            raise PreprocessError(f"a stored preprocessing lacks {sorted(missing)[0]!r}")
+            raise PreprocessError(f"the stored preprocessing lacks {sorted(missing)[0]!r}")
         values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in config.items()}
         return cls(**values)
 
     @classmethod
     def from_preset(cls, name: str) -> Self:
-        """Build a named preset, such as "imagenet"."""
+        """Build a preprocessing from the name of a preset, such as "imagenet"."""
         if name not in PRESETS:
-            raise PreprocessError(f"no preset {name!r}; expected one of {', '.join(sorted(PRESETS))}")
+            raise PreprocessError(f"there is no preset {name!r}; expected one of {', '.join(sorted(PRESETS))}")
         return cls(**PRESETS[name])
 
     @classmethod
     def from_torchvision(cls, transform: object) -> Self:
-        """Build from `weights.transforms()` of a torchvision classification or segmentation model."""
+        """Build a preprocessing from `weights.transforms()` of a torchvision classification or segmentation model."""
         return cls(**convert_torchvision_transform(transform))
 
     @classmethod
     def from_timm(cls, config: object) -> Self:
-        """Build from a timm model or its data configuration, as `timm.data.create_transform` would."""
+        """Build a preprocessing from a timm model or its data configuration."""
         with read_errors_converted("the timm configuration", PreprocessError):
             return cls(**convert_timm_config(config))
 
     @classmethod
     def from_huggingface(cls, processor: object) -> Self:
-        """Build from a Hugging Face image processor or its configuration.
+        """Build a preprocessing from a Hugging Face image processor or its configuration.
 
         The result equals `pixel_values` of the PIL backend. The torchvision backend has its own resampling, which differs
         by rounding.
@@ -186,7 +188,7 @@ class Preprocess:
             return cls(**convert_huggingface_processor(processor))
 
     def _resize_by_channel(self, pixels: Pixels, size: tuple[int, int]) -> "Image":
-        """Resize channel by channel: the same image in a third of the memory."""
+        """Resize an image one channel at a time, which needs less memory."""
         from PIL import Image
 
         resampling = Image.Resampling[self.interpolation.upper()]
@@ -200,7 +202,10 @@ class Preprocess:
         return Image.merge("RGB", [plane.resize(size[::-1], resampling) for plane in planes])
 
     def _compute_crop_start(self, surplus: int) -> int:
-        """Return where the crop starts, negative where the crop is larger than the image."""
+        """Return the first pixel of a center crop, given how many pixels longer the image is than the crop.
+
+        Both numbers are negative where the crop is longer than the image.
+        """
         if self.rounding == "down":
             return surplus // 2
         return round(surplus / 2) if self.rounding == "even" and surplus > 0 else int(surplus / 2)
@@ -210,8 +215,8 @@ class Preprocess:
         # division as in torchvision gives the same last bit; NumPy calls are cheaper than torch's
         scaled = values.astype(np.float32, order="C")
         scaled /= np.float32(1 / self.scale)
-        scaled -= _to_channel_column(self.mean)
-        scaled /= _to_channel_column(self.std)
+        scaled -= _reshape_to_channel_axis(self.mean)
+        scaled /= _reshape_to_channel_axis(self.std)
         return torch.from_numpy(scaled)
 
 
@@ -219,7 +224,7 @@ class Preprocess:
 def _plan_resize_and_crop(
     preprocess: Preprocess, image_size: tuple[int, int]
 ) -> tuple[tuple[int, int] | None, list[int] | None, Placement]:
-    """Return the resized size, the crop's start and the placement for images of one size (H,W)."""
+    """Return the size after resizing, the first pixel of the crop, and the placement, for images of one size (H,W)."""
     placement, resized, start = Placement.identity(image_size), None, None
     if preprocess.resize is not None:
         resized = preprocess.compute_resized_size(image_size)
@@ -233,7 +238,7 @@ def _plan_resize_and_crop(
 
 
 @lru_cache(maxsize=64)
-def _to_channel_column(values: tuple[float, ...]) -> NDArray[np.float32]:
+def _reshape_to_channel_axis(values: tuple[float, ...]) -> NDArray[np.float32]:
     return np.array(values, np.float32)[:, None, None]
 
 
@@ -241,7 +246,7 @@ PRESETS: dict[str, dict[str, Any]] = {"imagenet": {"resize": 256, "crop": 224, *
 
 
 def as_preprocess(value: object) -> Callable[[Any], Any]:
-    """Convert any supported description of a preprocessing to a callable from pixels to (tensor, placement).
+    """Convert a preprocessing of any supported kind to a callable from pixels to (tensor, placement).
 
     Args:
         value: A Preprocess, a ScanPreprocess (which takes scans), MONAI transforms (which take paths), the name of a
@@ -281,7 +286,7 @@ def as_preprocess(value: object) -> Callable[[Any], Any]:
     )
 
 
-def _parse_numbers(values: Any, name: str) -> tuple[float, ...]:
+def _parse_finite_numbers(values: Any, name: str) -> tuple[float, ...]:
     with suppress(TypeError, ValueError, OverflowError):
         numbers = tuple(map(float, values))
         if all(map(math.isfinite, numbers)):
@@ -289,7 +294,7 @@ def _parse_numbers(values: Any, name: str) -> tuple[float, ...]:
     raise PreprocessError(f"{name}={values!r:.80}; expected finite numbers")
 
 
-def _parse_sides(value: object, name: str) -> int | tuple[int, int] | None:
+def _parse_side_lengths(value: object, name: str) -> int | tuple[int, int] | None:
     match value:
         case None:
             return None

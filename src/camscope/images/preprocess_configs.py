@@ -1,4 +1,4 @@
-"""Convert configurations of torchvision, timm and Hugging Face to arguments of `Preprocess`, or name the key that has none."""
+"""Convert preprocessing configurations of torchvision, timm and Hugging Face to arguments of `Preprocess`."""
 
 import math
 from collections.abc import Mapping
@@ -33,13 +33,15 @@ IGNORED_KEYS = {
 
 
 def convert_torchvision_transform(transform: Any) -> PreprocessFields:
-    """Convert `weights.transforms()` of a classification or segmentation model."""
+    """Convert torchvision's `weights.transforms()` to arguments of `Preprocess`."""
     kind = type(transform).__name__
     if kind not in {"ImageClassification", "SemanticSegmentation"} or not hasattr(transform, "resize_size"):
-        raise PreprocessError(f"{kind} is not torchvision's ImageClassification or SemanticSegmentation preset")
+        raise PreprocessError(
+            f"the transform is a {kind}; expected torchvision's ImageClassification or SemanticSegmentation"
+        )
     return {
-        "resize": _parse_side(transform.resize_size),
-        "crop": _parse_side(getattr(transform, "crop_size", None)),
+        "resize": _parse_torchvision_size(transform.resize_size),
+        "crop": _parse_torchvision_size(getattr(transform, "crop_size", None)),
         "mean": tuple(transform.mean),
         "std": tuple(transform.std),
         "interpolation": transform.interpolation.value.removesuffix("-exact"),
@@ -47,19 +49,19 @@ def convert_torchvision_transform(transform: Any) -> PreprocessFields:
 
 
 def convert_timm_config(config: Any) -> PreprocessFields:
-    """Convert a timm model or data configuration, as `create_transform(**config, is_training=False)` reads it."""
+    """Convert a timm model or its data configuration to arguments of `Preprocess`."""
     config = config if isinstance(config, Mapping) else _resolve_timm_config(config)
     if unknown := config.keys() - {"input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode"}:
         advice = "see timm.data.resolve_model_data_config(model)"
         raise _build_unsupported_error(sorted(unknown)[0], config, advice, "timm configuration")
-    channels, *size = _require_key(config, "input_size", "timm configuration")
+    channels, *size = _get_required_value(config, "input_size", "timm configuration")
     scaled = tuple(math.floor(side / (config.get("crop_pct") or 0.875)) for side in size)
-    mean = tuple(_require_key(config, "mean", "timm configuration"))
+    mean = tuple(_get_required_value(config, "mean", "timm configuration"))
     fields = {
         "crop": tuple(size),
         "mean": mean,
-        "std": tuple(_require_key(config, "std", "timm configuration")),
-        "interpolation": _require_key(config, "interpolation", "timm configuration"),
+        "std": tuple(_get_required_value(config, "std", "timm configuration")),
+        "interpolation": _get_required_value(config, "interpolation", "timm configuration"),
         "channels": channels,
     }
     match config.get("crop_mode") or "center":
@@ -73,7 +75,7 @@ def convert_timm_config(config: Any) -> PreprocessFields:
 
 
 def convert_huggingface_processor(processor: Any) -> PreprocessFields:
-    """Convert a Hugging Face image processor or its configuration, for families that follow their configuration."""
+    """Convert a Hugging Face image processor or its configuration to arguments of `Preprocess`."""
     config = processor if isinstance(processor, Mapping) else processor.to_dict()
     name = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
     family = name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor")
@@ -92,7 +94,7 @@ def _convert_huggingface_geometry(config: Mapping[str, Any], family: str, roundi
     if config.get("do_resize", "size" in config):
         size, pct = _parse_size(config, "size", family in SHORTER_SIDE_FAMILIES), config.get("crop_pct")
         fields["resize"] = size
-        number = int(_require_key(config, "resample", "image processor"))
+        number = int(_get_required_value(config, "resample", "image processor"))
         if number not in PIL_FILTERS:
             raise _build_unsupported_error("resample", config, f"known: {PIL_FILTERS}")
         fields["interpolation"] = PIL_FILTERS[number]
@@ -110,7 +112,7 @@ def _convert_huggingface_geometry(config: Mapping[str, Any], family: str, roundi
 def _convert_convnext_geometry(
     config: Mapping[str, Any], size: int | tuple[int, int], crop_pct: float | None
 ) -> PreprocessFields:
-    """Apply ConvNeXT's rule: below 384 pixels a center crop of `crop_pct`, from 384 on the whole image, stretched."""
+    """Return ConvNeXT's resize and crop. Images of 384 pixels or more are stretched and not cropped."""
     if not isinstance(size, int):
         raise _build_unsupported_error("size", config, 'ConvNeXT needs {"shortest_edge": ...}')
     if size >= 384:
@@ -124,13 +126,13 @@ def _convert_huggingface_normalization(config: Mapping[str, Any]) -> PreprocessF
     scale = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
     if not config.get("do_normalize", "image_mean" in config):
         return {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "scale": scale}
-    mean, std = (_require_key(config, key, "image processor") for key in ("image_mean", "image_std"))
+    mean, std = (_get_required_value(config, key, "image processor") for key in ("image_mean", "image_std"))
     return {"mean": _expand_to_three_channels(mean), "std": _expand_to_three_channels(std), "scale": scale}
 
 
 def _parse_size(config: Mapping[str, Any], key: str, is_shorter_side: bool) -> int | tuple[int, int]:
-    """Return a shorter side as int, or (height, width)."""
-    size = _require_key(config, key, "image processor")
+    """Read a size from a configuration: an int for the shorter side, or (height, width)."""
+    size = _get_required_value(config, key, "image processor")
     if isinstance(size, int):
         return size if is_shorter_side else (size, size)
     if not isinstance(size, Mapping):  # SizeDict of the processor
@@ -144,7 +146,7 @@ def _parse_size(config: Mapping[str, Any], key: str, is_shorter_side: bool) -> i
 
 
 def _find_margin_rounding(processor: object, processor_name: str) -> str:
-    """Return how half of an odd margin is rounded: torchvision truncates toward zero, the PIL backend rounds down."""
+    """Return how the processor rounds half of an odd crop margin: toward "zero" (torchvision) or "down" (PIL)."""
     if isinstance(processor, Mapping):
         return "down" if processor_name.endswith("Pil") else "zero"
     backend = getattr(processor, "backend", "torchvision" if type(processor).__name__.endswith("Fast") else "pil")
@@ -153,12 +155,12 @@ def _find_margin_rounding(processor: object, processor_name: str) -> str:
 
 def _resolve_timm_config(model: object) -> Mapping[str, Any]:
     if not hasattr(model, "pretrained_cfg"):
-        raise PreprocessError(f"{type(model).__name__} is neither a timm model nor a timm data configuration")
+        raise PreprocessError(f"received a {type(model).__name__}; expected a timm model or a timm data configuration")
     timm = require("timm.data", extra="hub")
     return dict(timm.resolve_model_data_config(model))
 
 
-def _parse_side(value: Any) -> int | tuple[int, ...] | None:
+def _parse_torchvision_size(value: Any) -> int | tuple[int, ...] | None:
     if value is None or isinstance(value, int):
         return value
     return int(value[0]) if len(value) == 1 else tuple(value)
@@ -168,9 +170,9 @@ def _expand_to_three_channels(values: Any) -> tuple[float, ...]:
     return (float(values),) * 3 if isinstance(values, int | float) else tuple(values)
 
 
-def _require_key(config: Mapping[str, Any], key: str, config_name: str) -> Any:
+def _get_required_value(config: Mapping[str, Any], key: str, config_name: str) -> Any:
     if config.get(key) is None:
-        raise PreprocessError(f"the {config_name} has no {key!r}; it is needed to build the preprocessing")
+        raise PreprocessError(f"the {config_name} has no {key!r}, which the preprocessing needs")
     return config[key]
 
 

@@ -1,4 +1,4 @@
-"""Medical images: volumes explained slice by slice or patch by patch, and exports to DICOM and NIfTI."""
+"""Explain volumes slice by slice or patch by patch, and export explanations to DICOM and NIfTI."""
 
 from camscope.medical.dicom_export import compute_device_uid
 from camscope.medical.dicom_objects import to_parametric_map, to_secondary_capture

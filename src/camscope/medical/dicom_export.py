@@ -1,4 +1,4 @@
-"""Shared parts of the DICOM exports: reading the source's headers, consent to copy them, and common attributes.
+"""Functions that all DICOM exports share: read the source's headers and set common attributes.
 
 The device that made an object is camscope with this model: other weights count as another device.
 """
@@ -54,59 +54,57 @@ DIRECTION_LETTERS = ("LR", "PA", "HF")  # high and low end of each LPS axis
 
 
 def check_clinical_profile(profile: str, object_name: str) -> None:
-    """Raise OutputError unless `profile` is "clinical": an object for a PACS copies patient data from the source."""
+    """Raise OutputError unless `profile` is "clinical", which allows patient data to be copied to the output."""
     if profile not in PROFILES:
         raise InputError(f"profile={profile!r}; expected one of {', '.join(PROFILES)}")
     if profile != "clinical":
         raise OutputError(
-            f"{object_name} belongs to the patient's study: it copies the patient's name, IDs, birth date, sex and history, the "
-            f"study's UID, date, accession number and physicians, the scanner and its institution, and refers to the source by "
-            f'its UIDs. Allow this with profile="clinical"; to_nifti and Explanation.save write no patient data'
+            f'{object_name} needs profile="clinical", as it copies patient data from the source: name, IDs, birth date, sex and '
+            f"history, the study's UID, date, accession number and physicians, the scanner, its institution, and the UIDs of "
+            f"the source. To write no patient data, use to_nifti or Explanation.save"
         )
 
 
 @dataclass(frozen=True, eq=False)
 class DicomSource:
-    """A scan with its DICOM headers, without pixels: one per slice, or a single one of all frames."""
+    """A scan with its DICOM headers without pixels: one header per slice, or one header for all frames."""
 
     scan: Scan
     headers: "list[Dataset]"
 
     @property
     def is_multiframe(self) -> bool:
-        """Whether one file holds all frames."""
+        """Whether one DICOM file contains all slices as frames."""
         return len(self.headers) == 1 and (
             len(self.scan.frame_indices) > 1 or int(self.headers[0].get("NumberOfFrames") or 1) > 1
         )
 
     def get_slice_header(self, index: int) -> "tuple[Dataset, int]":
-        """Return the header of a slice, and its frame index, counted from 0."""
+        """Return the DICOM header of a slice, and the index of its frame in the file."""
         return self.headers[0 if len(self.headers) == 1 else index], self.scan.frame_indices[index]
 
 
 def require_highdicom() -> None:
-    """Raise MissingExtraError without highdicom, before anything is read."""
+    """Raise MissingExtraError if pydicom or highdicom is not installed."""
     require_pydicom()
     require("highdicom", extra="medical")  # before a library is silenced
 
 
 def read_dicom_source(source: Any) -> DicomSource:
-    """Read the DICOM headers of the explained scan, given as a path, folder, list of files, bytes or `Scan`."""
+    """Read a DICOM scan and its headers from a path, folder, list of files, bytes or `Scan`."""
     require_highdicom()
     scan = read_scan(source)
     files = [source] if isinstance(source, bytes) else scan.sources
     has_other_format = any(str(file).lower().endswith((*PHOTO_SUFFIXES, *ITK_SUFFIXES)) for file in scan.sources)
     if not files or scan.format_codes is not None or has_other_format:
-        raise ImageError(
-            f"{scan.name} does not come from DICOM files, so that patient and study are unknown; use to_nifti"
-        )
+        raise ImageError(f"{scan.name} does not come from DICOM files, which this export needs; use to_nifti")
     return DicomSource(scan, [_read_header(file, scan.name) for file in files])
 
 
 def prepare_export(
     explanation: Explanation, source: Any, profile: str, object_name: str
 ) -> tuple[DicomSource, ScanSpaceMap]:
-    """Check the consent to copy patient data, and return the source's headers and the map on its scan."""
+    """Check the profile, read the source's DICOM headers, and resample the map to the scan."""
     check_clinical_profile(profile, object_name)
     dicom_source = read_dicom_source(source)
     return dicom_source, resample_to_scan(explanation, dicom_source.scan)
@@ -119,7 +117,9 @@ def _read_header(file: Any, name: str) -> "Dataset":
             if keyword in dataset:
                 del dataset[keyword]
         if missing := [keyword for keyword in REQUIRED_UID_KEYWORDS if not dataset.get(keyword)]:
-            raise ImageError(f"{name}: the header has no {', '.join(missing)}, which a reference needs")
+            raise ImageError(
+                f"{name}: the header has no {', '.join(missing)}, which the export needs to refer to the source"
+            )
         for keyword in OPTIONAL_VALUE_KEYWORDS:
             if keyword not in dataset or not _has_valid_value(dataset, keyword):
                 setattr(dataset, keyword, "")
@@ -129,7 +129,7 @@ def _read_header(file: Any, name: str) -> "Dataset":
 
 
 def _has_valid_value(dataset: "Dataset", keyword: str) -> bool:
-    """Return whether an object may hold the value: de-identification can leave invalid dates such as 00000000."""
+    """Return whether the value of an element is valid. De-identification can leave invalid dates such as 00000000."""
     from pydicom.valuerep import DA, TM
 
     value = dataset[keyword].value
@@ -143,7 +143,7 @@ def _has_valid_value(dataset: "Dataset", keyword: str) -> bool:
 
 
 def set_common_attributes(image: "Dataset", explanation: Explanation, derivation: str, source: DicomSource) -> None:
-    """Set the attributes that all objects share: a derived research image, its device, and the body part."""
+    """Set the attributes that all exported DICOM objects share, such as description, device and body part."""
     image.DerivationDescription = derivation
     image.ContentQualification = "RESEARCH"
     image.ManufacturerModelName, image.SoftwareVersions = MANUFACTURER, __version__
@@ -157,8 +157,8 @@ def set_common_attributes(image: "Dataset", explanation: Explanation, derivation
 
 
 @contextmanager
-def highdicom_errors_converted(object_name: str, name: str) -> Iterator[None]:
-    """Convert errors of highdicom to an OutputError. Their text may quote a header."""
+def convert_highdicom_errors(object_name: str, name: str) -> Iterator[None]:
+    """Convert errors of highdicom in the `with` block to an OutputError without their text, which may quote a header."""
     try:
         with suppress_library_output():
             yield
@@ -166,8 +166,8 @@ def highdicom_errors_converted(object_name: str, name: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise OutputError(
-            f"{name}: {object_name} cannot be built from it ({type(error).__name__} in highdicom): its header lacks "
-            f"required values, or holds invalid ones; to_nifti needs none of them"
+            f"{name}: {object_name} cannot be built from it ({type(error).__name__} in highdicom): required values of the header "
+            f"are missing or invalid; use to_nifti, which does not need them"
         ) from None
 
 
@@ -179,7 +179,7 @@ def encode_dicom(image: "Dataset") -> bytes:
 
 
 def compute_device_uid(digest: str) -> str:
-    """Return the device UID that follows from a model's digest. Other weights give another UID.
+    """Compute a DICOM device UID from the digest of a model's weights. Different weights give different UIDs.
 
     Args:
         digest: The digest of the model's weights.
@@ -195,7 +195,7 @@ def compute_device_uid(digest: str) -> str:
 
 
 def build_common_arguments(explanation: Explanation) -> dict[str, Any]:
-    """Return the arguments of highdicom that all objects share: new UIDs, and the device with method, version and model."""
+    """Build the highdicom arguments that all exported objects share, such as new UIDs and the device."""
     from highdicom import UID, ContributingEquipment
     from pydicom.sr.codedict import codes
     from pydicom.uid import ExplicitVRLittleEndian
@@ -221,7 +221,7 @@ def build_common_arguments(explanation: Explanation) -> dict[str, Any]:
 
 
 def copy_slice_geometry(image: "Dataset", source: DicomSource, index: int) -> None:
-    """Copy spacing, orientation, position and frame of reference of a slice from its header."""
+    """Copy the spacing, orientation, position and frame of reference of a slice from the source to an image."""
     from pydicom.valuerep import DS
 
     header, frame = source.get_slice_header(index)
@@ -240,7 +240,7 @@ def copy_slice_geometry(image: "Dataset", source: DicomSource, index: int) -> No
 
 
 def get_patient_orientation(header: "Dataset", frame: int) -> list[str] | None:
-    """Return the sides of the body that rows and columns lead to, from the header or its directions."""
+    """Return the body directions of rows and columns, such as ["L", "P"], or None if the header has none."""
     declared = header.get("PatientOrientation")
     if declared and len(declared) == 2:
         return list(declared)

@@ -1,4 +1,4 @@
-"""Export a map to a PACS as a Parametric Map (float32 values), or its overlay as Secondary Captures for any viewer."""
+"""Export an explanation as a DICOM Parametric Map (values) or DICOM Secondary Capture (overlay image)."""
 
 import os
 from collections.abc import Iterator
@@ -37,10 +37,11 @@ def to_parametric_map(
     profile: str = "research",
     overwrite: bool = False,
 ) -> Path:
-    """Write a map as one DICOM file: float32 frames, one per slice, of the quantity 130402 "Class activation" (DCM).
+    """Write a map as a DICOM Parametric Map: one file with one float32 frame per slice.
 
-    Values are in score units, and 0 where the model did not see the image. The display window is their range. Spacing,
-    orientation, positions and frame of reference are copied from the source, which the object references.
+    The quantity is 130402 "Class activation" (DCM). Values are in score units, and 0 where the model did not see the image.
+    The display window is their range. Spacing, orientation, positions and frame of reference are copied from the source,
+    which the object references.
 
     Args:
         explanation: The explanation of the scan.
@@ -67,7 +68,7 @@ def to_parametric_map(
         problem = f"has frames without functional groups, which {PARAMETRIC_MAP_NAME} cannot refer to"
     if problem:
         raise OutputError(f"{name} {problem}: use to_secondary_capture or to_nifti")
-    with dicom_export.highdicom_errors_converted(PARAMETRIC_MAP_NAME, name):
+    with dicom_export.convert_highdicom_errors(PARAMETRIC_MAP_NAME, name):
         data = dicom_export.encode_dicom(_build_parametric_map(explanation, scan_map, dicom_source))
     return write_bytes(path, data, overwrite=overwrite)
 
@@ -120,7 +121,7 @@ def _build_parametric_map(
 
 
 def _order_frames(scan_map: ScanSpaceMap, source: dicom_export.DicomSource) -> tuple[NDArray[np.float32], Any]:
-    """Return the slices in the order of the source's headers or frames, and positions if frames are missing."""
+    """Return the map's slices in the frame order of the source, and their positions if only some frames are exported."""
     values = np.ascontiguousarray(scan_map.slices)
     if not source.is_multiframe:
         return values, None
@@ -143,10 +144,10 @@ def to_secondary_capture(
     scale: ScaleOption = AUTO,
     overwrite: bool = False,
 ) -> Path:
-    """Write the overlay as an RGB image of the scan's size, with "model attribution, not a diagnosis" burned in below it.
+    """Write the overlay as a DICOM Secondary Capture: an RGB image with a caption and a color bar.
 
-    Caption and color bar are below and to the right of the scan, whose pixels keep their positions. A volume is written to
-    a new folder as `0001.dcm` and on, in the order of the slices.
+    The caption contains "model attribution, not a diagnosis". Caption and color bar are below and to the right of the scan,
+    whose pixels keep their positions. A volume is written to a new folder as `0001.dcm` and on, in the order of the slices.
 
     Args:
         explanation: The explanation of the scan.
@@ -167,12 +168,12 @@ def to_secondary_capture(
     """
     dicom_source, scan_map = dicom_export.prepare_export(explanation, source, profile, SECONDARY_CAPTURE_NAME)
     if scan_map.values.ndim == 2:
-        with dicom_export.highdicom_errors_converted(SECONDARY_CAPTURE_NAME, dicom_source.scan.name):
+        with dicom_export.convert_highdicom_errors(SECONDARY_CAPTURE_NAME, dicom_source.scan.name):
             data = next(_encode_slices(explanation, scan_map, dicom_source, scale))
         return write_bytes(path, data, overwrite=overwrite)
     with (
         create_folder_atomically(path, _is_camscope_capture if overwrite else None) as folder,
-        dicom_export.highdicom_errors_converted(SECONDARY_CAPTURE_NAME, dicom_source.scan.name),
+        dicom_export.convert_highdicom_errors(SECONDARY_CAPTURE_NAME, dicom_source.scan.name),
     ):
         for number, data in enumerate(_encode_slices(explanation, scan_map, dicom_source, scale), 1):
             write_bytes(build_output_path(folder, f"{number:04d}.dcm"), data, sync=False)
@@ -180,7 +181,7 @@ def to_secondary_capture(
 
 
 def _is_camscope_capture(file: Path) -> bool:
-    """Return whether a file is a capture that camscope wrote."""
+    """Return whether a file is a DICOM Secondary Capture written by camscope."""
     try:
         with redact_errors(file.name):
             header, _ = load_dicom_dataset(file, file.name, with_pixels=False)
@@ -205,7 +206,7 @@ def _encode_slices(
 def _render_slices(
     explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export.DicomSource, scale: ScaleOption
 ) -> Iterator[PixelArray]:
-    """Yield each slice (H,W,3): the overlay with a color bar and a caption."""
+    """Yield the overlay of each slice as an RGB image (H,W,3) with a color bar and a caption."""
     if scale == AUTO:
         scale = "robust" if explanation.grid == explanation.input_size else "max"
     colormap = explanation.colormap

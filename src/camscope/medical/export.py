@@ -1,4 +1,4 @@
-"""Export an explanation to a file format of medical viewers."""
+"""Export an explanation to NIfTI or DICOM."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ EXPORT_KINDS = ("nifti", "pmap", "sc")
 
 
 def require_packages(kind: str) -> None:
-    """Raise MissingExtraError if a package that writes this kind of file is not installed."""
+    """Raise MissingExtraError if the package that writes an export format is not installed."""
     if kind == "nifti":
         require("nibabel", extra="medical")
     else:
@@ -55,5 +55,5 @@ def export(
         raise InputError(f"kind={kind!r}; expected one of {', '.join(EXPORT_KINDS)}")
     write = to_parametric_map if kind == "pmap" else to_secondary_capture
     if source is None and profile == "clinical":
-        raise InputError(f'kind="{kind}" needs source=, the DICOM files that were explained')
+        raise InputError(f'kind="{kind}" needs source=, the explained DICOM files')
     return write(explanation, source, path, profile=profile, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""Export a map as NIfTI with the geometry of its scan, for 3D Slicer, ITK-SNAP, FSLeyes, NiiVue and others."""
+"""Export a map as a NIfTI file with the geometry of its scan."""
 
 import gzip
 import json
@@ -30,8 +30,9 @@ NO_EXTENSIONS = bytes(4)
 def to_nifti(
     explanation: Explanation, path: str | os.PathLike[str], *, source: Any = None, overwrite: bool = False
 ) -> Path:
-    """Write a map as `.nii` or `.nii.gz`: float32 in score units on the voxels and axes of the scan.
+    """Write a map as a NIfTI file (`.nii` or `.nii.gz`) with the voxels and axes of the scan.
 
+    Values are float32 in score units.
     A 2-D image becomes a volume of one slice. Voxels that the model did not see are 0, and 0 in a second file `…_covered`,
     which is written only if there are any. A `.json` sidecar holds method, layer, target, score, versions, model digest and
     steps. None of the files contains patient data.
@@ -56,15 +57,15 @@ def to_nifti(
         (end for end in (".nii.gz", ".nii") if path.name.lower().endswith(end) and path.name.lower() != end), ""
     )
     if not suffix:
-        raise OutputError(f"{path}: expected a file name that ends in .nii or .nii.gz")
+        raise OutputError(f"{path} is not a NIfTI file name; expected a name that ends in .nii or .nii.gz")
     stem = path.name[: -len(suffix)]
     require("nibabel", extra="medical")  # before anything is read
     scan = None if source is None else read_scan(source)
     scan_map = resample_to_scan(explanation, scan)
     header = _build_header(scan_map, scan, source)
     mask_path, sidecar_path = path.with_name(f"{stem}_covered{suffix}"), path.with_name(f"{stem}.json")
-    for existing in () if overwrite else filter(os.path.lexists, (path, mask_path, sidecar_path)):
-        raise OutputError(f"{existing} exists; allow overwriting, or choose another name")
+    for existing_path in () if overwrite else filter(os.path.lexists, (path, mask_path, sidecar_path)):
+        raise OutputError(f"{existing_path} exists; allow overwriting, or choose another name")
     if scan_map.covered.all() and mask_path.exists() and not _is_camscope_map(mask_path):
         raise OutputError(f"{mask_path} exists and was not written by camscope; move it, or choose another name")
     header["cal_min"], header["cal_max"] = scan_map.value_range
@@ -82,7 +83,7 @@ def to_nifti(
 
 
 def _is_camscope_map(path: Path) -> bool:
-    """Return whether a file is a map that camscope wrote."""
+    """Return whether a file is a NIfTI map written by camscope."""
     import nibabel
 
     try:
@@ -93,14 +94,15 @@ def _is_camscope_map(path: Path) -> bool:
 
 
 def _to_volume(values: NDArray[Any], scan: Scan | None) -> NDArray[Any]:
-    """Return values as a volume. A 2-D NIfTI file with axes i and j gets its single slice as the last axis."""
+    """Return values (D,H,W) unchanged and values (H,W) as a volume of one slice."""
     if values.ndim == 3:
         return values
+    # a 2-D NIfTI file has the axes i and j, so that the slice is the last axis
     return values[..., None] if scan is not None and scan.format_codes is not None else values[None]
 
 
 def _build_header(scan_map: ScanSpaceMap, scan: Scan | None, scan_source: Any) -> Any:
-    """Build nibabel's header with the geometry and without text."""
+    """Build a nibabel header with the geometry of the scan and without text."""
     from nibabel.nifti1 import Nifti1Header
 
     source = None
@@ -130,7 +132,7 @@ def _build_header(scan_map: ScanSpaceMap, scan: Scan | None, scan_source: Any) -
 
 
 def _set_affine(header: Any, affine: NDArray[np.float64], code: int) -> None:
-    """Set both affines. The quaternion only if it can represent the affine, which shear prevents."""
+    """Set the sform of a NIfTI header, and the qform if it can represent the affine. A sheared affine needs the sform."""
     header.set_sform(affine, code)
     header.set_qform(affine, code)
     sides = np.linalg.norm(affine[:3, :3], axis=0)

@@ -1,4 +1,4 @@
-"""A map on the voxels of its scan, and what an export says about it: facts about model and method, none about a patient."""
+"""Resample a map to the voxels of its scan, and describe the map for exports without patient data."""
 
 import math
 import unicodedata
@@ -18,7 +18,7 @@ from camscope.version import __version__
 
 @dataclass(frozen=True, eq=False)
 class ScanSpaceMap:
-    """A map on the scan's voxels: `values` (H,W) or (D,H,W) float32 in score units, 0 where not `covered`; `affine` or None."""
+    """A map on the scan's voxels: `values` (H,W) or (D,H,W) float32 in score units, 0 where not `covered`."""
 
     values: NDArray[np.float32]
     covered: NDArray[np.bool_]
@@ -26,39 +26,37 @@ class ScanSpaceMap:
 
     @property
     def value_range(self) -> tuple[float, float]:
-        """The smallest and largest covered value."""
+        """The smallest and the largest value of the map where it is covered."""
         covered_values = self.values[self.covered]
         return (float(covered_values.min()), float(covered_values.max())) if covered_values.size else (0.0, 0.0)
 
     @property
     def slices(self) -> NDArray[np.float32]:
-        """(D,H,W). A 2-D image is one slice."""
+        """The values as slices (D,H,W). A 2-D map is one slice."""
         return self.values[None] if self.values.ndim == 2 else self.values
 
 
 def resample_to_scan(explanation: Explanation, scan: Scan | None = None) -> ScanSpaceMap:
-    """Resample an explanation's map to the scan's resolution; raise a GeometryError if it belongs to another scan."""
+    """Resample an explanation's map to the resolution of its scan. Raise GeometryError if `scan` is another scan."""
     values = explanation.heatmap("image", scale=None).astype(np.float32)
     affine = explanation.affine
     if values.ndim not in (2, 3):
-        raise GeometryError(
-            f"a map of {plural(values.ndim, 'axis')} is neither an image nor a volume; expected 2 or 3 axes"
-        )
+        raise GeometryError(f"the map has {plural(values.ndim, 'axis')}; expected 2 for an image or 3 for a volume")
     if scan is not None:
         if values.shape != scan.shape:
             map_size, scan_size = (" x ".join(map(str, shape)) for shape in (values.shape, scan.shape))
             raise GeometryError(
-                f"the map belongs to an image of {map_size}, {scan.name} is {scan_size}: pass the scan that was explained"
+                f"the map has the size {map_size}, but {scan.name} has {scan_size}: pass the explained scan"
             )
         if affine is None:
             affine = scan.affine
         elif scan.affine is not None and not np.allclose(affine, scan.affine, rtol=1e-4, atol=1e-3):
-            raise GeometryError(f"the map has another position than {scan.name}: pass the scan that was explained")
+            raise GeometryError(f"the map and {scan.name} have different positions: pass the explained scan")
     return ScanSpaceMap(values, explanation.coverage_mask("image"), affine)
 
 
 def build_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict[str, Any]:
-    """Build the JSON sidecar from an allow-list. Settings are included only if they are numbers or single words."""
+    """Build the JSON sidecar of an exported map: method, target, score and settings, without patient data."""
     fields = ("method", "layer", "target", "label", "score", "probability", "status")
     metadata = {
         "software": "camscope",
@@ -83,14 +81,14 @@ def build_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict[str,
 
 
 def _replace_nonfinite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON lacks, by None."""
+    """Replace NaN and infinity by None, as JSON cannot represent them."""
     if isinstance(value, dict):
         return {key: _replace_nonfinite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def describe_derivation(explanation: Explanation, scan_map: ScanSpaceMap) -> str:
-    """Describe the map for DICOM's DerivationDescription: at most 1024 ASCII characters."""
+    """Describe the map as text for the DICOM attribute DerivationDescription: at most 1024 ASCII characters."""
     layer = f", layer {explanation.layer}" if explanation.layer else ""
     target = explanation.label if explanation.target is None else f"{explanation.target} ({explanation.label})"
     share = float(scan_map.covered.mean())
@@ -115,6 +113,6 @@ def format_title(explanation: Explanation) -> str:
 
 
 def to_dicom_ascii(text: str, max_length: int) -> str:
-    """Convert text to ASCII, which every DICOM character set has, without the backslash, which separates values."""
+    """Convert text to ASCII for a DICOM element, without backslashes and with at most `max_length` characters."""
     letters = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().replace("\\", "/")
     return " ".join("".join(letter if letter.isprintable() else " " for letter in letters).split())[:max_length].strip()

@@ -1,4 +1,4 @@
-"""Explain volumes slice by slice with a 2-D model, and images and volumes patch by patch."""
+"""Explain volumes slice by slice with a 2-D model, and explain images and volumes patch by patch."""
 
 import copy
 import itertools
@@ -77,7 +77,7 @@ def explain_slices(
     scan = read_scan(source)
     if len(scan.shape) != 3:
         raise InputError(
-            f"{scan.name} is {' x '.join(map(str, scan.shape))}: expected a volume; use explain (no --slices)"
+            f"{scan.name} is {' x '.join(map(str, scan.shape))}: expected a volume; use explain, or omit --slices"
         )
     if axis not in (0, 1, 2):
         raise InputError(f"axis={axis!r}; expected 0, 1 or 2")
@@ -101,7 +101,7 @@ def explain_slices(
 
 
 def _orient_scan(explainer: Explainer, scan: Scan) -> tuple[Explainer, Scan, Placement]:
-    """Return the explainer for single slices, the volume they are cut from, and its placement on the scan."""
+    """Reorient a volume as the preprocessing requires. Return an explainer for its slices, the volume and its placement."""
     preprocess, placement = explainer.preprocess, Placement.identity(scan.shape)
     if not isinstance(preprocess, ScanPreprocess):
         return explainer, scan if scan.is_color else rescale_to_display_range(scan), placement
@@ -114,10 +114,10 @@ def _orient_scan(explainer: Explainer, scan: Scan) -> tuple[Explainer, Scan, Pla
     return slice_explainer, replace(reoriented, steps=steps), placement
 
 
-def _extract_slice(scan: Scan, index: int, order: Sequence[int]) -> Scan:
-    """Return one slice (H,W) along the first axis of `order`."""
-    values = scan.values.transpose(*order, *range(3, scan.values.ndim))[index]
-    pixel = None if scan.spacing is None else tuple(scan.spacing[axis] for axis in order[1:])
+def _extract_slice(scan: Scan, index: int, axis_order: Sequence[int]) -> Scan:
+    """Return one slice (H,W) of a volume. The slice is cut along the first axis of `axis_order`."""
+    values = scan.values.transpose(*axis_order, *range(3, scan.values.ndim))[index]
+    pixel = None if scan.spacing is None else tuple(scan.spacing[axis] for axis in axis_order[1:])
     return replace(scan, values=np.ascontiguousarray(values), affine=None, pixel_spacing=pixel)
 
 
@@ -136,7 +136,7 @@ def _explain_slice_batches(
 def _stack_explanations(
     explanations: Sequence[Explanation], volume_placement: Placement, order: Sequence[int], notes: Sequence[str]
 ) -> Explanation:
-    """Stack the maps to one explanation, whose axes are that of the slices and then those of a slice."""
+    """Stack the maps of all slices (h,w) to one explanation of the volume (D,h,w)."""
     first, best = explanations[0], max(explanations, key=lambda explanation: explanation.score)
     placement = None
     if first.placement is not None:
@@ -168,7 +168,7 @@ def _stack_explanations(
 def explain_patch(
     explainer: Explainer, source: Any, start: Sequence[int], size: Sequence[int], target: TargetLike = None
 ) -> Explanation:
-    """Explain a patch of an image or volume at its position.
+    """Explain one patch of an image or volume. The explanation has the patch's position on the image.
 
     The whole source is preprocessed. What lies outside the patch is not covered.
 
@@ -198,7 +198,7 @@ def explain_patches(
     overlap: float = 0.5,
     progress: bool = False,
 ) -> Explanation:
-    """Explain all patches of an image or volume, and average their maps at the input's resolution.
+    """Explain overlapping patches of an image or volume, and average their maps to one map of the whole input.
 
     The last patch along an axis ends where the input ends. Each pixel has the mean of the maps that show it. The score is
     that of the patch with the highest score.
@@ -219,9 +219,11 @@ def explain_patches(
 
     """
     if target is None:
-        raise InputError("patches may differ in their top class, and their maps cannot be averaged: pass a target")
+        raise InputError(
+            "a target is required: patches may differ in their top class, and such maps cannot be averaged"
+        )
     if not 0 <= overlap < 1:
-        raise InputError(f"overlap={overlap}: expected a number from 0 to below 1")
+        raise InputError(f"overlap={overlap}; expected a number of at least 0 and less than 1")
     item, size = explainer.prepare_input(source), tuple(size)
     input_size = tuple(item.x.shape[1:])
     total, count, best, n_ok = np.zeros(input_size), np.zeros(input_size), None, 0
@@ -262,10 +264,10 @@ def _explain_item_patch(
     shape = tuple(model_input.x.shape[1:])
     if len(start) != len(shape) or len(size) != len(shape):
         raise InputError(
-            f"start {start} and size {size}; the input has {plural(len(shape), 'axis')}: expected one number per axis"
+            f"start={start}, size={size}: expected one number for each of the input's {plural(len(shape), 'axis')}"
         )
     if any(s < 0 or n < 1 or s + n > side for s, n, side in zip(start, size, shape, strict=True)):
-        raise InputError(f"a patch of {size} from {start} on exceeds the input {shape}")
+        raise InputError(f"the patch of size {size} at {start} does not fit the input of size {shape}")
     part = (slice(None), *(slice(s, s + n) for s, n in zip(start, size, strict=True)))
     placement = None if model_input.placement is None else model_input.placement.cropped(start, size)
     image = model_input.model_input_image
@@ -275,10 +277,14 @@ def _explain_item_patch(
     return replace(explanation, parameters={**explanation.parameters, "patch": f"{size} from {start} on"})
 
 
-def _compute_patch_starts(input_size: Sequence[int], size: Sequence[int], overlap: float) -> Iterator[tuple[int, ...]]:
-    """Return the start positions of all patches."""
-    if len(input_size) != len(size) or any(n < 1 or n > side for n, side in zip(size, input_size, strict=False)):
-        raise InputError(f"patches of {tuple(size)} do not fit the input {tuple(input_size)}")
-    steps = [max(1, round(n * (1 - overlap))) for n in size]
-    axes = zip(input_size, size, steps, strict=True)
+def _compute_patch_starts(
+    input_size: Sequence[int], patch_size: Sequence[int], overlap: float
+) -> Iterator[tuple[int, ...]]:
+    """Yield the first pixel of each patch. Raise InputError if a patch does not fit the input."""
+    if len(input_size) != len(patch_size) or any(
+        n < 1 or n > side for n, side in zip(patch_size, input_size, strict=False)
+    ):
+        raise InputError(f"patches of size {tuple(patch_size)} do not fit the input of size {tuple(input_size)}")
+    steps = [max(1, round(n * (1 - overlap))) for n in patch_size]
+    axes = zip(input_size, patch_size, steps, strict=True)
     return itertools.product(*(sorted({*range(0, side - n, step), side - n}) for side, n, step in axes))

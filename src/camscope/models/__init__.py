@@ -1,4 +1,4 @@
-"""Loading a model in eval mode from one string: bundled, torchvision, timm, Hugging Face, or your own factory and checkpoint."""
+"""Load a model by name from torchvision, timm, Hugging Face, the package itself or the user's own code."""
 
 from contextlib import nullcontext
 
@@ -35,7 +35,7 @@ LOADER_BY_LIBRARY = {
 
 
 def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
-    """Load a model in eval mode. Its preprocessing, class names and layer are in its `ModelCard`.
+    """Load a model in eval mode, with its preprocessing, class names and target layer in a `ModelCard`.
 
     Args:
         spec: "phantom" (bundled), "torchvision:resnet50" or just "resnet50", "timm:vit_tiny_patch16_224", "hf:org/name" or
@@ -66,7 +66,7 @@ def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
 
 
 def redact_file_names(source: str) -> str:
-    """Return a model's source as its card has it, without the names of its files, which have digests.
+    """Remove file and folder names from the source of a model, such as "hf:/a/folder, weights=b.pt".
 
     >>> redact_file_names("hospital/net_of_ward_3.py:densenet, weights=ward_3.pt")
     'densenet, with weights'
@@ -92,9 +92,11 @@ def _load_model_and_card(spec: str, weights: WeightsSource) -> tuple[nn.Module, 
     if colon:
         return load_factory_model(spec, weights)
     if spec.endswith(".py"):
-        raise ModelError(f"{spec} is a file; expected the function that returns the model as well: {spec}:FUNCTION")
+        raise ModelError(
+            f"{spec} is a file; expected also the name of the function that returns the model: {spec}:FUNCTION"
+        )
     if spec.endswith((".pt", ".pth", ".bin", ".ckpt", ".safetensors")):
-        raise ModelError(f"{spec} holds weights, not their architecture; pass the architecture, with weights={spec!r}")
+        raise ModelError(f"{spec} contains weights without an architecture; pass the model's name and weights={spec!r}")
     try:
         return load_torchvision_model(spec, weights)
     except ModelError as error:
@@ -102,7 +104,7 @@ def _load_model_and_card(spec: str, weights: WeightsSource) -> tuple[nn.Module, 
 
 
 def load_bundled_model(weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load PhantomNet, trained on the images of `camscope.phantom`. Nothing is fetched."""
+    """Load PhantomNet, the small model that the package contains, trained on the images of `camscope.phantom`."""
     from camscope.phantom import CATEGORIES, PREPROCESSING, PhantomNet, load_phantom_model
 
     with fixed_seed_scope():

@@ -1,4 +1,4 @@
-"""Checkpoints: files of tensors, read without executing code, and loaded into a model strictly or not at all."""
+"""Read checkpoint files without executing code, and load them strictly into a model."""
 
 import os
 import re
@@ -26,14 +26,14 @@ MAX_LISTED_NAMES = 3
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
-    """Read the tensors of a checkpoint by name, on the CPU. Raises WeightsError for any other file.
+    """Read the state dict of a checkpoint file, with all tensors on the CPU. Raise WeightsError for any other file.
 
     safetensors is recognized by suffix or content. Other files are read by `torch.load(weights_only=True)`, which creates only
     tensors. A state dict may be under "state_dict", "model_state_dict" or "model".
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise WeightsError(f"no weights at {path}: {describe_file_problem(file)}")
+        raise WeightsError(f"{path} is not a weights file: {describe_file_problem(file)}")
     with read_errors_converted(f"{path} cannot be read", WeightsError):
         raw = _read_safetensors(file) if _is_safetensors(file) else _read_torch_file(file)
     for content in [raw, *(raw.get(key) for key in STATE_DICT_KEYS if isinstance(raw, Mapping))]:
@@ -45,23 +45,25 @@ def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
             return dict(content)
     contents = f"the keys {format_names(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
     raise WeightsError(
-        f"{path} holds {contents}; expected names and tensors, or them under {', '.join(STATE_DICT_KEYS)}"
+        f"{path} contains {contents}; expected a state dict, or one under a key of {', '.join(STATE_DICT_KEYS)}"
     )
 
 
 def load_state_dict_strictly(model: nn.Module, state: StateDict, source: WeightsSource) -> None:
-    """Load every tensor of the file into the model, or raise a WeightsError that lists what does not fit.
+    """Load a state dict into a model. Raise WeightsError with the tensors that do not fit.
 
     The prefix of DataParallel or `torch.compile` is removed, and values are cast to the model's precision. After an error the
     model has its previous weights.
     """
     class_name, model_tensors = type(model).__name__, _get_model_tensors(model)
     if lazy := [name for name, value in model_tensors.items() if is_lazy(value)]:
-        raise WeightsError(f"{class_name} has no shape yet for {format_names(lazy)}: call it once on an input first")
+        raise WeightsError(
+            f"{class_name} has uninitialized lazy parameters ({format_names(lazy)}): call the model once on an input first"
+        )
     state = strip_wrapper_prefix(state, model_tensors)
     other = [name for name in state.keys() & model_tensors.keys() if not _is_loadable(state[name], model_tensors[name])]
     fitting = {name: value for name, value in state.items() if name not in other}
-    with _weights_restored_on_error(model):
+    with _restore_weights_on_error(model):
         try:
             missing, unexpected = model.load_state_dict(fitting, strict=False)
         except Exception as error:  # load hooks of modules may raise anything
@@ -72,13 +74,15 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
             for name in sorted(other)
         ]
         lists = {"missing": missing, "unexpected": unexpected, "of another kind": shapes}
-        if wrong := [f"{len(names)} {what} ({format_names(names)})" for what, names in lists.items() if names]:
-            raise WeightsError(f"{source} does not fit {class_name}: {', '.join(wrong)}; is it this architecture?")
+        if differences := [f"{len(names)} {what} ({format_names(names)})" for what, names in lists.items() if names]:
+            raise WeightsError(
+                f"{source} does not fit {class_name}: {', '.join(differences)}; is it a checkpoint of this architecture?"
+            )
 
 
 @contextmanager
-def _weights_restored_on_error(model: nn.Module) -> Iterator[None]:
-    """Restore the model's parameters and buffers if the body raises: load hooks may rename and convert tensors."""
+def _restore_weights_on_error(model: nn.Module) -> Iterator[None]:
+    """Restore the model's parameters and buffers if the `with` block raises an error."""
     groups: list[dict[str, Any]] = [
         group for module in model.modules() for group in (module._parameters, module._buffers)
     ]
@@ -99,9 +103,10 @@ def _weights_restored_on_error(model: nn.Module) -> Iterator[None]:
 def build_for_checkpoint(
     build: Callable[[int | None], nn.Module], state: StateDict, source: WeightsSource
 ) -> tuple[nn.Module, bool]:
-    """Build the model of a checkpoint, and return whether it has the usual number of classes.
+    """Build a model for a checkpoint and load it. Return the model and whether it has the default number of classes.
 
-    `build` maps a number of classes (None for the usual one) to a module.
+    The model gets the number of classes of the checkpoint. `build` maps a number of classes (None for the default)
+    to a module.
     """
     model = build(None)
     model_tensors = _get_model_tensors(model)
@@ -113,7 +118,7 @@ def build_for_checkpoint(
 
 
 def strip_wrapper_prefix(state: StateDict, model_names: Collection[str]) -> StateDict:
-    """Remove the prefix of DataParallel or of the compiler, or "model.", where the names then match."""
+    """Remove the name prefix that DataParallel or `torch.compile` adds, or "model." if the names then match."""
     for prefix in ("module.", "_orig_mod."):
         if not any(name.startswith(prefix) for name in model_names):
             state = _remove_prefix(prefix, state)
@@ -123,19 +128,19 @@ def strip_wrapper_prefix(state: StateDict, model_names: Collection[str]) -> Stat
 
 @contextmanager
 def fixed_seed_scope() -> Iterator[None]:
-    """Use fixed random numbers on the CPU. The caller's generator continues afterwards as if unused."""
+    """Use a fixed random seed on the CPU in the `with` block, and restore the random state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         yield
 
 
 def format_model_source(source: str, weights: WeightsSource) -> str:
-    """Return the string that loads the same model again."""
+    """Format the source of a model as text: its name and the file of its weights, if any."""
     return source if weights is None else f"{source}, weights={os.fspath(weights)}"
 
 
 def _is_safetensors(file: Path) -> bool:
-    """Whether suffix or first bytes are those of safetensors: the length of a JSON header, and a brace."""
+    """Return whether a file is a safetensors file, by its suffix or its first bytes."""
     with file.open("rb") as opened:
         start = opened.read(9)
     header = int.from_bytes(start[:8], "little") <= file.stat().st_size - 8 and start[8:] == b"{"
@@ -149,7 +154,7 @@ def _read_safetensors(file: Path) -> Mapping[str, Tensor]:
     try:
         return load_file(file)
     except SafetensorError as error:
-        raise WeightsError(f"{file} is not a whole safetensors file: {error}") from error
+        raise WeightsError(f"{file} is not a complete safetensors file: {error}") from error
 
 
 def _read_torch_file(file: Path) -> Any:
@@ -193,7 +198,7 @@ def _is_loadable(value: object, expected: Tensor) -> bool:
 
 
 def _find_checkpoint_class_count(state: StateDict, model_state: StateDict) -> int | None:
-    """Return the class count of a checkpoint that differs from the model only in its last layer."""
+    """Return the number of classes of a checkpoint whose last layer alone differs from the model, otherwise None."""
     shapes = [(state[name].shape, model_state[name].shape) for name in state.keys() & model_state.keys()]
     differing = [pair for pair in shapes if pair[0] != pair[1]]
     heads = {stored[0] for stored, _ in differing if stored}
@@ -209,6 +214,6 @@ def _format_shape_and_dtype(value: object) -> str:
 
 
 def format_names(names: Collection[object]) -> str:
-    """Return the first names as text."""
+    """Format the first few names as a comma-separated list."""
     listed = [str(name) for name in names]
     return ", ".join(listed[:MAX_LISTED_NAMES]) + (", …" if len(listed) > MAX_LISTED_NAMES else "")

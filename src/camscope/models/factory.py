@@ -1,4 +1,4 @@
-"""A model from your own code: `models.py:resnet18` or `package.module:resnet18`.
+"""Load a model from a function of the user, such as `models.py:resnet18` or `package.module:resnet18`.
 
 The code is imported and thereby executed. The function is called without arguments and returns a module. A file or module
 may describe its models in dictionaries by function name:
@@ -37,38 +37,38 @@ from camscope.safe_files import describe_file_problem
 
 
 def load_factory_model(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load the module that a user's function returns, with the weights of a file if one is given."""
-    where, _, name = spec.rpartition(":")
+    """Load a model by calling a user's function, such as `models.py:resnet18`, and load weights if given."""
+    location, _, function_name = spec.rpartition(":")
     if weights == RANDOM_WEIGHTS:
-        raise WeightsError(f"{spec} creates its own weights: omit weights=, or pass a file")
-    with _module_imported(where) as module:
-        function = getattr(module, name, None)
+        raise WeightsError(f"{spec} creates its own weights; omit weights=, or pass a checkpoint file")
+    with _import_module(location) as module:
+        function = getattr(module, function_name, None)
         if not callable(function):
             local = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
             functions = ", ".join(key for key in local if callable(getattr(module, key)) and not key.startswith("_"))
-            raise ModelError(f"{where} has no function {name!r}; it has: {functions or 'none'}")
+            raise ModelError(f"{location} has no function {function_name!r}; its functions: {functions or 'none'}")
         model = _call_user_code(function, spec)
         if not isinstance(model, nn.Module):
             raise ModelError(f"{spec} returned a {type(model).__name__}; expected a torch.nn.Module")
-        card = ModelCard(format_model_source(spec, weights), *_read_model_facts(module, name, where))
+        card = ModelCard(format_model_source(spec, weights), *_read_model_metadata(module, function_name, location))
     if weights is not None:
         load_state_dict_strictly(model, read_state_dict(weights), weights)
     return model, card
 
 
 @contextmanager
-def _module_imported(location: str) -> Iterator[ModuleType]:
-    """Import a module. A file gets a private name for the duration of the `with`, as dataclasses in it need."""
+def _import_module(location: str) -> Iterator[ModuleType]:
+    """Import a Python file or an installed module and yield it."""
     file = Path(location).expanduser()
     if file.suffix != ".py":
         yield _call_user_code(lambda: importlib.import_module(location), location)
         return
     if not file.is_file():
-        raise ModelError(f"no file {location}: {describe_file_problem(file)}; expected FILE.py:FUNCTION")
+        raise ModelError(f"there is no file {location}: {describe_file_problem(file)}; expected FILE.py:FUNCTION")
     name = f"_camscope_{file.stem}_{os.urandom(4).hex()}"
     spec = importlib.util.spec_from_file_location(name, file, loader=_NoBytecodeLoader(name, str(file)))
     if spec is None or spec.loader is None:
-        raise ModelError(f"{location} cannot be imported as Python source")
+        raise ModelError(f"{location} cannot be imported as a Python file")
     module, loader = importlib.util.module_from_spec(spec), spec.loader
     sys.modules[name] = module
     try:
@@ -82,11 +82,11 @@ class _NoBytecodeLoader(SourceFileLoader):
     """Imports a file without writing bytecode next to it."""
 
     def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
-        """Write no bytecode."""
+        """Do not write bytecode next to the imported file."""
 
 
 def _call_user_code(action: Callable[[], Any], location: str) -> Any:
-    """Run a user's code. Anything that it raises, or exits with, becomes one error with its location."""
+    """Call a user's function. Convert any error or exit to a ModelError with the code's location."""
     try:
         return action()
     except (Exception, SystemExit) as error:
@@ -94,25 +94,27 @@ def _call_user_code(action: Callable[[], Any], location: str) -> Any:
         raise ModelError(f"{location} raised {type(error).__name__}: {error}{hint}") from error
 
 
-def _read_model_facts(
-    module: ModuleType, name: str, location: str
+def _read_model_metadata(
+    module: ModuleType, function_name: str, location: str
 ) -> tuple[Callable[..., Any] | None, tuple[str, ...] | None, str | None]:
-    """Read preprocessing, class names and target layer, as far as the module declares them."""
+    """Read a model's preprocessing, class names and target layer from a user's module, each None if missing."""
     declared: list[Any] = []
     for key in ("PREPROCESSING", "CATEGORIES", "TARGET_LAYER"):
         by_name = getattr(module, key, {})
         if not isinstance(by_name, dict):
-            raise ModelError(f"{location}: {key} is a {type(by_name).__name__}; expected a dict by function name")
-        declared.append(by_name.get(name))
+            raise ModelError(
+                f"{location}: {key} is a {type(by_name).__name__}; expected a dict with function names as keys"
+            )
+        declared.append(by_name.get(function_name))
     preprocess, class_names, layer = declared
     return (
-        _build_preprocess(preprocess, f"{location}: PREPROCESSING[{name!r}]"),
+        _build_preprocess(preprocess, f"{location}: PREPROCESSING[{function_name!r}]"),
         None if class_names is None else tuple(map(str, class_names)),
         None if layer is None else str(layer),
     )
 
 
-def _build_preprocess(declared: Any, label: str) -> Callable[..., Any] | None:
+def _build_preprocess(declared: Any, setting_name: str) -> Callable[..., Any] | None:
     if declared is None:
         return None
     if callable(declared):
@@ -121,4 +123,6 @@ def _build_preprocess(declared: Any, label: str) -> Callable[..., Any] | None:
         (height, width), mean, std = declared
         return Preprocess(resize=(int(height), int(width)), mean=tuple(mean), std=tuple(std), channels=len(mean))
     except (TypeError, ValueError) as error:
-        raise ModelError(f"{label} is {declared!r:.80}; expected ((height, width), mean, std): {error}") from error
+        raise ModelError(
+            f"{setting_name} is {declared!r:.80}; expected ((height, width), mean, std): {error}"
+        ) from error

@@ -1,4 +1,4 @@
-"""Models of Hugging Face repositories and folders. None of their code is executed."""
+"""Load models from Hugging Face repositories and folders, without executing their code."""
 
 import json
 import math
@@ -45,10 +45,11 @@ VISION_TOWER_BY_CLASS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipMo
 
 
 def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load the model of "org/name" or of a folder, with its published weights, those of a file, or none ("random").
+    """Load a Hugging Face model from a repository ("org/name") or a folder.
 
-    It is a classifier, or a segmentation model, a detector or a vision tower where the configuration names one. For CLIP and
-    SigLIP it is the vision tower.
+    `weights` is a checkpoint file, "random" or None for the published weights. The model is a classifier unless
+    the configuration names a segmentation model, a detector or a vision encoder. For CLIP and SigLIP it is the vision
+    encoder.
     """
     transformers, folder = require("transformers", extra="hub"), Path(name).expanduser()
     try:
@@ -60,7 +61,7 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
     source = str(folder) if folder.is_dir() else name
     files = f"config.json, preprocessor_config.json and model.safetensors of {name!r}"
     _check_settings_file(source, "config.json")
-    with _errors_converted(f"hf:{name}", files, "vision model"), fixed_seed_scope():
+    with _convert_transformers_errors(f"hf:{name}", files, "vision model"), fixed_seed_scope():
         model, has_published_classes = _load_transformers_model(transformers, source, weights)
         class_names = _get_class_names(model) if has_published_classes else None
     preprocess = load_preprocessing(transformers, source)
@@ -68,35 +69,38 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
 
 
 @contextmanager
-def _errors_converted(spec: str, files: str, kind: str) -> Iterator[None]:
-    """Convert the errors of transformers. `files` are what the model needs, and `kind` is what it should be."""
+def _convert_transformers_errors(spec: str, required_files: str, model_kind: str) -> Iterator[None]:
+    """Convert errors of transformers in the `with` block to a ModelError or WeightsError.
+
+    The message names the files that the model needs and the expected kind of model.
+    """
     try:
         yield
     except (CamscopeError, MemoryError):
         raise
     except (OSError, SafetensorError) as error:
-        advice = f"fetch {files} and name the folder that holds them: {spec.partition(':')[0]}:FOLDER"
+        advice = f"fetch {required_files} and name the folder that holds them: {spec.partition(':')[0]}:FOLDER"
         raise make_weights_unavailable_error(spec, error, advice) from error
     except Exception as error:  # a damaged file may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR_CHARACTERS]
         raise ModelError(
-            f"{spec} is not a {kind} that transformers can build from its config.json: {reason}"
+            f"{spec} is not a {model_kind} that transformers can build from its config.json: {reason}"
         ) from error
 
 
 def _check_settings_file(source: str, name: str) -> None:
-    """Raise a ModelError where a folder has a file of settings that is not a JSON object, or asks for endless work."""
+    """Raise ModelError if a settings file such as config.json is not a JSON object or has excessive numbers."""
     path = Path(source, name)
     if not path.is_file():  # a repository, or transformers reports what is missing
         return
     with read_errors_converted(f"{path} cannot be used", ModelError, wrap_camscope_errors=True):
         settings = json.loads(read_bytes(path, MAX_SETTINGS_BYTES), object_hook=_check_counts)
         if not isinstance(settings, dict):
-            raise ModelError(f"it holds {settings!r:.40}; expected a JSON object with the model's settings")
+            raise ModelError(f"the file contains {settings!r:.40}; expected a JSON object with the model's settings")
 
 
 def _check_counts(settings: dict[str, Any]) -> dict[str, Any]:
-    """Raise a ModelError for numbers of layers or classes that transformers would build for hours."""
+    """Raise ModelError for too large numbers of layers or classes. Return the settings unchanged."""
     for key, value in settings.items():
         limit = next((limit for part, limit in MAX_COUNTS.items() if part in key), math.inf)
         for count in value if isinstance(value, list) else [value]:
@@ -106,7 +110,7 @@ def _check_counts(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load_transformers_model(transformers: Any, source: str, weights: WeightsSource) -> tuple[nn.Module, bool]:
-    """Load the model, and return whether its classes are those of its configuration."""
+    """Load the model. Return it and whether its classes are those of its configuration."""
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     kind = _select_model_class(transformers, config)
     if not isinstance(config, kind.config_class):  # the config of the full model, of which the tower is a part
@@ -114,7 +118,7 @@ def _load_transformers_model(transformers: Any, source: str, weights: WeightsSou
     if weights is None:
         model, report = kind.from_pretrained(source, config=config, use_safetensors=True, output_loading_info=True)
         # extra tensors (a pooler, another head) are harmless, a head without weights is not
-        _check_loading_report({**report, "unexpected_keys": ()}, f"hf:{source}")
+        _check_all_weights_loaded({**report, "unexpected_keys": ()}, f"hf:{source}")
         return model, True
     state = None if weights == RANDOM_WEIGHTS else read_state_dict(weights)
     model = kind(config)
@@ -124,20 +128,23 @@ def _load_transformers_model(transformers: Any, source: str, weights: WeightsSou
 
 
 def _select_model_class(transformers: Any, config: Any) -> Any:
-    """Return the class that a configuration names if it takes only images, otherwise its family's classifier."""
+    """Return the transformers class to load: the configured one if it takes only images, otherwise a classifier."""
     class_name = next(iter(config.architectures or ()), "")
     class_name = VISION_TOWER_BY_CLASS.get(class_name, class_name)
     if class_name.endswith(IMAGE_MODEL_CLASS_SUFFIXES) and hasattr(transformers, class_name):
         return getattr(transformers, class_name)
     classifiers = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
     if type(config) not in classifiers:
-        raise ValueError(f"a {type(config).__name__} of {class_name or 'no class'}")
+        raise ValueError(f"no image model for a {type(config).__name__} with the class {class_name or 'None'}")
     classifier = classifiers[type(config)]
     return classifier[0] if isinstance(classifier, tuple) else classifier
 
 
 def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tuple[nn.Module, bool]:
-    """Load the file's tensors strictly, under any name that a version of transformers gave them."""
+    """Load a state dict strictly. Return the model and whether it has the classes of its configuration.
+
+    Tensor names of all versions of transformers are accepted.
+    """
     config, has_published_classes = model.config, True
     while True:
         fresh, report = type(model).from_pretrained(
@@ -150,21 +157,21 @@ def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tu
             or len(classes) != 1
             or any(stored[1:] != expected[1:] for stored, expected in mismatched)
         ):
-            _check_loading_report(report, str(weights))
+            _check_all_weights_loaded(report, str(weights))
             return fresh, has_published_classes
         config.num_labels, has_published_classes = classes.pop(), False
 
 
-def _check_loading_report(report: Mapping[str, Any], source: str) -> None:
-    reported = {what: report[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")}
+def _check_all_weights_loaded(loading_report: Mapping[str, Any], source: str) -> None:
+    reported = {what: loading_report[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")}
     names = {what: sorted(str(k if isinstance(k, str) else k[0]) for k in keys) for what, keys in reported.items()}
-    wrong = [f"{len(keys)} {what} ({format_names(keys)})" for what, keys in names.items() if keys]
-    if wrong:
-        raise WeightsError(f"{source} is not the whole of this model: {'; '.join(wrong)}; is it only a backbone?")
+    differences = [f"{len(keys)} {what} ({format_names(keys)})" for what, keys in names.items() if keys]
+    if differences:
+        raise WeightsError(f"{source} does not fit the model: {'; '.join(differences)}; is it only a backbone?")
 
 
 def load_preprocessing(transformers: Any, source: str) -> Callable[..., Any] | None:
-    """Load the preprocessing of the repository or folder, or None where it has none."""
+    """Load the preprocessing of a repository or folder. Return None if there is no preprocessing file."""
     file_name = "preprocessor_config.json"
     _check_settings_file(source, file_name)
     with read_errors_converted(f"{source}: no preprocessing can be built from {file_name}", ModelError):
@@ -192,25 +199,28 @@ def _get_class_names(model: Any) -> tuple[str, ...] | None:
 
 
 class ImageTower(nn.Module):
-    """A module from images (N,C,H,W) to embeddings (N,D), as `full_model` compares them with those of texts."""
+    """The image encoder of a CLIP model, from images (N,C,H,W) to embeddings (N,D)."""
 
     def __init__(self, full_model: Any) -> None:
         super().__init__()
         self.full_model: Any = full_model
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """Compute the embeddings (N,D)."""
+        """Compute the embeddings (N,D) of images."""
         return _extract_embedding(self.full_model.get_image_features(pixel_values=pixel_values))
 
 
 def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load the image tower of "org/name" or of a folder. `TextSimilarity` uses the text tower of the same model."""
+    """Load the image encoder of a CLIP or SigLIP model from a repository ("org/name") or a folder.
+
+    `TextSimilarity` uses the text encoder of the same model.
+    """
     transformers, folder = require("transformers", extra="hub"), Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
     _check_settings_file(source, "config.json")
-    with _errors_converted(f"clip:{name}", f"the files of {name!r}", "model of images and texts"):
+    with _convert_transformers_errors(f"clip:{name}", f"the files of {name!r}", "model of images and texts"):
         with fixed_seed_scope():
-            full_model = _load_two_towers(transformers, source, weights)
+            full_model = _load_image_and_text_model(transformers, source, weights)
         tokens = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     tower = ImageTower(full_model.float())
     preprocess = load_preprocessing(transformers, source)
@@ -219,7 +229,7 @@ def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, Model
     )
 
 
-def _load_two_towers(transformers: Any, source: str, weights: WeightsSource) -> Any:
+def _load_image_and_text_model(transformers: Any, source: str, weights: WeightsSource) -> Any:
     if weights is None:
         model = transformers.AutoModel.from_pretrained(source, trust_remote_code=False, use_safetensors=True)
     else:
@@ -229,7 +239,7 @@ def _load_two_towers(transformers: Any, source: str, weights: WeightsSource) -> 
             load_state_dict_strictly(model, read_state_dict(weights), weights)
     if not all(hasattr(model, f"get_{what}_features") for what in ("image", "text")):
         raise ModelError(
-            f"{type(model).__name__} has no towers of images and texts; for a classifier, load_model('hf:{source}')"
+            f"{type(model).__name__} has no image and text encoders; load a classifier with load_model('hf:{source}')"
         )
     return model
 
@@ -251,6 +261,6 @@ def _create_text_encoder(full_model: Any, tokenizer: Any) -> Callable[[str], Ten
 
 
 def _extract_embedding(output: Any) -> Tensor:
-    """Return a tensor, or the pooled one of a structure, by the version of transformers."""
+    """Return the embedding from the output of a transformers model, which is a tensor or a structure."""
     embedding: Tensor = output if isinstance(output, Tensor) else output.pooler_output
     return embedding

@@ -1,4 +1,4 @@
-"""Models of torchvision and timm, with the preprocessing and class names of their published weights."""
+"""Load models of torchvision and timm, with the preprocessing and class names of their published weights."""
 
 import difflib
 import inspect
@@ -29,7 +29,7 @@ from camscope.optional import require
 
 
 def make_weights_unavailable_error(spec: str, error: Exception, advice: str) -> WeightsError:
-    """Create the error for weights that are not available. `advice` says what to fetch and how to pass it."""
+    """Build the error for weights that cannot be downloaded. `advice` is text for the user."""
     return WeightsError(f"the weights of {spec!r} are not available ({type(error).__name__}: {error}); {advice}")
 
 
@@ -37,7 +37,7 @@ ModelBuilder = Callable[..., nn.Module]
 
 
 def load_torchvision_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load a model of torchvision's registry, with its default weights, those of a file, or none ("random")."""
+    """Load a torchvision model. `weights` is a checkpoint file, "random" or None for the published weights."""
     from torchvision.models import get_model_weights
 
     builder = _find_torchvision_builder(name)
@@ -61,13 +61,13 @@ def _find_torchvision_builder(name: str) -> ModelBuilder:
         builder: ModelBuilder = get_model_builder(name)
         return builder
     if name in quantized:
-        raise ModelError(f"{name!r} is quantized: it has no gradients to explain; load {name.partition('_')[2]!r}")
+        raise ModelError(f"{name!r} is quantized and has no gradients; load {name.partition('_')[2]!r}")
     nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.0)
     raise ModelError(f"no model {name!r} in torchvision; nearest names: {', '.join(nearest)}")
 
 
 def _load_published_torchvision(builder: ModelBuilder, published: Any, name: str) -> nn.Module:
-    """Load by torchvision itself, after the file was fetched (or found) and checked to hold only tensors."""
+    """Load a torchvision model with its published weights, downloaded if needed and checked to contain only tensors."""
     cache = Path(torch.hub.get_dir()) / "checkpoints"
     try:
         progress = sys.stderr.isatty()
@@ -79,13 +79,13 @@ def _load_published_torchvision(builder: ModelBuilder, published: Any, name: str
 
 
 def _build_torchvision(builder: ModelBuilder, weights: str | os.PathLike[str]) -> tuple[nn.Module, bool]:
-    """Build a model without its published weights, and return whether its classes are the published ones."""
+    """Build a model with random or given weights. Return it and whether it has the published classes."""
     if weights == RANDOM_WEIGHTS:
         return builder(**_get_builder_options(builder, {})), False
     if builder.__module__.startswith("torchvision.models.detection"):
         raise WeightsError(
-            f"torchvision builds {builder.__name__} differently for its own weights than for a file; "
-            "build it in a function of yours, and load FILE.py:FUNCTION"
+            f"{builder.__name__}: a detection model cannot be loaded from a file by name; "
+            "write a function that builds the model, and load FILE.py:FUNCTION"
         )
     state = strip_wrapper_prefix(read_state_dict(weights), ())
     options = _get_builder_options(builder, state)
@@ -95,7 +95,7 @@ def _build_torchvision(builder: ModelBuilder, weights: str | os.PathLike[str]) -
 
 
 def _get_builder_options(builder: ModelBuilder, state: StateDict) -> dict[str, Any]:
-    """Return the options that torchvision sets with its own weights, and those that only the file determines."""
+    """Return the keyword arguments with which torchvision builds the architecture of a state dict."""
     options: dict[str, Any] = {"weights": None}
     if "weights_backbone" in inspect.signature(builder).parameters:
         options["weights_backbone"] = None
@@ -111,7 +111,7 @@ def _get_builder_options(builder: ModelBuilder, state: StateDict) -> dict[str, A
 
 
 def load_timm_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load a model with its published weights, those of a file, or none ("random")."""
+    """Load a timm model. `weights` is a checkpoint file, "random" or None for the published weights."""
     timm = require("timm", extra="hub")
     if not timm.is_model(name):
         nearest = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
@@ -140,7 +140,7 @@ def _load_published_timm(timm: Any, name: str) -> nn.Module:
 
 
 def _build_timm(timm: Any, name: str, weights: str | os.PathLike[str]) -> tuple[nn.Module, bool]:
-    """Build a model without its published weights, and return whether its classes are the published ones."""
+    """Build a model with random or given weights. Return it and whether it has the published classes."""
 
     def build(n_classes: int | None) -> nn.Module:
         try:
@@ -164,7 +164,7 @@ def _get_timm_preprocess(model: nn.Module) -> Callable[..., Any]:
 
 
 def _get_timm_class_names(model: nn.Module) -> tuple[str, ...] | None:
-    """Return the names of the ImageNet subset of the published weights, or None for other classes."""
+    """Return the class names of a timm model trained on ImageNet, or None for another dataset."""
     data = require("timm.data", extra="hub")
     if (subset := data.infer_imagenet_subset(model)) is None:
         return None

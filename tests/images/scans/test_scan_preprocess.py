@@ -115,7 +115,7 @@ def test_of_two_windows_one_is_refused():
     scan = volume().apply_window((0.5, 1, "LINEAR_EXACT"))
     with pytest.raises(PreprocessError, match="a window is already applied"):
         scan.apply_window((40, 400))
-    with pytest.raises(PreprocessError, match="remove one of them"):
+    with pytest.raises(PreprocessError, match="remove one of the two"):
         ScanPreprocess(window=(40, 400))(scan)
     ScanPreprocess()(scan)
 

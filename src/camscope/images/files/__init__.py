@@ -1,1 +1,1 @@
-"""Image files and folders: which files are read, and under which names errors report them."""
+"""Find, open and check image files, and keep patient data out of error messages."""

@@ -1,4 +1,4 @@
-"""Find damaged pixel data that Pillow reads without an error: in strips and tiles of a TIFF, and in chunks of a PNG.
+"""Detect damaged TIFF and PNG pixel data that Pillow reads without an error.
 
 Pillow does not compare the checksums of a PNG's pixel data. libtiff fills missing data of a TIFF with gray. JPEG strips
 are decoded by Pillow, which rejects truncated data. Deflate strips are checked by their checksum. The other codecs of a
@@ -29,7 +29,7 @@ MAX_JPEG_PADDING_BYTES = 16  # bytes other than 0 behind the end marker
 
 
 def check_pixel_data(image: "Image", name: str) -> None:
-    """Raise ImageError if pixel data of an open TIFF's current page or of a PNG are damaged. Other formats pass."""
+    """Raise ImageError if the pixel data of an open PNG, or of an open TIFF's current page, is damaged."""
     if image.format == "TIFF":
         _check_tiff_strips(image, name)
     elif image.format == "PNG" and (file := getattr(image, "fp", None)) is not None:
@@ -39,7 +39,7 @@ def check_pixel_data(image: "Image", name: str) -> None:
         finally:
             file.seek(position)
         if not is_sound:
-            raise ImageError(f"{name}: it is damaged: a checksum of the PNG's pixels is wrong")
+            raise ImageError(f"{name}: it is damaged: a checksum of the PNG's pixel data is wrong")
 
 
 def _are_png_checksums_right(file: Any) -> bool:
@@ -72,15 +72,15 @@ def _check_tiff_strips(image: "Image", name: str) -> None:
             _is_complete_jpeg(data, tags.get(JPEG_TABLES_TAG, b""), EXTRA_TILE_PIXELS + image.width * image.height)
             if compression == JPEG_COMPRESSION
             else _is_complete_deflate(data)
-            for data in _read_strips(file, tags)
+            for data in _read_tiff_strips(file, tags)
         )
     finally:
         file.seek(position)
     if not is_complete:
-        raise ImageError(f"{name}: it is damaged: a strip of the TIFF is cut off or corrupt")
+        raise ImageError(f"{name}: it is damaged: a strip of the TIFF is truncated or corrupt")
 
 
-def _read_strips(file: Any, tags: Any) -> Iterator[bytes]:
+def _read_tiff_strips(file: Any, tags: Any) -> Iterator[bytes]:
     for offsets, counts in OFFSET_AND_COUNT_TAGS:
         for offset, count in zip(tags.get(offsets, ()), tags.get(counts, ()), strict=False):
             if count > 0:  # a strip of 0 bytes was never written
@@ -89,7 +89,7 @@ def _read_strips(file: Any, tags: Any) -> Iterator[bytes]:
 
 
 def _is_complete_jpeg(data: bytes, tables: bytes, max_pixels: int) -> bool:
-    """Return whether a JPEG strip can be decoded to its end, to at most `max_pixels` pixels."""
+    """Return whether a JPEG strip of a TIFF is complete and has at most `max_pixels` pixels."""
     from PIL import Image, UnidentifiedImageError
 
     strip_data = data
@@ -104,11 +104,14 @@ def _is_complete_jpeg(data: bytes, tables: bytes, max_pixels: int) -> bool:
         return data.startswith(JPEG_START_MARKER)  # a variant of JPEG that libtiff may support
     except OSError:
         return False
-    return _are_jpeg_scans_whole(strip_data)
+    return _are_jpeg_scans_complete(strip_data)
 
 
-def _are_jpeg_scans_whole(data: bytes) -> bool:
-    """Return whether no marker cuts a scan short: the decoder would fill the remainder with gray and report nothing."""
+def _are_jpeg_scans_complete(data: bytes) -> bool:
+    """Return whether all scans of a JPEG stream are complete.
+
+    The decoder would fill an incomplete scan with gray and report no error.
+    """
     position, n_scans, is_in_scan = len(JPEG_START_MARKER), 0, False
     while (marker := JPEG_MARKER.search(data, position)) is not None:
         code, start = marker[1][0], marker.end()

@@ -1,4 +1,4 @@
-"""Access to image files: which files a folder, a pattern or a name such as `scan.nii#3` means, and their bytes, with limits."""
+"""Find and open image files given as a path, a folder, a glob pattern or a name such as `scan.nii#3`."""
 
 import glob
 import gzip
@@ -21,7 +21,10 @@ MAX_FILE_BYTES = 2**32  # of one file
 
 
 def split_selector(source: str | Path) -> tuple[Path, int | None]:
-    """Split `file#3` into the file and 3, counted from 0. An existing file of that name is taken literally."""
+    """Split a name such as `file#3` into the path `file` and the index 3.
+
+    A name that is itself an existing file is not split.
+    """
     path = Path(source)
     match = re.fullmatch(r"(.+)#(\d{1,9})", str(source), re.DOTALL)
     if match is None or os.path.lexists(path):
@@ -33,7 +36,9 @@ def split_selector(source: str | Path) -> tuple[Path, int | None]:
 def selected_source(
     source: Source | list[Path], index: int | None, index_name: str
 ) -> Iterator[tuple[Any, str, int | None]]:
-    """Yield the path or bytes, their pseudonym, and the index given as `file#3` or as an argument such as `frame=3`.
+    """Yield the path or bytes of a source, its pseudonym, and the selected frame, volume or series index.
+
+    The index is given as `file#3` or as an argument such as `frame=3`.
 
     Errors inside the `with` block are redacted.
     """
@@ -41,13 +46,13 @@ def selected_source(
     name = pseudonymize_source(path)
     with redact_errors(name):
         if selector is not None and index is not None and selector != index:
-            raise ImageError(f"{name}: #{selector} and {index_name}={index} differ; pass one of them")
+            raise ImageError(f"{name}: #{selector} and {index_name}={index} differ; pass only one of the two")
         yield path, name, index if selector is None else selector
 
 
 @contextmanager
 def open_source(source: Path | bytes, name: str, max_bytes: int = MAX_FILE_BYTES) -> Iterator[BinaryIO]:
-    """Open a regular file of limited size, or bytes, for reading."""
+    """Open a file or bytes for reading. Raise ImageError for a file that is empty, too large or not regular."""
     if isinstance(source, bytes):
         if not source:
             raise ImageError(f"{name}: it is empty")
@@ -59,13 +64,13 @@ def open_source(source: Path | bytes, name: str, max_bytes: int = MAX_FILE_BYTES
     if not status.st_size:
         raise ImageError(f"{name}: the file is empty")
     if status.st_size > max_bytes:
-        raise ImageError(f"{name}: a file of {plural(status.st_size, 'byte')}; the limit is {max_bytes}")
+        raise ImageError(f"{name}: the file has {plural(status.st_size, 'byte')}; the limit is {max_bytes}")
     with open_regular_file(source) as file:
         yield file
 
 
 def list_source_paths(source: Path | bytes) -> tuple[Path, ...]:
-    """Return the paths that `Scan.sources` records: none for bytes."""
+    """Return the path of a source as a tuple, or an empty tuple for bytes."""
     return () if isinstance(source, bytes) else (source,)
 
 
@@ -75,7 +80,7 @@ MAX_SKIPPED_BYTES = 2**33  # bytes before the requested volume
 
 @contextmanager
 def decompressed_stream(file: BinaryIO) -> Iterator[BinaryIO]:
-    """Yield the file itself, or its gzip content, decompressed only as far as it is read."""
+    """Yield a stream of the file's content, decompressed during reading if the file is gzipped."""
     is_gzip = file.read(2) == GZIP_MAGIC
     file.seek(0)
     if not is_gzip:
@@ -86,16 +91,15 @@ def decompressed_stream(file: BinaryIO) -> Iterator[BinaryIO]:
 
 
 def skip_bytes(stream: BinaryIO, n_bytes: int, name: str) -> None:
-    """Read and discard `n_bytes`: a gzip stream has no random access."""
+    """Skip `n_bytes` of a stream by reading them. Raise ImageError if the stream is shorter."""
     if n_bytes > MAX_SKIPPED_BYTES:
-        received = f"its voxels start {plural(n_bytes, 'byte')} into the file"
-        raise ImageError(f"{name}: {received}; the limit is {MAX_SKIPPED_BYTES}")
+        raise ImageError(f"{name}: the voxels start at byte {n_bytes}; the limit is {MAX_SKIPPED_BYTES}")
     if discard_bytes(stream, n_bytes) < n_bytes:
-        raise ImageError(f"{name}: the file is cut off before its voxels")
+        raise ImageError(f"{name}: the file is truncated: it ends before the voxels")
 
 
 def discard_bytes(stream: BinaryIO, n_bytes: int) -> int:
-    """Read and discard at most `n_bytes`, and return how many there were."""
+    """Read and discard at most `n_bytes`, and return the number of bytes read."""
     remaining = n_bytes
     while remaining > 0 and (n_read := len(stream.read(min(remaining, 1 << 20)))):
         remaining -= n_read
@@ -103,14 +107,14 @@ def discard_bytes(stream: BinaryIO, n_bytes: int) -> int:
 
 
 def read_exactly(stream: BinaryIO, n_bytes: int, name: str) -> bytes:
-    """Read `n_bytes` in pieces: memory is allocated for what the file holds, not for what its header declares."""
-    pieces, remaining = [], n_bytes
+    """Read exactly `n_bytes`. Raise ImageError if the stream is shorter."""
+    pieces, remaining = [], n_bytes  # in pieces: a wrong header would allocate too much memory
     while remaining > 0 and (piece := stream.read(min(remaining, 1 << 24))):
         pieces.append(piece)
         remaining -= len(piece)
     if remaining:
-        received = f"{plural(n_bytes - remaining, 'byte')} where the header says {n_bytes}"
-        raise ImageError(f"{name}: {received}: the file is cut off or its header is wrong")
+        n_read = n_bytes - remaining
+        raise ImageError(f"{name}: the file has {n_read} of {n_bytes} bytes: it is truncated or its header is wrong")
     return b"".join(pieces)
 
 
@@ -119,7 +123,7 @@ SCAN_SUFFIXES = (".dcm", ".dicom", ".nii", ".nii.gz", ".nrrd", ".mha", ".mhd")
 
 
 def list_image_paths(path_or_pattern: str, *, recursive: bool) -> Iterator[str]:
-    """Yield the image files that a file name, a folder or a glob pattern means, in the order of the file system.
+    """Yield the image files of a file name, a folder or a glob pattern, unsorted.
 
     A file name is yielded even if it does not exist. `recursive` includes all subfolders. Folders and patterns skip hidden
     files, files without an image suffix and the overlays of runs, which would become images of the next run. Links to
@@ -133,12 +137,15 @@ def list_image_paths(path_or_pattern: str, *, recursive: bool) -> Iterator[str]:
         yield path_or_pattern
     else:
         for path in _expand_pattern(path_or_pattern):
-            if _is_image_name(os.path.basename(path)) and _is_input_file(path):  # noqa: PTH119 - as above
+            if _is_image_name(os.path.basename(path)) and _is_file_outside_overlays(path):  # noqa: PTH119 - as above
                 yield path
 
 
 def walk_folders(folder: str) -> Iterator[str]:
-    """Yield a folder and its subfolders once each, by their own path before any link, without hidden and overlay folders."""
+    """Yield a folder and all its subfolders, each once, without hidden folders and folders of overlays.
+
+    A folder that is also reached through a link is yielded by its own path.
+    """
     visited, links = {_get_folder_id(folder)}, [folder]
     while links:
         level, linked = links, []
@@ -162,7 +169,7 @@ def walk_folders(folder: str) -> Iterator[str]:
 
 
 def _get_folder_id(folder: str) -> tuple[int, int]:
-    """Return device and inode, which identify a folder behind all links."""
+    """Return the device and inode numbers of a folder, which are the same for all links to it."""
     status = os.stat(folder)  # noqa: PTH116 - as above
     return status.st_dev, status.st_ino
 
@@ -172,7 +179,10 @@ def _is_link(entry: "os.DirEntry[str]") -> bool:
 
 
 def _expand_pattern(pattern: str) -> Iterator[str]:
-    """Yield the paths of a pattern. Under `**` each folder is searched once, where glob would follow link loops forever."""
+    """Yield the paths that match a glob pattern.
+
+    Under `**` each folder is searched once, where `glob` would follow loops of links forever.
+    """
     before, wild, after = _split_at_double_star(pattern)
     if not wild:
         yield from glob.iglob(pattern)  # noqa: PTH207 - Path.glob takes no absolute pattern
@@ -192,7 +202,7 @@ def _expand_pattern(pattern: str) -> Iterator[str]:
 
 
 def _split_at_double_star(pattern: str) -> tuple[str, bool, str]:
-    """Split `a/**/b.png` into `a/`, whether a `**` was found, and `b.png`."""
+    """Split `a/**/b.png` into `a/`, True and `b.png`. Return False in the middle for a pattern without `**`."""
     match = re.search(r"(?:^|(?<=[/\\]))\*\*(?:[/\\]+|$)" if os.sep == "\\" else r"(?:^|(?<=/))\*\*(?:/+|$)", pattern)
     return (pattern, False, "") if match is None else (pattern[: match.start()], True, pattern[match.end() :])
 
@@ -201,17 +211,17 @@ def _is_image_name(name: str) -> bool:
     return name.lower().endswith((*PHOTO_SUFFIXES, *SCAN_SUFFIXES)) and not name.startswith(".")
 
 
-def _is_input_file(path: str) -> bool:
+def _is_file_outside_overlays(path: str) -> bool:
     return os.path.isfile(path) and not _is_overlay_folder(os.path.dirname(path))  # noqa: PTH113, PTH120 - as above
 
 
 def _is_overlay_folder(folder: str) -> bool:
-    """Return whether a folder holds the overlays of a run: `overlays/<number>` next to a run.json."""
+    """Return whether a folder is `overlays/<number>` next to a run.json, where a run stores its overlays."""
     above, name = os.path.split(folder)
     run, overlays = os.path.split(above)
     return name.isdecimal() and overlays == "overlays" and os.path.isfile(os.path.join(run, "run.json"))  # noqa: PTH113, PTH118 - as above
 
 
 def is_scan_name(name: str) -> bool:
-    """Return whether a name is that of a medical image, or of a part of one such as `scan.dcm#3`."""
+    """Return whether a file name has the suffix of a medical image format, also with an index such as `scan.dcm#3`."""
     return re.sub(r"#\d+$", "", name).lower().endswith(SCAN_SUFFIXES)

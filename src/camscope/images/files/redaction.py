@@ -1,4 +1,4 @@
-"""Keep patient data out of names and messages: pseudonyms, errors without foreign text, and silent image libraries."""
+"""Keep patient data out of names, errors and logs."""
 
 import functools
 import hashlib
@@ -22,10 +22,10 @@ KEY_FILE = Path(".config", "camscope", "key")  # below the home folder
 
 
 def pseudonymize_source(source: Source | Sequence[Source]) -> str:
-    """Return `scan-` and 8 hex digits: the HMAC-SHA256 of the absolute path, or of the bytes, under the local key.
+    """Return a pseudonym for a source: `scan-` and 8 hex digits of a keyed hash (HMAC-SHA256).
 
-    Several sources are hashed together. The result is stable for one key: who has the files can find the one that a
-    message means. Without the key and the files the name reveals nothing.
+    The absolute path is hashed, or the bytes. Several sources are hashed together. The result is stable for one key.
+    Without the key and the files it reveals nothing.
     """
     parts = [source] if isinstance(source, str | Path | bytes) else list(source)
     digest = hmac.new(load_pseudonym_key(), digestmod=hashlib.sha256)
@@ -43,8 +43,9 @@ def _encode_path(path: str) -> bytes:
 
 
 def load_pseudonym_key() -> bytes:
-    """Return CAMSCOPE_KEY if it is set, otherwise the key in ~/.config/camscope/key, which is created on first use.
+    """Return the key for pseudonyms: the environment variable CAMSCOPE_KEY or the file ~/.config/camscope/key.
 
+    The file is created on first use.
     Without a writable home folder the key is random and lasts as long as the process.
     """
     if key := os.environ.get("CAMSCOPE_KEY"):
@@ -84,10 +85,10 @@ def _get_process_key() -> bytes:
 
 @contextmanager
 def redact_errors(name: str) -> Iterator[None]:
-    """Convert any reader error to one ImageError that names the scan and the kind of failure.
+    """Replace any error raised in the `with` block by an ImageError without the original text.
 
-    The original text may quote a patient's name or a path, so it is dropped together with the original error. Library
-    output is suppressed meanwhile.
+    The original text may quote a patient's name or a path. The new error has the scan's pseudonym and the kind of
+    failure. Library output is suppressed meanwhile.
     """
     try:
         with suppress_library_output():
@@ -102,12 +103,12 @@ def redact_errors(name: str) -> Iterator[None]:
         raise ImageError(f"{name}: it cannot be read: {os.strerror(error.errno)}") from None
     except Exception as error:
         if is_out_of_memory(error):
-            raise ImageError(f"{name}: {describe_out_of_memory(error)} while reading it") from None
+            raise ImageError(f"{name}: {describe_out_of_memory(error)} while reading the file") from None
         raise _build_damage_error(name, error) from None
 
 
 def redact_error_message(error: BaseException) -> str:
-    """Return camscope's own text of an error, without quoted text of its causes, which may name a patient."""
+    """Return an error's message without the text of its causes, which may contain patient data."""
     text, cause = str(error), error.__cause__
     while cause is not None:
         if str(cause):
@@ -117,7 +118,7 @@ def redact_error_message(error: BaseException) -> str:
 
 
 def _build_damage_error(name: str, error: Exception) -> ImageError:
-    return ImageError(f"{name}: it is damaged ({type(error).__name__} while reading it)")
+    return ImageError(f"{name}: it is damaged ({type(error).__name__} while reading the file)")
 
 
 # a warning is attributed to the module it points to, which may be the caller of the library
@@ -130,13 +131,13 @@ PILLOW_LOGGER = "PIL"  # logs each tag of a file, at DEBUG level only
 
 
 class _ThreadLocalPatterns(threading.local):
-    """Warning patterns of this thread, in the form of a compiled pattern that matches nothing in other threads."""
+    """Patterns of the warnings that the current thread ignores. Other threads have their own patterns."""
 
     def __init__(self) -> None:
         self.patterns: tuple[str, ...] = ()
 
     def match(self, text: str) -> bool:
-        """Return whether this thread ignores the warning, called by `warnings`."""
+        """Return whether the current thread ignores warnings with this text. `warnings` calls this method."""
         return any(re.match(pattern, text) for pattern in self.patterns)
 
 
@@ -151,7 +152,7 @@ _loggers_to_restore: set[str] = set()
 
 @contextmanager
 def ignore_warnings(module_pattern: str | None = None, message_pattern: str | None = None) -> Iterator[None]:
-    """Hide warnings in this thread, inside the `with` block, if their module or message starts with the pattern.
+    """Hide warnings of the current thread in the `with` block whose module or message matches a pattern.
 
     `warnings.catch_warnings` would reset at each use which warnings Python has shown, and would affect other threads.
     The two filters here are installed once and match nothing outside the `with` block.
@@ -170,9 +171,9 @@ def ignore_warnings(module_pattern: str | None = None, message_pattern: str | No
 
 @contextmanager
 def suppress_library_output() -> Iterator[None]:
-    """Suppress warnings (in this thread) and log lines (in all threads) of image libraries.
+    """Suppress the warnings and log messages of image libraries in the `with` block.
 
-    What they warn about is an error or a flag of camscope, or harmless.
+    Warnings are suppressed in the current thread, log messages in all threads.
     """
     global _n_active_scopes
     with _silence_lock:

@@ -1,1 +1,1 @@
-"""Medical scans: readers for DICOM, NIfTI, ITK formats and raster files, and their preprocessing."""
+"""Read medical scans (DICOM, NIfTI, NRRD, MetaImage, PNG and TIFF) and preprocess them."""

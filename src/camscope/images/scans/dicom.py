@@ -1,4 +1,4 @@
-"""Read a DICOM file, which is not trusted: stored numbers, modality LUT or rescale, MONOCHROME1 inversion, float32."""
+"""Read one DICOM file into a scan. The file is not trusted."""
 
 import io
 import zlib
@@ -32,21 +32,24 @@ BARE_FILE_PREFIXES = {b"\x02\x00", b"\x08\x00", b"\x00\x02", b"\x00\x08"}
 
 
 def require_pydicom() -> None:
-    """Import pydicom before its output is suppressed: the import sets pydicom's own log level."""
+    """Import pydicom. Raise MissingExtraError if it is not installed.
+
+    Call it before library output is suppressed, because the import sets pydicom's log level.
+    """
     require("pydicom", extra="medical")
 
 
 def has_dicom_signature(head: bytes) -> bool:
-    """Return whether the first 132 bytes are those of a DICOM file."""
+    """Return whether the first 132 bytes of a file mark it as DICOM."""
     return head[128:132] == b"DICM"
 
 
 def load_dicom_dataset(
     source: Path | bytes, name: str, *, with_pixels: bool = True
 ) -> "tuple[Dataset, tuple[str, ...]]":
-    """Load the data set and flags about it. Without `with_pixels`, long elements are left in the file.
+    """Load a DICOM data set, and return it with warnings about the file.
 
-    Call it inside `redact_errors`.
+    Without `with_pixels`, long elements such as the pixels are not loaded. Call it inside `redact_errors`.
     """
     with open_source(source, name) as file:
         head = file.read(132)
@@ -57,7 +60,9 @@ def load_dicom_dataset(
             raise ImageError(f"{name}: this is not a DICOM file: 'DICM' is not at byte 128")
         dataset, flag = _parse_dataset(file, name, with_pixels), "no DICOM preamble: the transfer syntax is a guess"
         if not len(dataset):
-            raise ImageError(f"{name}: this is not a DICOM file: no 'DICM' at byte 128, and no element could be read")
+            raise ImageError(
+                f"{name}: this is not a DICOM file: 'DICM' is not at byte 128, and there is no DICOM element"
+            )
         return dataset, (flag,)
 
 
@@ -75,7 +80,10 @@ def _parse_dataset(file: BinaryIO, name: str, with_pixels: bool) -> "Dataset":
 
 
 def _read_deflated_dataset(file: BinaryIO, name: str) -> "Dataset | None":
-    """Read the data set of a deflated file, or None for any other: pydicom itself would inflate without a limit."""
+    """Read the data set of a deflated (compressed) file. Return None for a file that is not deflated.
+
+    pydicom itself would decompress the file without a limit.
+    """
     from pydicom.dataset import FileMetaDataset
     from pydicom.filereader import read_dataset, read_preamble
 
@@ -86,7 +94,7 @@ def _read_deflated_dataset(file: BinaryIO, name: str) -> "Dataset | None":
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     data = inflater.decompress(file.read(MAX_FILE_BYTES), MAX_INFLATED_BYTES)
     if inflater.unconsumed_tail:
-        raise ImageError(f"{name}: it inflates to more than {MAX_INFLATED_BYTES} bytes")
+        raise ImageError(f"{name}: the decompressed file has more than {MAX_INFLATED_BYTES} bytes")
     dataset = read_dataset(io.BytesIO(data), False, True)
     dataset.file_meta = FileMetaDataset(meta)
     return dataset
@@ -97,7 +105,7 @@ def _is_after_meta_group(tag: "BaseTag", vr: str | None, length: int) -> bool:
 
 
 def _set_missing_syntax(dataset: "Dataset") -> None:
-    """Set the transfer syntax of a file that lacks one to the encoding with which it was read."""
+    """Set the transfer syntax of a data set, if missing, to the encoding that pydicom detected."""
     from pydicom.dataset import FileMetaDataset
     from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
 
@@ -110,7 +118,7 @@ def _set_missing_syntax(dataset: "Dataset") -> None:
 
 
 def read_dicom(source: str | Path | bytes, *, frame: int | None = None) -> Scan:
-    """Read a DICOM file: (H,W) of a single frame, (D,H,W) of several.
+    """Read a DICOM file into a scan: (H,W) for one frame, (D,H,W) for several frames.
 
     `source.dcm#3` or `frame=3` selects one frame, counted from 0. Values are those after the modality LUT or rescale, such
     as HU, and MONOCHROME1 is inverted. Frames with positions are sorted by position. Others keep the order of the file.
@@ -124,7 +132,7 @@ def read_dicom(source: str | Path | bytes, *, frame: int | None = None) -> Scan:
 def build_scan(
     dataset: "Dataset", frame: int | None, name: str, sources: tuple[Path, ...], flags: tuple[str, ...]
 ) -> Scan:
-    """Build the scan of a data set that is already loaded, see `read_dicom`. Call it inside `redact_errors`."""
+    """Build a scan from a loaded DICOM data set. Call it inside `redact_errors`."""
     layout = read_pixel_layout(dataset, name, n_requested_frames=None if frame is None else 1)
     check_index(frame, layout.n_frames, "frame", name)
     frame_indices = list(range(layout.n_frames)) if frame is None else [frame]
@@ -163,7 +171,7 @@ def build_scan(
 def _locate_frames(
     dataset: "Dataset", layout: PixelLayout, frame_indices: list[int], name: str
 ) -> tuple[SliceStack | None, tuple[float, float] | None, tuple[str, ...]]:
-    """Return the stack of the selected frames or None, the pixel spacing for an image without position, and flags."""
+    """Return the spatial order of the selected frames or None, the pixel spacing or None, and warnings."""
     groups = read_functional_groups(dataset, frame_indices)
     plane_results = [read_plane(group) for group in groups]
     planes, flags = [plane for plane, _ in plane_results if plane], plane_results[0][1]
@@ -176,8 +184,8 @@ def _locate_frames(
             return None, pixel_spacing, (*flags, "no place: the frames share one position")
         planes = [offset_planes[index] for index in frame_indices]
     if not all(plane.is_parallel(planes[0]) for plane in planes):
-        choice = f"choose one: file#0 .. file#{layout.n_frames - 1}"
-        raise ImageError(f"{name}: its frames have different orientations; {choice}")
+        fix = f"choose one: file#0 .. file#{layout.n_frames - 1}"
+        raise ImageError(f"{name}: the frames have different orientations; {fix}")
     stack = stack_planes(planes)
     if stack.coincident_pairs:
         first, second = (frame_indices[index] for index in stack.coincident_pairs[0])

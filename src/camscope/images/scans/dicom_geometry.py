@@ -1,4 +1,4 @@
-"""Positions of DICOM slices: planes from headers and functional groups, and the stack that several planes form."""
+"""Read the positions of DICOM slices from their headers, and sort the slices into a volume."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ MAX_SPACING_DEVIATION = 0.02  # share of the median distance
 
 @dataclass(frozen=True, eq=False)
 class SlicePlane:
-    """The plane of one slice: position of its first pixel, directions of rows and columns, and spacing in mm."""
+    """The plane of one slice: position of the first pixel, directions of rows and columns, and spacing in mm."""
 
     position: Floats
     row_cosines: Floats
@@ -37,11 +37,11 @@ class SlicePlane:
 
     @property
     def nearest_view(self) -> str:
-        """The nearest of the three standard views: sagittal, coronal or axial."""
+        """The standard view nearest to the slice: sagittal, coronal or axial."""
         return ("sagittal", "coronal", "axial")[int(abs(self.normal).argmax())]
 
     def build_affine(self, slice_step: Floats | None = None) -> Floats:
-        """Return the affine (4,4) of array indices (d,row,column).
+        """Return the affine matrix (4,4) from array indices (d,row,column) to RAS+ coordinates in mm.
 
         `slice_step` is the offset of one slice to the next in mm. Default: the thickness along the normal, or 1 mm.
         """
@@ -52,14 +52,14 @@ class SlicePlane:
         return np.asarray(LPS_TO_RAS @ matrix)
 
     def is_parallel(self, other: "SlicePlane") -> bool:
-        """Return whether rows and columns of both planes have the same directions and spacing."""
+        """Return whether both planes have the same directions and spacing of rows and columns."""
         cosines, other_cosines = (np.r_[plane.row_cosines, plane.column_cosines] for plane in (self, other))
         has_same_directions = np.allclose(cosines, other_cosines, atol=DIRECTION_TOLERANCE)
         return bool(has_same_directions and np.allclose(self.spacing, other.spacing, rtol=DIRECTION_TOLERANCE))
 
 
 def read_plane(functional_groups: "list[Dataset]") -> tuple[SlicePlane | None, tuple[str, ...]]:
-    """Read the plane of one frame and flags, or None where the file does not say where the frame lies."""
+    """Return the plane of one frame, or None if the file has no position for the frame, and warnings."""
     position = read_first_numbers(functional_groups, "PlanePositionSequence", "ImagePositionPatient", 3)
     directions = read_first_numbers(functional_groups, "PlaneOrientationSequence", "ImageOrientationPatient", 6)
     spacing = read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, "PixelSpacing", 2)
@@ -79,7 +79,7 @@ def read_plane(functional_groups: "list[Dataset]") -> tuple[SlicePlane | None, t
 
 
 def read_pixel_spacing(functional_groups: "list[Dataset]") -> tuple[float, float] | None:
-    """Read mm between rows and columns for an image without position: at the patient, otherwise at the detector."""
+    """Return the distances in mm between rows and between columns, or None if the file has none."""
     for keyword in ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing"):
         spacing = read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, keyword, 2)
         if spacing and _is_plausible((), spacing):
@@ -106,7 +106,7 @@ class SliceStack:
 
 
 def stack_planes(planes: Sequence[SlicePlane]) -> SliceStack:
-    """Sort parallel planes by their position along the normal. Irregular distances are flagged, in mm."""
+    """Sort parallel planes by position along their normal. The result contains warnings about irregular distances."""
     first = planes[0]
     positions = np.array([plane.position for plane in planes])
     along = positions @ first.normal
@@ -131,7 +131,7 @@ def stack_planes(planes: Sequence[SlicePlane]) -> SliceStack:
 
 
 def _find_longest_run(gaps: list[int], n_slices: int) -> tuple[int, int]:
-    """Return the first and last slice of the longest run without a gap."""
+    """Return the first and the last slice of the longest run of slices without a gap."""
     ends = [*gaps, n_slices - 1]
     starts = [0, *(gap + 1 for gap in gaps)]
     return max(zip(starts, ends, strict=True), key=lambda run: run[1] - run[0])
@@ -168,7 +168,7 @@ def _describe_irregularities(
 
 
 def read_offset_planes(dataset: "Dataset", n_frames: int, first_plane: SlicePlane) -> list[SlicePlane] | None:
-    """Return the planes of a dose grid's frames from their offsets along the normal, or None without offsets."""
+    """Return the planes of all frames of a radiotherapy dose grid, or None if the file has no frame offsets."""
     offsets = read_numbers(dataset, "GridFrameOffsetVector", n_frames)
     if offsets is None or n_frames < 2:
         return None

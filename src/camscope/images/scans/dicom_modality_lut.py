@@ -1,4 +1,4 @@
-"""Convert stored DICOM numbers to values or colors: modality LUT or rescale, and inversion of MONOCHROME1."""
+"""Convert stored DICOM pixels to values such as HU, by modality LUT or rescale, or to colors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ VALUE_TRANSFORMATION_SEQUENCE, REAL_WORLD_SEQUENCE = "PixelValueTransformationSe
 
 @dataclass(frozen=True)
 class ModalityLUT:
-    """The meaning of stored numbers: slope * stored + intercept, or a table entry, inverted for MONOCHROME1.
+    """Converts stored numbers to values: slope * stored + intercept, or a lookup table. MONOCHROME1 is inverted.
 
     Inversion mirrors the stored number within the storable range, smallest + largest - stored, before the rescale. It is
     exact because it is done with whole numbers: an image with mirrored numbers and the other photometric interpretation
@@ -64,7 +64,7 @@ class ModalityLUT:
         return (values * self.slope + self.intercept).astype(np.float32)
 
     def describe_steps(self) -> tuple[str, ...]:
-        """Describe the operations in order."""
+        """Describe the steps of the conversion in order."""
         unit = f" ({self.unit})" if self.unit else ""
         if self.table is not None:
             steps = [f"modality LUT: {plural(len(self.table), 'entry')} of {plural(self.table_bits, 'bit')}{unit}"]
@@ -78,10 +78,12 @@ class ModalityLUT:
 def read_modality_lut(
     dataset: "Dataset", functional_groups: "list[Dataset]", layout: PixelLayout, name: str
 ) -> ModalityLUT:
-    """Read the modality LUT of one frame from its functional groups or the header."""
+    """Read the modality LUT or rescale of one frame."""
     inverted = layout.photometric_interpretation == "MONOCHROME1"
     if inverted and layout.is_floating:
-        raise ImageError(f"{name}: MONOCHROME1 with floating-point pixels, which have no range to invert within")
+        raise ImageError(
+            f"{name}: MONOCHROME1 with floating-point pixels cannot be inverted, as they have no fixed range"
+        )
     modality = read_code(dataset, "Modality", {"CT", "RTDOSE", "PT"})
     places = list(iter_macro_items(functional_groups, VALUE_TRANSFORMATION_SEQUENCE))
     unit = next(filter(None, (read_code(place, "RescaleType", VALUE_UNITS) for place in places)), "")
@@ -99,7 +101,7 @@ def read_modality_lut(
     if slope is None and intercept is None:
         return ModalityLUT(unit="" if layout.is_floating else unit, is_inverted=inverted)
     if slope is not None and slope[0] == 0:
-        raise ImageError(f"{name}: a rescale slope of 0 makes every pixel the same")
+        raise ImageError(f"{name}: the rescale slope is 0, which would make all pixels equal")
     # a CT declares its unit only if it is not HU
     is_unit_declared = any(place.get("RescaleType") for place in places)
     unit = unit or ("HU" if modality == "CT" and not is_unit_declared else "")
@@ -117,13 +119,13 @@ def _read_lut_table(dataset: "Dataset", lut_item: "Dataset", is_inverted: bool, 
     table = decode_uint16_table(dataset, data) if is_binary else np.atleast_1d(np.asarray(data, np.uint16))
     if len(table) < entries or not 8 <= depth <= 16:
         received = f"{plural(len(table), 'entry')} of {plural(depth, 'bit')}"
-        raise ImageError(f"{name}: a modality LUT of {received}; its descriptor says {entries}")
+        raise ImageError(f"{name}: the modality LUT has {received}; its descriptor says {entries}")
     unit = read_code(lut_item, "ModalityLUTType", VALUE_UNITS)
     return ModalityLUT(1.0, 0.0, unit, False, table[:entries], first, depth, is_inverted)
 
 
 def _describe_real_world_maps(functional_groups: "list[Dataset]") -> tuple[str, ...]:
-    """Describe real-world value maps. They are not applied, as models are trained on the modality's values."""
+    """Describe the real-world value maps of a file, which are not applied."""
     maps = next(filter(None, (read_sequence_items(group, REAL_WORLD_SEQUENCE) for group in functional_groups)), [])
     steps = []
     for item in maps[:3]:
@@ -134,16 +136,16 @@ def _describe_real_world_maps(functional_groups: "list[Dataset]") -> tuple[str, 
 
 
 def _read_padding_range(dataset: "Dataset", layout: PixelLayout) -> tuple[int, int] | None:
-    """Return the smallest and largest stored number that mean "no measurement", or None."""
+    """Return the range of stored numbers that mark padding pixels, or None if the file declares none."""
     if layout.is_floating or (value := read_integer(dataset, "PixelPaddingValue")) is None:
         return None
     limit = read_integer(dataset, "PixelPaddingRangeLimit")
     # some files store a negative number unsigned, or the other way round
-    ends = [_wrap_to_stored_sign(number, layout) for number in (value, value if limit is None else limit)]
+    ends = [_convert_to_stored_sign(number, layout) for number in (value, value if limit is None else limit)]
     return min(ends), max(ends)
 
 
-def _wrap_to_stored_sign(value: int, layout: PixelLayout) -> int:
+def _convert_to_stored_sign(value: int, layout: PixelLayout) -> int:
     full = 1 << layout.bits_allocated
     if layout.is_signed and value >= full // 2:
         return value - full
@@ -166,21 +168,21 @@ class DecodedFrames:
 
     @property
     def is_color(self) -> bool:
-        """Whether the values are colors."""
+        """Whether the frames are in color."""
         return not self.modality_luts
 
     @property
     def unit(self) -> str:
-        """The unit that all frames share; '' if they differ or were inverted."""
+        """The unit of all frames, or '' if units differ or values were inverted."""
         units = {"" if lut.is_inverted else lut.unit for lut in self.modality_luts}
         return units.pop() if len(units) == 1 else ""
 
     def describe_steps(self, item_name: str) -> tuple[str, ...]:
-        """Describe the operations in order. `item_name` is "frame" or "slice", where each has its own rescale."""
+        """Describe the steps of the conversion in order. `item_name`, "frame" or "slice", is used in the text."""
         return (*self.steps_before, *_describe_modality_luts(self.modality_luts, item_name), *self.steps_after)
 
     def list_flags(self) -> tuple[str, ...]:
-        """List what is odd about the values."""
+        """List warnings about the values."""
         units = {lut.unit for lut in self.modality_luts}
         inverted_units = [lut.unit for lut in self.modality_luts if lut.is_inverted and lut.unit]
         flags = [f"MONOCHROME1 in {unit}: inverted, and so no longer {unit}" for unit in inverted_units[:1]]
@@ -197,25 +199,25 @@ class DecodedFrames:
 def decode_dicom_pixels(
     dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str
 ) -> DecodedFrames:
-    """Decode the selected frames of a file and convert them to values or colors."""
+    """Decode the selected frames of a DICOM file, and convert the stored numbers to values or colors."""
     shape = (len(frame_indices), layout.rows, layout.columns)
     decoded = decode_frames(dataset, layout, frame_indices, name)
     if layout.is_color:
         convert, steps = get_color_converter(dataset, layout, name)
         colors = np.empty((*shape, 3), np.uint8)
-        _fill_frames(colors, (convert(array, space) for array, space in decoded), name)
+        _copy_frames(colors, (convert(array, space) for array, space in decoded), name)
         return DecodedFrames(colors, (*_describe_storage(dataset, layout), *steps))
     modality_luts = _read_modality_luts(dataset, layout, frame_indices, name)
     padding, counts = _read_padding_range(dataset, layout), []
 
-    def iter_converted() -> Iterator[Array]:
+    def iter_converted_frames() -> Iterator[Array]:
         for (array, _), lut in zip(decoded, modality_luts, strict=False):
             if padding is not None:
                 counts.append(int(np.count_nonzero((array >= padding[0]) & (array <= padding[1]))))
             yield lut(array, layout)
 
     values = np.empty(shape, np.float32)
-    _fill_frames(values, iter_converted(), name)
+    _copy_frames(values, iter_converted_frames(), name)
     padding_value = float(modality_luts[0](np.array([[padding[0]]]), layout)[0, 0]) if padding else 0.0
     real_world_maps = _describe_real_world_maps(read_functional_groups(dataset, frame_indices[:1])[0])
     storage = _describe_storage(dataset, layout)
@@ -223,7 +225,7 @@ def decode_dicom_pixels(
 
 
 def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> DecodedFrames:
-    """Join the metadata of several decoded parts for `values`, which holds all frames."""
+    """Merge the metadata of several parts. The result has the metadata and `values`, which holds all frames."""
     return DecodedFrames(
         values,
         _merge_steps([part.steps_before for part in parts]),
@@ -235,7 +237,7 @@ def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> Decode
 
 
 def _merge_steps(steps_by_frame: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Merge the steps of several frames. Steps that differ are replaced by a note."""
+    """Merge the conversion steps of several frames. Replace steps that differ by a note."""
     variants_by_kind: dict[str, set[str]] = {}
     for steps in steps_by_frame:
         for step in steps:
@@ -248,15 +250,15 @@ def _merge_steps(steps_by_frame: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     )
 
 
-def _fill_frames(out: Array, frames: Iterator[Array], name: str) -> None:
+def _copy_frames(destination: Array, frames: Iterator[Array], name: str) -> None:
     count = 0
     for frame in frames:
-        if frame.shape != out.shape[1:]:
-            raise ImageError(f"{name}: frame {count} was decoded to {frame.shape}; the header says {out.shape[1:]}")
-        out[count] = frame
+        if frame.shape != destination.shape[1:]:
+            raise ImageError(f"{name}: frame {count} has shape {frame.shape}; the header says {destination.shape[1:]}")
+        destination[count] = frame
         count += 1
-    if count < len(out):
-        raise ImageError(f"{name}: {plural(count, 'frame')} of pixels; the header says {len(out)}")
+    if count < len(destination):
+        raise ImageError(f"{name}: {plural(count, 'frame')} of pixels; the header says {len(destination)} frames")
 
 
 def _read_modality_luts(
@@ -269,7 +271,7 @@ def _read_modality_luts(
 
 
 def _describe_modality_luts(modality_luts: Sequence[ModalityLUT], item_name: str) -> tuple[str, ...]:
-    """Describe the steps that all LUTs share, and the ranges of slopes and intercepts that differ."""
+    """Describe the steps of several modality LUTs. If they differ, give the ranges of slopes and intercepts."""
     distinct_steps = {lut.describe_steps(): None for lut in modality_luts}
     if len(distinct_steps) < 2:
         return next(iter(distinct_steps), ())

@@ -1,4 +1,4 @@
-"""Decode DICOM pixels frame by frame, after their layout and the size of compressed streams were checked."""
+"""Decode DICOM pixels frame by frame, after checks against damaged and malicious headers."""
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ REQUIRED_KEYWORDS = ("Rows", "Columns", "BitsAllocated", "SamplesPerPixel")
 
 @dataclass(frozen=True)
 class PixelLayout:
-    """How the pixels of an image are stored: checked numbers of its header."""
+    """How the pixels of an image are stored, from its header."""
 
     rows: int
     columns: int
@@ -44,12 +44,12 @@ class PixelLayout:
 
     @property
     def is_color(self) -> bool:
-        """Whether the values are colors."""
+        """Whether the image is in color."""
         return not self.photometric_interpretation.startswith("MONOCHROME")
 
     @property
     def stored_range(self) -> tuple[int, int]:
-        """The smallest and largest number that can be stored."""
+        """The smallest and largest number that a pixel can store."""
         half = 1 << (self.bits_stored - 1)
         return (-half, half - 1) if self.is_signed else (0, 2 * half - 1)
 
@@ -57,12 +57,15 @@ class PixelLayout:
 def read_pixel_layout(
     dataset: "Dataset", name: str, max_voxels: int = MAX_VOXELS, n_requested_frames: int | None = None
 ) -> PixelLayout:
-    """Read and check the pixel layout of a data set. `n_requested_frames` limits the memory check to those frames."""
+    """Read and check the pixel layout of a data set: size, frames, bits and colors.
+
+    `n_requested_frames` limits the check of the size to that number of frames. Raises ImageError for an invalid layout.
+    """
     pixel_keywords = [keyword for keyword in PIXEL_KEYWORDS if keyword in dataset]
     if not pixel_keywords:
         stored_uids = dataset.get("SOPClassUID", ""), dataset.file_meta.get("MediaStorageSOPClassUID", "")
-        kind = next(filter(None, map(get_uid_name, stored_uids)), "")
-        raise ImageError(f"{name}: the file has no pixels{f' ({kind})' if kind else ''}")
+        object_type = next(filter(None, map(get_uid_name, stored_uids)), "")
+        raise ImageError(f"{name}: the file has no pixels{f' ({object_type})' if object_type else ''}")
     header_values = {keyword: read_integer(dataset, keyword) for keyword in REQUIRED_KEYWORDS}
     if missing := [keyword for keyword, value in header_values.items() if value is None]:
         raise ImageError(f"{name}: the header has no {', '.join(missing)}")
@@ -78,16 +81,16 @@ def read_pixel_layout(
     if frames is None:
         raise ImageError(f"{name}: the header's NumberOfFrames is not a whole number")
     if allocated not in (1, 8, 16, 32, 64) or not 1 <= stored <= allocated or samples not in (1, 3):
-        received = f"{stored} of {plural(allocated, 'bit')}, {plural(samples, 'sample')} a pixel"
-        raise ImageError(f"{name}: {received}: this layout is not supported")
+        pixel_layout = f"{stored} of {plural(allocated, 'bit')}, {plural(samples, 'sample')} a pixel"
+        raise ImageError(f"{name}: {pixel_layout}: this layout is not supported")
     is_signed = read_integer(dataset, "PixelRepresentation") == 1
     layout = PixelLayout(rows, columns, frames, samples, allocated, stored, is_signed, photometric, floating)
     if layout.is_color != (samples == 3) and photometric != "PALETTE COLOR":
-        raise ImageError(f"{name}: {photometric} with {plural(samples, 'sample')} a pixel")
+        raise ImageError(f"{name}: {photometric} does not allow {plural(samples, 'sample')} a pixel")
     n_read_frames = frames if n_requested_frames is None else n_requested_frames
     check_voxel_count((n_read_frames, rows, columns, samples), name, max_voxels)
     if frames < 1:
-        raise ImageError(f"{name}: an image of {plural(frames, 'frame')}")
+        raise ImageError(f"{name}: the header says {plural(frames, 'frame')}; expected at least 1")
     return layout
 
 
@@ -97,9 +100,9 @@ MAX_FRAMES_BY_INDEX = 256
 def decode_frames(
     dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str
 ) -> "Iterator[tuple[NDArray[Any], str]]":
-    """Yield each frame (H,W) or (H,W,3) as stored, with its photometric interpretation after decoding.
+    """Decode the frames one by one, and yield each frame (H,W) or (H,W,3) with its photometric interpretation.
 
-    YBR colors are already converted to RGB.
+    The numbers are those stored in the file. YBR colors are already converted to RGB.
     """
     from pydicom.pixels.decoders.base import get_decoder
 
@@ -108,9 +111,9 @@ def decode_frames(
     try:
         decoder = get_decoder(syntax)
     except NotImplementedError:
-        raise ImageError(f"{name}: its pixels are {syntax_name}, which is not supported; convert the file") from None
+        raise ImageError(f"{name}: the pixel encoding is not supported ({syntax_name}); convert the file") from None
     if decoder.is_native:
-        _check_pixel_bytes(dataset, layout, name)
+        _check_pixel_byte_count(dataset, layout, name)
     else:
         check_stream_sizes(dataset, layout, frame_indices, name)
         # Pillow does not support JPEG Extended streams of more than 8 bits
@@ -128,17 +131,17 @@ def decode_frames(
     except Exception as error:
         if isinstance(error, MemoryError | ImageError):
             raise
-        raise ImageError(f"{name}: its pixels ({syntax_name}) cannot be decoded ({type(error).__name__})") from None
+        raise ImageError(f"{name}: the pixels ({syntax_name}) cannot be decoded ({type(error).__name__})") from None
 
 
-def _check_pixel_bytes(dataset: "Dataset", layout: PixelLayout, name: str) -> None:
+def _check_pixel_byte_count(dataset: "Dataset", layout: PixelLayout, name: str) -> None:
     n_bytes = next(len(dataset[keyword].value or b"") for keyword in PIXEL_KEYWORDS if keyword in dataset)
     bits = layout.rows * layout.columns * layout.n_frames * layout.samples_per_pixel * layout.bits_allocated
     if layout.photometric_interpretation == "YBR_FULL_422":
         bits = bits // 3 * 2
     if n_bytes < (n_expected := (bits + 7) // 8):
-        received = f"{plural(n_bytes, 'byte')} of pixels; the header says {n_expected}"
-        raise ImageError(f"{name}: {received}: the file is cut off or its header is wrong")
+        problem = "the file is truncated or its header is wrong"
+        raise ImageError(f"{name}: {plural(n_bytes, 'byte')} of pixels; the header says {n_expected}: {problem}")
 
 
 # packages that decode a transfer syntax, and the extra that installs them
@@ -154,7 +157,10 @@ JPEG_FRAME_MARKERS = {0xC0, 0xC1, 0xC2, 0xC3, 0xF7}  # frame header markers of J
 
 
 def check_stream_sizes(dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str) -> None:
-    """Compare each compressed frame's own size with the header: a decoder allocates what the stream declares."""
+    """Raise ImageError if a compressed frame declares another image size than the header.
+
+    A decoder allocates memory for the size that the frame declares.
+    """
     from pydicom.encaps import generate_frames, get_frame
 
     count = layout.n_frames
@@ -166,12 +172,12 @@ def check_stream_sizes(dataset: "Dataset", layout: PixelLayout, frame_indices: S
     for index, stream in zip(frame_indices, streams, strict=False):
         size = _read_jpeg_2000_size(stream) if is_jpeg_2000 else _read_jpeg_size(stream)
         if size is not None and size != (layout.rows, layout.columns):
-            received = f"frame {index} is compressed as {size[0]} x {size[1]} pixels"
+            received = f"compressed frame {index} has {size[0]} x {size[1]} pixels"
             raise ImageError(f"{name}: {received}; the header says {layout.rows} x {layout.columns}")
 
 
 def _read_jpeg_2000_size(stream: bytes) -> tuple[int, int]:
-    """Return (H,W) that a JPEG 2000 codestream declares, bare or inside a file; (0,0) without a size."""
+    """Read the image size (H,W) from a JPEG 2000 stream. Return (0,0) if the stream has no size."""
     start = stream[:4096].find(b"\xff\x4f\xff\x51")
     if start < 0 or len(stream) < start + 24:
         return 0, 0
@@ -180,7 +186,7 @@ def _read_jpeg_2000_size(stream: bytes) -> tuple[int, int]:
 
 
 def _read_jpeg_size(stream: bytes) -> tuple[int, int] | None:
-    """Return (H,W) that a JPEG or JPEG-LS stream declares, or None for anything else."""
+    """Read the image size (H,W) from a JPEG or JPEG-LS stream. Return None for any other data."""
     position = 2
     while stream[:2] == b"\xff\xd8" and position + 9 <= len(stream) and stream[position] == 0xFF:
         marker, length = stream[position + 1], int.from_bytes(stream[position + 2 : position + 4], "big")
@@ -192,7 +198,7 @@ def _read_jpeg_size(stream: bytes) -> tuple[int, int] | None:
 
 
 def _build_missing_codec_error(syntax_uid: str, syntax_name: str, name: str) -> ImageError:
-    """Build the error that names the transfer syntax, its codec and the extra that installs it."""
+    """Build the error for compressed pixels whose codec is not installed."""
     if syntax_uid not in CODECS_BY_SYNTAX:
         return ImageError(f"{name}: its pixels are {syntax_name}, for which there is no codec; convert the file first")
     packages, extra = CODECS_BY_SYNTAX[syntax_uid]
@@ -210,13 +216,13 @@ COLOR_CHANNELS = ("Red", "Green", "Blue")
 def get_color_converter(
     dataset: "Dataset", layout: PixelLayout, name: str
 ) -> tuple[Callable[[Array, str], Array], tuple[str, ...]]:
-    """Return a function from a decoded frame and its color space to (H,W,3) uint8, and the steps it performs."""
+    """Return a function that converts a decoded color frame to RGB (H,W,3) uint8, and descriptions of its steps."""
     icc = ("ICC profile: not applied",) if "ICCProfile" in dataset else ()
     if layout.photometric_interpretation == "PALETTE COLOR":
         table, first, bits = _read_palette(dataset, name)
         step = f"palette: {plural(len(table), 'color')} of {plural(bits, 'bit')} to 8"
 
-        def look_up_palette(stored: Array, space: str) -> Array:
+        def look_up_palette(stored: Array, color_space: str) -> Array:
             return table[np.clip(stored.astype(np.int64) - first, 0, len(table) - 1)]
 
         return look_up_palette, (step, *icc)
@@ -225,41 +231,43 @@ def get_color_converter(
     if layout.bits_stored > 8:
         steps += (f"colors: {plural(layout.bits_stored, 'bit')} to 8",)
 
-    def convert_to_rgb(decoded: Array, space: str) -> Array:
-        if space != "RGB" and not space.startswith("YBR_RCT") and not space.startswith("YBR_ICT"):
-            raise ImageError(f"{name}: colors of {layout.photometric_interpretation} did not become RGB")
+    def convert_to_rgb(decoded: Array, color_space: str) -> Array:
+        if color_space != "RGB" and not color_space.startswith(("YBR_RCT", "YBR_ICT")):
+            raise ImageError(f"{name}: the decoder did not convert {layout.photometric_interpretation} colors to RGB")
         return decoded.astype(np.uint8) if layout.bits_stored == 8 else _rescale_to_8_bits(decoded, layout.bits_stored)
 
     return convert_to_rgb, steps + icc
 
 
 def _rescale_to_8_bits(values: Array, bits: int) -> Array:
-    """Scale values from 0..2^bits - 1 to 0..255, rounded."""
+    """Rescale values of `bits` bits to the range 0..255, rounded."""
     return np.clip(np.rint(values * (255 / ((1 << bits) - 1))), 0, 255).astype(np.uint8)
 
 
 def _read_palette(dataset: "Dataset", name: str) -> tuple[Array, int, int]:
-    """Return the palette (M,3) uint8, the stored number of its first entry, and the bits of its entries."""
+    """Read the color palette (M,3) uint8, the stored number of its first entry, and the bits per entry."""
     if "RedPaletteColorLookupTableData" not in dataset:
-        raise ImageError(f"{name}: its palette is segmented or missing; only unsegmented palettes are read")
+        raise ImageError(f"{name}: the color palette is missing or segmented; segmented palettes are not supported")
     columns = []
     for color in COLOR_CHANNELS:
         descriptor = read_numbers(dataset, f"{color}PaletteColorLookupTableDescriptor", 3)
         data = dataset.get(f"{color}PaletteColorLookupTableData")
         if descriptor is None or not isinstance(data, bytes):
-            raise ImageError(f"{name}: its palette has no {color.lower()}")
+            raise ImageError(f"{name}: the color palette has no column for {color.lower()}")
         entries, first, bits = int(descriptor[0]) or 1 << 16, int(descriptor[1]), int(descriptor[2])
         columns.append((_read_palette_column(dataset, data, entries, bits, name), first, bits))
     first, bits = columns[0][1:]
     if len({(len(column), start, depth) for column, start, depth in columns}) > 1:
-        raise ImageError(f"{name}: the three columns of its palette differ in length, start or depth")
+        raise ImageError(
+            f"{name}: the red, green and blue columns of the color palette differ in length, first entry or bits"
+        )
     return np.stack([column for column, _, _ in columns], axis=-1), first, bits
 
 
 def _read_palette_column(dataset: "Dataset", data: bytes, n_entries: int, bits: int, name: str) -> Array:
     if bits not in (8, 16) or len(data) < n_entries:
         expected = f"{plural(n_entries, 'entry')} of {plural(bits, 'bit')}"
-        raise ImageError(f"{name}: a palette of {plural(len(data), 'byte')} for {expected}")
+        raise ImageError(f"{name}: the color palette has {plural(len(data), 'byte')}; expected {expected}")
     is_16_bit = len(data) >= 2 * n_entries
     table = (decode_uint16_table(dataset, data) if is_16_bit else np.frombuffer(data, np.uint8))[:n_entries]
     # 8 bits in 16: the high byte may be a copy and is ignored

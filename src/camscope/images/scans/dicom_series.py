@@ -30,7 +30,7 @@ MAX_SERIES_FILES = 20_000
 
 @dataclass(frozen=True, eq=False)
 class SliceHeader:
-    """The header of one file: its series, layout and plane."""
+    """The header of one DICOM file: its series, pixel layout and slice plane."""
 
     path: Path
     series_uid: str
@@ -42,14 +42,14 @@ class SliceHeader:
 
     @property
     def group_key(self) -> tuple[Any, ...]:
-        """The properties that the files of one volume share, apart from their orientation."""
+        """The shape, modality and series, which are the same for all files of one volume."""
         layout = self.layout
         shape = layout.rows, layout.columns, layout.n_frames, layout.samples_per_pixel
         return *shape, self.modality, self.series_uid
 
     @property
     def sort_key(self) -> tuple[Any, ...]:
-        """A sort order that does not depend on file names or instance numbers."""
+        """A key for sorting slices that ignores file names and instance numbers."""
         place = () if self.plane is None else tuple(self.plane.position.tolist())
         return self.group_key, len(place), place, self.instance_uid
 
@@ -60,7 +60,7 @@ class SliceHeader:
 
 
 def _list_series_files(source: Path | list[Path], name: str) -> list[Path]:
-    """List the files of a folder, without subfolders. A list is returned unchanged."""
+    """List the files of a folder, without its subfolders. Return a list of files unchanged."""
     if isinstance(source, list):
         return source
     if not source.is_dir():
@@ -68,12 +68,14 @@ def _list_series_files(source: Path | list[Path], name: str) -> list[Path]:
     with os.scandir(source) as entries:
         files = [Path(entry.path) for entry in entries if entry.is_file() and not entry.name.startswith(".")]
     if len(files) > MAX_SERIES_FILES:
-        raise ImageError(f"{name}: more than {MAX_SERIES_FILES} files; pass a list of those of one series")
+        raise ImageError(
+            f"{name}: the folder has more than {MAX_SERIES_FILES} files; pass a list of the files of one series"
+        )
     return files
 
 
 def _read_slice_headers(files: Sequence[Path], name: str) -> tuple[list[SliceHeader], tuple[str, ...]]:
-    """Read the headers of the DICOM images among the files, and flags that count the other files."""
+    """Read the headers of all DICOM images among the files, and count the other files in warnings."""
     slices, n_not_dicom, n_damaged = [], 0, 0
     for path in files:
         try:
@@ -87,7 +89,7 @@ def _read_slice_headers(files: Sequence[Path], name: str) -> tuple[list[SliceHea
             else:
                 n_not_dicom += 1
     if not slices:
-        raise ImageError(f"{name}: no file of {len(files)} is a DICOM image; folders in it are not searched")
+        raise ImageError(f"{name}: no file of {len(files)} is a DICOM image; subfolders are not searched")
     counts = ((n_not_dicom, "files that are not DICOM"), (n_damaged, "DICOM files that are damaged or not images"))
     return slices, tuple(f"left out: {count} {what}" for count, what in counts if count)
 
@@ -110,7 +112,7 @@ def _read_slice_header(path: Path, name: str) -> SliceHeader:
 
 
 def _group_slices(slices: Sequence[SliceHeader]) -> list[list[SliceHeader]]:
-    """Group slices by series, shape and orientation. The largest group comes first."""
+    """Group slices by series, shape and orientation, with the largest group first."""
     groups_by_key: dict[tuple[Any, ...], list[list[SliceHeader]]] = {}
     for header in sorted(slices, key=lambda header: header.sort_key):
         groups = groups_by_key.setdefault(header.group_key, [])
@@ -127,25 +129,27 @@ def _has_same_orientation(first: SlicePlane | None, second: SlicePlane | None) -
 
 
 def _select_series(groups: list[list[SliceHeader]], series: int | None, name: str) -> list[SliceHeader]:
-    """Return the selected group. Without a selection there must be exactly one."""
-    listing = "; ".join(f"{index}: {plural(len(group), 'slice')} {group[0]}" for index, group in enumerate(groups[:20]))
-    listing += f"; and {len(groups) - 20} more" if len(groups) > 20 else ""
+    """Return the series with the selected index. Raise ImageError if there are several and none is selected."""
+    series_list = "; ".join(
+        f"{index}: {plural(len(group), 'slice')} {group[0]}" for index, group in enumerate(groups[:20])
+    )
+    series_list += f"; and {len(groups) - 20} more" if len(groups) > 20 else ""
     if series is not None:
         if not 0 <= series < len(groups):
-            raise ImageError(f"{name}: series {series} is out of range; there are {len(groups)} ({listing})")
+            raise ImageError(f"{name}: series {series} is out of range; there are {len(groups)} series ({series_list})")
         return groups[series]
     if len(groups) > 1:
         is_one_key = len({group[0].group_key for group in groups}) == 1
-        ambiguity = (
+        n_series_found = (
             f"one series of {plural(len(groups), 'orientation')}" if is_one_key else plural(len(groups), "series")
         )
-        advice = "choose one: folder#0 or frame=0, or pass a list of its files"
-        raise ImageError(f"{name}: {ambiguity} ({listing}); {advice}")
+        fix = "choose one: folder#0 or frame=0, or pass a list of its files"
+        raise ImageError(f"{name}: the files contain {n_series_found} ({series_list}); {fix}")
     return groups[0]
 
 
 def read_series(source: str | Path | Iterable[str | Path], *, series: int | None = None) -> Scan:
-    """Read the DICOM files of one series into a volume (D,H,W) with an `affine`. A single file is read alone.
+    """Read the DICOM files of one series into a volume (D,H,W) with an `affine`.
 
     `source` is a folder or a list of files. A folder of several series is rejected with a list of them, and `folder#1` or
     `series=1` selects one, counted from 0 in that list. Slices of different orientations and different slices at one
@@ -165,16 +169,18 @@ def _read_volume(group: list[SliceHeader], name: str) -> Scan:
     first = group[0]
     planes = [header.plane for header in group if header.plane]
     if len(planes) < len(group):
-        files = plural(len(group), "file that does", "files that do")
-        raise ImageError(f"{name}: {files} not say where they lie; read each by itself")
+        n_files = plural(len(group), "file")
+        raise ImageError(f"{name}: {n_files} without a position in space; read each file by itself")
     if first.layout.n_frames > 1:
-        received = f"{plural(len(group), 'file')} of {plural(first.layout.n_frames, 'frame')} each"
-        raise ImageError(f"{name}: {received}; read each by itself")
+        n_files, n_frames = plural(len(group), "file"), plural(first.layout.n_frames, "frame")
+        raise ImageError(f"{name}: {n_files} of {n_frames} each; read each file by itself")
     stack = stack_planes(planes)
     if stack.coincident_pairs:
         count = len({index for pair in stack.coincident_pairs for index in pair})
         reason = "(several time points, echoes or phases? Pass a list of the files of one)"
-        raise ImageError(f"{name}: {count} of {plural(len(group), 'slice')} share a position with another one {reason}")
+        raise ImageError(
+            f"{name}: {count} of {plural(len(group), 'slice')} share a position with another slice {reason}"
+        )
     group = [group[index] for index in stack.order]
     decoded = _read_slice_pixels(group, name)
     burned_in_values = {header.has_burned_in_text for header in group}
@@ -195,7 +201,7 @@ def _read_volume(group: list[SliceHeader], name: str) -> Scan:
 
 
 def _drop_duplicates(group: list[SliceHeader]) -> tuple[list[SliceHeader], tuple[str, ...]]:
-    """Keep files with identical bytes once."""
+    """Remove copies of files. Return the remaining headers and a warning with the number of copies."""
     instances = Counter(header.instance_uid for header in group)
     unique: dict[str, SliceHeader] = {}
     for index, header in enumerate(group):
@@ -216,7 +222,7 @@ def _read_slice_pixels(group: Sequence[SliceHeader], name: str) -> DecodedFrames
         dataset, _ = load_dicom_dataset(header.path, name)
         decoded = decode_dicom_pixels(dataset, read_pixel_layout(dataset, name), [0], name)
         if decoded.values.shape[1:] != shape[1:]:
-            raise ImageError(f"{name}: slice {index} changed while it was read")
+            raise ImageError(f"{name}: the file of slice {index} changed during reading")
         values[index] = decoded.values[0]
         parts.append(replace(decoded, values=decoded.values[:0]))
     return join_decoded_frames(parts, values)

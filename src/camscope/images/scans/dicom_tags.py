@@ -1,4 +1,4 @@
-"""Read numbers and known code words from DICOM headers. Free text is never read."""
+"""Read numbers and code words from DICOM headers, but no free text."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ SECONDARY_CAPTURE_UID = "1.2.840.10008.5.1.4.1.1.7"
 
 
 def read_numbers(dataset: "Dataset", keyword: str, count: int | None = None) -> tuple[float, ...] | None:
-    """Read the finite numbers of an element, or None if it is missing, empty, not numeric, or not `count` numbers."""
+    """Read the numbers of an element. Return None unless it has `count` finite numbers (default: at least one)."""
     try:
         value = dataset.get(keyword)
     except Exception:  # not numeric: the caller reports what it expected
@@ -43,25 +43,25 @@ def read_numbers(dataset: "Dataset", keyword: str, count: int | None = None) -> 
 
 
 def read_number(dataset: "Dataset", keyword: str) -> float | None:
-    """Read the first finite number of an element."""
+    """Read the first number of an element. Return None if it has no finite numbers."""
     numbers = read_numbers(dataset, keyword)
     return numbers[0] if numbers else None
 
 
 def read_integer(dataset: "Dataset", keyword: str) -> int | None:
-    """Read the first number of an element if it is a whole number."""
+    """Read the first number of an element. Return None if it is not a whole number."""
     number = read_number(dataset, keyword)
     return int(number) if number is not None and number == int(number) else None
 
 
 def read_code(dataset: "Dataset", keyword: str, allowed: set[str]) -> str:
-    """Read the code word of an element if it is an allowed one, otherwise ''."""
+    """Read the code word of an element. Return '' if the word is not in `allowed`."""
     value = str(dataset.get(keyword, "")).strip().upper()
     return value if value in allowed else ""
 
 
 def read_sequence_items(dataset: "Dataset", keyword: str) -> "list[Dataset]":
-    """Return the items of a sequence. An empty list if it is missing or not a sequence."""
+    """Read the items of a sequence element. Return an empty list if the sequence is missing."""
     import pydicom
 
     value = dataset.get(keyword)
@@ -69,14 +69,17 @@ def read_sequence_items(dataset: "Dataset", keyword: str) -> "list[Dataset]":
 
 
 def read_functional_groups(dataset: "Dataset", frame_indices: Sequence[int]) -> "list[list[Dataset]]":
-    """Return for each frame where its attributes can be: its own group, the shared group, the header itself."""
+    """Return, for each frame, the data sets to search for its attributes, in order.
+
+    They are the per-frame functional group, the shared functional group and the header.
+    """
     per_frame = read_sequence_items(dataset, "PerFrameFunctionalGroupsSequence")
     shared = [*read_sequence_items(dataset, "SharedFunctionalGroupsSequence")[:1], dataset]
     return [[*per_frame[frame : frame + 1], *shared] for frame in frame_indices]
 
 
 def iter_macro_items(functional_groups: "list[Dataset]", sequence_keyword: str) -> "Iterator[Dataset]":
-    """Yield the items that may hold an attribute: those of its macro, then the group or header itself."""
+    """Yield the data sets to search for an attribute: for each group, the item of a sequence, then the group itself."""
     for group in functional_groups:
         yield from read_sequence_items(group, sequence_keyword)[:1]
         yield group
@@ -85,19 +88,19 @@ def iter_macro_items(functional_groups: "list[Dataset]", sequence_keyword: str) 
 def read_first_numbers(
     functional_groups: "list[Dataset]", sequence_keyword: str, keyword: str, count: int
 ) -> tuple[float, ...] | None:
-    """Read the numbers of a macro from the first place that has them."""
+    """Read the numbers of an element from the first functional group that contains it."""
     places = iter_macro_items(functional_groups, sequence_keyword)
     return next((values for place in places if (values := read_numbers(place, keyword, count))), None)
 
 
 def decode_uint16_table(dataset: "Dataset", data: bytes) -> NDArray[np.uint16]:
-    """Decode the bytes of a table as 16-bit numbers in the byte order of the file."""
+    """Decode the bytes of a lookup table to 16-bit numbers in the byte order of the file."""
     little = dataset.original_encoding[1] is not False
     return np.frombuffer(data[: len(data) // 2 * 2], "<u2" if little else ">u2").astype(np.uint16)
 
 
 def has_burned_in_text(dataset: "Dataset") -> bool | None:
-    """Return whether text is part of the pixels, or None if the file does not say and such images often contain it."""
+    """Return whether text is burned into the pixels, or None if text is likely but not declared."""
     if declared := read_code(dataset, "BurnedInAnnotation", {"YES", "NO"}):
         return declared == "YES"
     is_secondary_capture = str(dataset.get("SOPClassUID", "")).startswith(SECONDARY_CAPTURE_UID)
@@ -107,7 +110,7 @@ def has_burned_in_text(dataset: "Dataset") -> bool | None:
 
 
 def get_uid_name(value: Any) -> str:
-    """Return the standard's name of a UID; '' for a private UID, which may identify a patient's files."""
+    """Return the name of a UID of the DICOM standard, or '' for a private UID."""
     from pydicom.uid import UID
 
     uid = UID(str(value))

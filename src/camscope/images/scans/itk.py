@@ -1,4 +1,4 @@
-"""Read NRRD, MetaImage and other formats of SimpleITK, where it is installed."""
+"""Read NRRD and MetaImage files with SimpleITK."""
 
 import re
 import zlib
@@ -21,7 +21,9 @@ REFERENCE_HEAD_BYTES = 1 << 16  # of the header in which a reference to another 
 
 
 def read_itk(source: str | Path, *, volume: int | None = None) -> Scan:
-    """Read a .nrrd, .mha or .mhd file as (D,H,W) float32 in NumPy's axis order, with an `affine` in RAS+ (ITK uses LPS).
+    """Read a .nrrd, .mha or .mhd file into a scan (D,H,W) float32.
+
+    The axes are in NumPy's order. The `affine` leads to RAS+, where ITK uses LPS.
 
     `source.nrrd#2` or `volume=2` selects one volume of a 4-D file, counted from 0. Voxels in a separate file are read only
     for an .mhd file, and only from the same folder.
@@ -33,7 +35,10 @@ def read_itk(source: str | Path, *, volume: int | None = None) -> Scan:
 
 
 def _check_header(path: Path, name: str) -> None:
-    """Reject headers that refer to other files, apart from the voxel file in an .mhd's own folder."""
+    """Raise ImageError if the header refers to another file.
+
+    Only an .mhd file may refer to a voxel file, in the same folder.
+    """
     with open_source(path, name) as file:
         head = file.read(REFERENCE_HEAD_BYTES)
     kind = path.suffix.lower()
@@ -41,7 +46,7 @@ def _check_header(path: Path, name: str) -> None:
         if not head.startswith(b"NRRD"):
             raise ImageError(f"{name}: this is not a NRRD file")
         if re.search(rb"(?im)^data ?file\s*:", head.split(b"\n\n")[0].split(b"\r\n\r\n")[0]):
-            raise ImageError(f"{name}: a NRRD header whose voxels are in another file; save both as one .nrrd")
+            raise ImageError(f"{name}: the voxels of this NRRD header are in another file; save both as one .nrrd")
         return
     match = re.search(rb"(?im)^\s*ElementDataFile\s*=\s*([^\r\n]+)\r?\n?", head)
     if match is None:
@@ -51,7 +56,7 @@ def _check_header(path: Path, name: str) -> None:
     if not is_local and (
         kind == ".mha" or not re.fullmatch(r"[\w.+-]+", data_file) or data_file.upper() == "LIST" or ".." in data_file
     ):
-        raise ImageError(f"{name}: its voxels are in another file outside of the same folder; save both as one .mha")
+        raise ImageError(f"{name}: the voxels are in another file that may not be read; save both as one .mha")
     voxels = path if is_local else path.with_name(data_file)
     with open_source(voxels, name):  # rejects a pipe, on which ITK would block
         pass
@@ -60,14 +65,17 @@ def _check_header(path: Path, name: str) -> None:
 
 
 def _check_compressed_voxels(path: Path, start: int, name: str) -> None:
-    """Verify the checksum of compressed voxels: ITK stops at damage and fills the remainder with zeros."""
+    """Raise ImageError if compressed voxels are truncated, corrupt or too large.
+
+    ITK would fill the missing voxels with zeros.
+    """
     inflater, remaining = zlib.decompressobj(), 8 * MAX_VOXELS
     with open_source(path, name) as file:
         file.seek(start)
         while not inflater.eof and remaining > 0 and (data := inflater.unconsumed_tail or file.read(1 << 20)):
             remaining -= len(inflater.decompress(data, 1 << 22))
     if not inflater.eof:
-        raise ImageError(f"{name}: its compressed voxels are cut off or exceed the limit")
+        raise ImageError(f"{name}: the compressed voxels are truncated or too large")
 
 
 def _read_itk_scan(sitk: Any, path: Path, volume_index: int | None, name: str) -> Scan:
@@ -79,13 +87,13 @@ def _read_itk_scan(sitk: Any, path: Path, volume_index: int | None, name: str) -
         reader.ReadImageInformation()
         size, n_components = reader.GetSize(), reader.GetNumberOfComponents()
         if len(size) not in (2, 3, 4):
-            raise ImageError(f"{name}: an image of {plural(len(size), 'axis')}; expected 2, 3 or 4")
+            raise ImageError(f"{name}: the image has {plural(len(size), 'axis')}; expected 2, 3 or 4")
         check_voxel_count((*size[::-1], n_components), name)
         image = reader.Execute()
     except RuntimeError as error:
         if is_out_of_memory(error):
-            raise ImageError(f"{name}: {describe_out_of_memory(error)} while reading it") from None
-        raise ImageError(f"{name}: SimpleITK cannot read it: damaged, or of an unknown kind") from None
+            raise ImageError(f"{name}: {describe_out_of_memory(error)} while reading the file") from None
+        raise ImageError(f"{name}: SimpleITK cannot read it: the file is damaged or has an unknown format") from None
     finally:
         sitk.ProcessObject.SetGlobalWarningDisplay(warned_before)
     is_4d, volume_steps = image.GetDimension() == 4, tuple[str, ...]()
@@ -98,7 +106,7 @@ def _read_itk_scan(sitk: Any, path: Path, volume_index: int | None, name: str) -
     is_color = n_components == 3 and stored.dtype == np.uint8
     if (n_components > 1 and not is_color) or stored.dtype.kind not in "iuf":
         received = f"{plural(n_components, 'number')} of {stored.dtype} a voxel"
-        raise ImageError(f"{name}: {received}; expected one real number, or RGB in uint8")
+        raise ImageError(f"{name}: {received}; expected one real number a voxel, or RGB in uint8")
     values = stored if is_color else stored.astype(np.float32)
     with path.open("rb") as file:  # ITK replaces missing orientation and spacing by defaults
         head = file.read(GEOMETRY_HEAD_BYTES).lower()
@@ -118,7 +126,7 @@ def _read_itk_scan(sitk: Any, path: Path, volume_index: int | None, name: str) -
 
 
 def _build_affine(image: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the affine (4,4) from NumPy indices (depth,row,column) to RAS+ millimeters. A 2-D image lies at depth 0."""
+    """Return the affine matrix (4,4) from NumPy indices (depth,row,column) to RAS+ coordinates in mm."""
     axes = image.GetDimension()
     columns = np.array(image.GetDirection()).reshape(axes, axes) * image.GetSpacing()
     affine = np.eye(4)

@@ -1,4 +1,4 @@
-"""Adapt MONAI's transforms and tensors: the preprocessing, and the placement from their affine matrices.
+"""Use MONAI's transforms as preprocessing, and read the placement of the input from MONAI's affine matrices.
 
 MONAI itself is never imported: a caller who passes its objects has imported it.
 """
@@ -23,7 +23,7 @@ LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 def is_monai_object(value: object) -> bool:
-    """Return whether a value is an object of MONAI: a transform, or a tensor with metadata."""
+    """Return whether a value is a MONAI transform or a MONAI tensor with metadata."""
     return type(value).__module__.partition(".")[0] == "monai"
 
 
@@ -59,9 +59,9 @@ class MonaiPreprocess:
 
 
 def read_tensor_placement(tensor: Any) -> tuple[Placement | None, Affine | None]:
-    """Return the placement of a tensor (C,*S) with metadata on its original image, and that image's affine.
+    """Return the placement of a MONAI tensor (C,*S) on its original image, and the affine of that image.
 
-    Returns (None, None) where an affine matrix before or after the transforms is unknown.
+    Returns (None, None) if an affine matrix before or after the transforms is unknown.
     """
     meta = getattr(tensor, "meta", {})
     if "original_affine" not in meta or "spatial_shape" not in meta:
@@ -81,13 +81,13 @@ def read_tensor_placement(tensor: Any) -> tuple[Placement | None, Affine | None]
 
 
 def strip_metadata(tensor: Tensor) -> Tensor:
-    """Return the tensor without metadata, as floats."""
+    """Convert a MONAI tensor to a plain float tensor without metadata."""
     bare: Tensor = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
     return bare if bare.is_floating_point() else bare.to(torch.float32)
 
 
 def _flatten_transforms(transform: Any) -> Iterator[Any]:
-    """Yield all transforms, those of nested containers included."""
+    """Yield all single transforms of a transform, also from nested `Compose` containers."""
     inner = getattr(transform, "transforms", None)
     if inner is None:
         yield transform

@@ -1,7 +1,7 @@
-"""Read NIfTI 1 and 2: scaled voxels in the file's own axes i, j, k, and the affine that nibabel would return.
+"""Read NIfTI files (versions 1 and 2), with the same voxels and affine as nibabel.
 
-Voxels are read here instead of by nibabel's array proxy, which allocates what a header declares. A file of 1 kB whose
-header declares 1 GiB costs 1 GiB (2 GiB if compressed) with the proxy, and 16 MiB here.
+The axes are those of the file: i, j, k. Voxels are not read by nibabel's array proxy, which allocates what a header
+declares. A file of 1 kB whose header declares 1 GiB costs 1 GiB (2 GiB if compressed) with the proxy, and 16 MiB here.
 """
 
 import math
@@ -39,10 +39,11 @@ RGB_DTYPE = np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")])
 
 
 def read_nifti(source: str | Path | bytes, *, volume: int | None = None) -> Scan:
-    """Read a NIfTI file as (I,J,K) float32, scaled by scl_slope and scl_inter, without reordering axes.
+    """Read a NIfTI file into a scan (I,J,K) float32. The order of the axes is not changed.
 
-    `file.nii.gz#2` or `volume=2` selects one volume of a 4-D file, counted from 0. Without a selection a 4-D file is
-    rejected. `affine` is the sform if its code is set, otherwise the qform, otherwise None. RGB24 is read as color.
+    Values are scaled by scl_slope and scl_inter. RGB24 is read as color. `file.nii.gz#2` or `volume=2` selects one volume of
+    a 4-D file, counted from 0. Without a selection a 4-D file is rejected. `affine` is the sform if its code is set,
+    otherwise the qform, otherwise None.
     """
     require("nibabel", extra="medical")
     with (
@@ -54,7 +55,7 @@ def read_nifti(source: str | Path | bytes, *, volume: int | None = None) -> Scan
 
 
 def is_nifti(head: bytes) -> bool:
-    """Return whether the first bytes are those of a NIfTI file, compressed or not, of either byte order."""
+    """Return whether the first bytes of a file mark it as NIfTI, compressed or not."""
     if head.startswith(GZIP_MAGIC):
         try:
             head = zlib.decompressobj(31).decompress(head, 540)
@@ -76,10 +77,10 @@ def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sour
     shape, volumes = _parse_shape(header, volume_index, name)
     check_voxel_count((*shape, 3) if is_color else shape, name)
     count = math.prod(shape)
-    offset = max(int(header["vox_offset"]), length)
-    if offset > MAX_VOXEL_OFFSET:
-        raise ImageError(f"{name}: its voxels begin at byte {offset}; the limit is {MAX_VOXEL_OFFSET}")
-    start = offset + (volume_index or 0) * count * dtype.itemsize
+    voxel_offset = max(int(header["vox_offset"]), length)
+    if voxel_offset > MAX_VOXEL_OFFSET:
+        raise ImageError(f"{name}: the voxels start at byte {voxel_offset}; the limit is {MAX_VOXEL_OFFSET}")
+    start = voxel_offset + (volume_index or 0) * count * dtype.itemsize
     skip_bytes(stream, start - length, name)
     data = read_exactly(stream, count * dtype.itemsize, name)
     discard_bytes(stream, MAX_TRAILING_BYTES)  # so that the checksum of a gzip stream is verified
@@ -101,16 +102,16 @@ def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sour
 
 
 def _read_header(stream: BinaryIO, name: str) -> tuple[Any, int]:
-    """Parse nibabel's header from the start of the stream and return it and its length in bytes."""
+    """Read the header of a NIfTI stream. Return nibabel's header object and the header's length in bytes."""
     from nibabel.nifti1 import Nifti1Header
     from nibabel.nifti2 import Nifti2Header
 
     head = read_exactly(stream, 348, name)
     version = _detect_version(head)
     if version is None:
-        raise ImageError(f"{name}: this is not a NIfTI file: its magic bytes are missing")
+        raise ImageError(f"{name}: this is not a NIfTI file: the header has no NIfTI signature")
     if head[SINGLE_FILE_MAGICS[version][0] :].startswith(PAIRED_FILE_MAGICS[version]):
-        raise ImageError(f"{name}: a NIfTI header whose voxels are in another file; save both as one .nii")
+        raise ImageError(f"{name}: the voxels of this NIfTI header are in another file; save both as one .nii")
     if version == 2:
         head += read_exactly(stream, HEADER_SIZES[2] - 348, name)
     kind: Any = Nifti1Header if version == 1 else Nifti2Header
@@ -118,38 +119,46 @@ def _read_header(stream: BinaryIO, name: str) -> tuple[Any, int]:
 
 
 def _parse_dtype(header: Any, name: str) -> tuple[np.dtype[Any], bool]:
-    code = int(header["datatype"])
+    """Return the data type of the voxels, and whether they are colors."""
+    datatype = int(header["datatype"])
     try:
         dtype = np.dtype(header.get_data_dtype())
     except Exception:
-        raise ImageError(f"{name}: voxels of NIfTI's type {code}, which is unknown") from None
-    if dtype.fields is not None and code == 128:
+        raise ImageError(f"{name}: NIfTI data type {datatype} is unknown") from None
+    if dtype.fields is not None and datatype == 128:
         return RGB_DTYPE, True
     if dtype.fields is not None or dtype.kind not in "iuf" or dtype.itemsize > 8:
-        raise ImageError(f"{name}: voxels of NIfTI's type {code} ({dtype.name}); expected real numbers or RGB24")
+        raise ImageError(
+            f"{name}: NIfTI data type {datatype} ({dtype.name}) is not supported; expected real numbers or RGB24"
+        )
     return dtype, False
 
 
 def _parse_shape(header: Any, volume_index: int | None, name: str) -> tuple[tuple[int, ...], int]:
-    """Return (I,J,K), or (I,J) of a 2-D file, and the number of volumes."""
+    """Return the shape of one volume, (I,J,K) or (I,J), and the number of volumes."""
     rank = int(header["dim"][0])
     sides = [int(side) for side in header["dim"][1 : rank + 1]] if 1 <= rank <= 7 else []
     if not sides or min(sides) < 1:
-        raise ImageError(f"{name}: its sides are {sides} of {plural(rank, 'axis')}")
+        raise ImageError(f"{name}: the header declares {plural(rank, 'axis')} with sides {sides}, which is invalid")
     while len(sides) > 3 and sides[-1] == 1:
         sides.pop()
     shape, further = tuple(sides[:3]), sides[3:]
     if len(shape) < 2:
-        raise ImageError(f"{name}: an image needs at least 2 axes; it has one of {plural(shape[0], 'value')}")
+        raise ImageError(f"{name}: an image needs at least 2 axes; the file has one, of {plural(shape[0], 'value')}")
     if len(further) > 1:
-        raise ImageError(f"{name}: {plural(len(sides), 'axis')} ({' x '.join(map(str, sides))}); at most 4 are read")
+        raise ImageError(
+            f"{name}: the file has {plural(len(sides), 'axis')} ({' x '.join(map(str, sides))}); at most 4 are read"
+        )
     volumes = further[0] if further else 1
     check_volume_index(volume_index, volumes, name)
     return shape, volumes
 
 
 def _apply_scaling(header: Any, stored: Array) -> tuple[Array, tuple[str, ...]]:
-    """Return slope * stored + intercept, or colors. As NIfTI defines, a slope of 0 or NaN means no scaling."""
+    """Scale the stored voxels by the header's slope and intercept. Return the values and a description.
+
+    Colors are not scaled. As NIfTI defines, a slope of 0 or NaN means no scaling.
+    """
     if stored.dtype.fields is not None:
         return np.stack([stored[channel] for channel in "RGB"], axis=-1), ()
     slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
@@ -161,7 +170,7 @@ def _apply_scaling(header: Any, stored: Array) -> tuple[Array, tuple[str, ...]]:
 
 
 def _parse_geometry(header: Any, n_axes: int) -> tuple[Array | None, tuple[float, ...] | None, str, tuple[str, ...]]:
-    """Return the affine, the spacing for scans without one, the step that names the source, and flags."""
+    """Return the affine or None, the voxel spacing or None, a description of their source, and warnings."""
     codes = {"sform": int(header["sform_code"]), "qform": int(header["qform_code"])}
     declared_codes = f"sform code {codes['sform']}, qform code {codes['qform']}"
     units = {1: (1000.0, "; meters converted to mm"), 3: (1e-3, "; micrometers converted to mm")}
@@ -185,7 +194,7 @@ def _parse_geometry(header: Any, n_axes: int) -> tuple[Array | None, tuple[float
 
 
 def read_nifti_header(source: Path | bytes) -> Any:
-    """Return nibabel's unmodified header of a NIfTI file."""
+    """Read the header of a NIfTI file, as an unmodified nibabel header."""
     name = pseudonymize_source(source)
     with redact_errors(name), open_source(source, name) as file, decompressed_stream(file) as stream:
         return _read_header(stream, name)[0]

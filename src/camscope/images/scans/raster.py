@@ -1,4 +1,4 @@
-"""Read PNG and TIFF as scans: numbers as stored, including 16 bits and floats, without scaling."""
+"""Read PNG and TIFF files into scans, with the stored numbers and without scaling to 8 bits."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,9 @@ GRAY_MODES = {"1", "L", "I;16", "I;16B", "I;16L", "I;16N", "I", "F"}
 
 
 def read_raster(source: str | Path | bytes, *, frame: int | None = None) -> Scan:
-    """Read a gray PNG or TIFF as (H,W) float32, a TIFF of several pages as (D,H,W), and color as RGB uint8.
+    """Read a PNG or TIFF file into a scan: (H,W), or (D,H,W) for several pages.
 
+    Gray values are float32, colors are RGB uint8.
     `file.tif#2` or `frame=2` selects one page, counted from 0.
     """
     from PIL import Image
@@ -35,7 +36,7 @@ def read_raster(source: str | Path | bytes, *, frame: int | None = None) -> Scan
                 return _read_raster_scan(image, max_pixels, frame, name, list_source_paths(path))
         except Image.DecompressionBombError:
             limit = plural(2 * (Image.MAX_IMAGE_PIXELS or 0), "pixel")
-            raise ImageError(f"{name}: Pillow refuses it: more than {limit}") from None
+            raise ImageError(f"{name}: Pillow refuses it: the image has more than {limit}") from None
 
 
 def _read_raster_scan(image: "Image", max_pixels: int, frame: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
@@ -46,7 +47,7 @@ def _read_raster_scan(image: "Image", max_pixels: int, frame: int | None, name: 
     arrays = [_read_page(image, page, max_pixels, name) for page in page_indices]
     if len({(array.shape, array.dtype.kind) for array in arrays}) > 1:
         pages = plural(n_pages, "page")
-        raise ImageError(f"{name}: its {pages} differ in size or type; choose one: file#0 .. file#{n_pages - 1}")
+        raise ImageError(f"{name}: the {pages} differ in size or type; choose one: file#0 .. file#{n_pages - 1}")
     is_color = arrays[0].ndim == 3
     values = arrays[0] if len(arrays) == 1 else np.stack(arrays)
     stored = (f"stored: {values.dtype.name}",)
@@ -65,6 +66,6 @@ def _read_page(image: "Image", page_index: int, max_pixels: int, name: str) -> A
     if image.mode == "RGB":
         return np.array(image)
     if image.mode not in GRAY_MODES:
-        raise ImageError(f"{name}: pixels of mode {image.mode}; expected gray or RGB")
+        raise ImageError(f"{name}: the pixels have mode {image.mode}; expected gray or RGB")
     array = np.array(image)
     return array.astype(np.uint8) if array.dtype == bool else array

@@ -1,4 +1,4 @@
-"""Scan: a medical image as numbers with its position, display windows, and conversion to display pixels.
+"""The class `Scan`, a medical image with its position, and its conversion to display pixels.
 
 Windows follow DICOM PS3.3 C.11.2.1. They are computed here instead of by `pydicom.pixels`, as they also apply to
 NIfTI, ITK and raster scans, which need no DICOM data set and no pydicom. A test compares both.
@@ -80,41 +80,44 @@ class Scan:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(H,W) or (D,H,W), without the color axis."""
+        """The shape (H,W) or (D,H,W), without the color axis."""
         return self.values.shape[:-1] if self.is_color else self.values.shape
 
     @property
     def spacing(self) -> tuple[float, ...] | None:
-        """Millimeters between voxels along each axis of (H,W) or (D,H,W), or None if unknown."""
+        """The voxel size in mm along each axis of (H,W) or (D,H,W), or None if unknown."""
         if self.affine is None:
             return self.pixel_spacing
         return tuple(np.linalg.norm(self.affine[:3, :3], axis=0).tolist())[-len(self.shape) :]
 
     @property
     def is_safe_to_display(self) -> bool:
-        """Whether the image may be shown under an overlay: no burned-in text is known or likely."""
+        """Whether the image may be displayed: it has no burned-in text, which could contain patient data."""
         return self.has_burned_in_text is False
 
     def apply_window(self, window: Any) -> "Scan":
-        """Map the values within a window to 0..1. `window` is a `Window`, (center, width) or "40,400"; None changes nothing."""
+        """Clip the values to a display window and map them to 0..1.
+
+        `window` is a `Window`, (center, width) or "40,400". None returns the scan unchanged.
+        """
         if window is None:
             return self
         window = Window.parse(window)
         if self.is_color:
-            raise PreprocessError(f"{self.name}: a window needs gray values, and this scan is in color")
+            raise PreprocessError(f"{self.name}: a window needs gray values, but the scan is in color")
         if self.display_range is not None:
-            raise PreprocessError(f"{self.name}: a window is already applied; {window} would act on values from 0 to 1")
+            raise PreprocessError(f"{self.name}: a window is already applied; remove the second window, {window}")
         values = window(self.values).astype(np.float32, copy=False)
         return replace(self, values=values, unit="", display_range=(0.0, 1.0), steps=(*self.steps, f"window: {window}"))
 
     def __repr__(self) -> str:
         size = " x ".join(map(str, self.shape))
-        parts = [self.name, size, *([self.modality] if self.modality else []), self._describe_range()]
+        parts = [self.name, size, *([self.modality] if self.modality else []), self._describe_value_range()]
         if self.spacing:
             parts.append(f"{' x '.join(f'{step:.4g}' for step in self.spacing)} mm")
         return f"<Scan {', '.join(parts)}; steps: {list(self.steps)}; flags: {list(self.flags)}>"
 
-    def _describe_range(self) -> str:
+    def _describe_value_range(self) -> str:
         if self.is_color:
             return "RGB"
         with np.errstate(all="ignore"):
@@ -123,30 +126,30 @@ class Scan:
 
 
 def check_voxel_count(shape: tuple[int, ...], name: str, max_voxels: int = MAX_VOXELS) -> None:
-    """Raise ImageError before allocating memory if the shape that a header declares is invalid or too large."""
+    """Raise ImageError if the shape that a file header declares is invalid or too large."""
     size = " x ".join(map(str, shape))
     if any(side < 1 for side in shape):
-        raise ImageError(f"{name}: an image of {size} voxels")
+        raise ImageError(f"{name}: the header declares {size} voxels; expected at least 1 along each axis")
     if math.prod(map(int, shape)) > max_voxels:  # Python integers: NumPy's would overflow
-        raise ImageError(f"{name}: {size} values are more than the limit of {max_voxels} for such a file")
+        raise ImageError(f"{name}: {size} values are more than the limit of {max_voxels} for this file")
 
 
 def check_volume_index(index: int | None, count: int, name: str) -> None:
-    """Raise ImageError if no volume of several is selected, or one that is out of range."""
+    """Raise ImageError if a volume index is out of range, or missing for a file of several volumes."""
     if index is None and count > 1:
-        choice = f"choose one: file#0 .. file#{count - 1}, or volume=0"
-        raise ImageError(f"{name}: a 4-D file of {plural(count, 'volume')}; {choice}")
+        fix = f"choose one: file#0 .. file#{count - 1}, or volume=0"
+        raise ImageError(f"{name}: a 4-D file of {plural(count, 'volume')}; {fix}")
     check_index(index, count, "volume", name)
 
 
-def check_index(index: int | None, count: int, kind: str, name: str) -> None:
-    """Raise ImageError if the index of a frame, volume or series is given and out of range."""
+def check_index(index: int | None, count: int, index_name: str, name: str) -> None:
+    """Raise ImageError if an index of a frame, volume or series is out of range. None is accepted."""
     if index is not None and not 0 <= index < count:
-        raise ImageError(f"{name}: {kind} {index} is out of range: the file has {count} (0..{count - 1})")
+        raise ImageError(f"{name}: {index_name} {index} is out of range: the file has {count} (0..{count - 1})")
 
 
 def flag_non_finite(values: Array) -> tuple[str, ...]:
-    """Return a flag if there are NaN or infinite values."""
+    """Return a warning with the number of NaN and infinite values, if there are any."""
     count = values.size - int(np.count_nonzero(np.isfinite(values)))
     return (f"not finite: {count} of {plural(values.size, 'value')}",) if count else ()
 
@@ -172,16 +175,16 @@ class Window:
 
     def __post_init__(self) -> None:
         if self.kind not in WINDOW_KINDS:
-            raise PreprocessError(f"a window of kind {self.kind!r:.40}; expected one of {', '.join(WINDOW_KINDS)}")
+            raise PreprocessError(f"the window has kind {self.kind!r:.40}; expected one of {', '.join(WINDOW_KINDS)}")
         min_width = 1 if self.kind == "LINEAR" else 0
         # a LINEAR width of 1 is a step; a width of 0 is undefined
         if not np.isfinite([self.center, self.width]).all() or self.width < min_width or self.width == 0:
-            received = f"a window of center {self.center} and width {self.width}"
-            raise PreprocessError(f"{received}; the width must be {'of at least 1' if min_width else 'above 0'}")
+            window = f"a window of center {self.center} and width {self.width}"
+            raise PreprocessError(f"{window}; the width must be {'at least 1' if min_width else 'above 0'}")
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Parse a Window, (center, width), (center, width, kind), or the same as text with commas."""
+        """Build a window from (center, width), (center, width, kind), text such as "40,400", or a `Window`."""
         if isinstance(value, cls):
             return value
         parts = value.split(",") if isinstance(value, str) else value
@@ -218,13 +221,13 @@ Pixels = NDArray[np.uint8]
 
 
 def convert_scan_to_rgb(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
-    """Convert a 2-D scan to pixels (H,W,3) uint8 for an image model, and return the scan with that step recorded.
+    """Convert a 2-D scan to RGB pixels (H,W,3) uint8. Return the pixels and the converted scan.
 
     Gray values are mapped by the window, or without one from their minimum to their maximum.
     """
     if len(scan.shape) != 2:
         raise ImageError(
-            f"{scan.name} is a volume of {' x '.join(map(str, scan.shape))} and the preprocessing is for 2-D images",
+            f"{scan.name} is a volume of {' x '.join(map(str, scan.shape))}, but the preprocessing is for 2-D images",
             fix="use explain_slices (--slices 0), or pass preprocess=ScanPreprocess(...) to a 3-D model",
             remedy=Remedy.EXPLAIN_SLICES,
         )
@@ -236,7 +239,9 @@ def convert_scan_to_rgb(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
 
 
 def convert_scan_to_display_pixels(scan: Scan, window: Any = None) -> Pixels:
-    """Convert a scan to display pixels: (H,W,3) of a 2-D scan, (D,H,W) of a volume, (D,H,W,3) of a color volume, uint8.
+    """Convert a scan to uint8 pixels for display.
+
+    The shape is (H,W,3) for a 2-D scan, (D,H,W) for a volume and (D,H,W,3) for a color volume.
 
     Gray values are mapped by the window, or without one from their minimum to their maximum.
     """
@@ -249,7 +254,10 @@ def convert_scan_to_display_pixels(scan: Scan, window: Any = None) -> Pixels:
 
 
 def rescale_to_display_range(scan: Scan) -> Scan:
-    """Map the display range, or where unknown the minimum and maximum, to 0..1. NaN becomes black."""
+    """Rescale the values of a scan to 0..1 for display.
+
+    The display range is mapped to 0..1, or if unknown, the range of the values. NaN becomes black.
+    """
     if scan.display_range is not None:
         low, high, steps = *scan.display_range, scan.steps
     else:

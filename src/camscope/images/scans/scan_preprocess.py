@@ -1,4 +1,4 @@
-"""Preprocess scans into a model's input, and record where each input voxel lies; reorient volumes to codes such as "RAS"."""
+"""Preprocess scans into a model's input, and reorient volumes to axis codes such as "RAS"."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -70,7 +70,7 @@ class ScanPreprocess:
         """Return the model's input (C,*S) and its placement on the scan."""
         if self.window is not None and scan.display_range is not None:
             raise PreprocessError(
-                f"{scan.name}: a window is already applied, and the preprocessing has another one; remove one of them"
+                f"{scan.name}: a window is already applied, and the preprocessing has a window too; remove one of the two"
             )
         placement = Placement.identity(scan.shape)
         if self.orientation is not None:
@@ -79,7 +79,7 @@ class ScanPreprocess:
         spacing = scan.spacing
         if self.spacing is not None:
             if spacing is None:
-                raise ImageError(f"{scan.name}: spacing= needs a scan with a known voxel size")
+                raise ImageError(f"{scan.name}: the option spacing= needs a scan with a known voxel size")
             target_spacing = _expand_per_axis(self.spacing, x.ndim - 1, "spacing")
             axes = zip(x.shape[1:], spacing, target_spacing, strict=True)
             size = [max(1, round(n * length / target)) for n, length, target in axes]
@@ -97,7 +97,7 @@ class ScanPreprocess:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """Descriptions of the operations, in order."""
+        """Descriptions of the preprocessing steps, in order."""
         mode_note = "" if self.interpolation == "linear" else f" ({self.interpolation})"
         descriptions = {
             "orientation": f"reoriented to {self.orientation}",
@@ -111,12 +111,14 @@ class ScanPreprocess:
         return tuple(description for name, description in descriptions.items() if getattr(self, name) is not None)
 
     def _convert_to_channels(self, scan: Scan) -> Any:
-        """Return the values as (C,*S)."""
+        """Return the values of a scan with a channel axis (C,*S). Colors become 3 channels, or 1 channel of gray."""
         if scan.is_color:
             if self.window is not None:
-                raise ImageError(f"{scan.name}: a window needs gray values, and this scan is in color")
+                raise ImageError(f"{scan.name}: a window needs gray values, but the scan is in color")
             if self.channels not in (1, 3):
-                raise ImageError(f"{scan.name} is in color: channels={self.channels}; expected 3, or 1 for gray")
+                raise ImageError(
+                    f"{scan.name} is in color and channels={self.channels}; expected channels=3, or 1 for gray"
+                )
             values = np.moveaxis(scan.values, -1, 0) / np.float32(255)
             gray = np.tensordot(LUMINANCE_WEIGHTS, values, 1)[None]
             return gray if self.channels == 1 else values
@@ -124,7 +126,7 @@ class ScanPreprocess:
         if np.isfinite(values).all():
             return values
         if self.non_finite_fill is None:
-            raise ImageError(f"{scan.name} holds NaN or infinity: set their replacement, such as non_finite_fill=0")
+            raise ImageError(f"{scan.name} holds NaN or infinity: set a replacement value, such as non_finite_fill=0")
         return np.where(np.isfinite(values), values, np.float32(self.non_finite_fill))
 
     def _resize(self, x: Tensor, size: Sequence[int]) -> Tensor:
@@ -171,20 +173,20 @@ def _check_positive(name: str, value: Any, number_type: type) -> None:
     types = int | float if number_type is float else int
     is_valid = all(isinstance(n, types) and not isinstance(n, bool) and n > 0 for n in numbers)
     if value is not None and not is_valid:
-        raise PreprocessError(f"{name}={value!r}; expected a positive number, one for each axis, or None")
+        raise PreprocessError(f"{name}={value!r}; expected a positive number, a positive number for each axis, or None")
 
 
 def _format_sizes(value: Any) -> str:
-    """Format sizes as `64` or `64 x 64 x 32`."""
+    """Format one or several numbers as text such as `64` or `64 x 64 x 32`."""
     return " x ".join(f"{number:g}" for number in (value if isinstance(value, tuple | list) else (value or 0,)))
 
 
 def _expand_per_axis(value: Any, n_axes: int, name: str) -> Sequence[float]:
-    """Return one number per axis."""
+    """Repeat a single number for each axis. Raise ImageError unless a tuple has one number per axis."""
     numbers = tuple(value) if isinstance(value, tuple | list) else (value,) * n_axes
     if len(numbers) != n_axes:
-        axes = plural(n_axes, "axis")
-        raise ImageError(f"{name}={value!r}: the scan has {axes}; expected one number for each, or one for all")
+        n_axes_text = plural(n_axes, "axis")
+        raise ImageError(f"{name}={value!r}: the scan has {n_axes_text}; expected one number, or one for each axis")
     return numbers
 
 
@@ -192,9 +194,9 @@ AXIS_SIDES = ("LR", "PA", "IS")  # low and high end of each RAS+ axis
 
 
 def get_axis_codes(affine: Affine) -> str:
-    """Return the axis codes of an affine (4,4), such as "LPS": the side that each array axis leads to.
+    """Return the axis codes of an affine matrix, such as "LPS": the direction of each array axis.
 
-    For an oblique volume it is the nearest side. Each side is used once, by the axis that follows it most closely.
+    For an oblique volume, each axis gets the nearest direction.
     """
     columns = np.asarray(affine[:3, :3], np.float64)
     cosines = columns / np.linalg.norm(columns, axis=0)
@@ -207,13 +209,15 @@ def get_axis_codes(affine: Affine) -> str:
 
 
 def reorient_scan(scan: Scan, axis_codes: str) -> tuple[Scan, Placement]:
-    """Reorder and flip a volume's axes to lead to the `axis_codes` sides and return it with its placement on the scan."""
+    """Reorder and flip the axes of a volume to match axis codes such as "RAS". Return it with its placement on the scan."""
     if len(scan.shape) != 3 or scan.affine is None:
         received = " x ".join(map(str, scan.shape)) + (" without an affine" if scan.affine is None else "")
-        raise ImageError(f"{scan.name}: orientation={axis_codes!r} needs a volume with an affine; this is {received}")
+        raise ImageError(
+            f"{scan.name}: orientation={axis_codes!r} needs a volume with an affine; the scan is {received}"
+        )
     scan_codes, sides = get_axis_codes(scan.affine), {letter: pair for pair in AXIS_SIDES for letter in pair}
     if len(axis_codes) != 3 or {sides.get(letter) for letter in axis_codes.upper()} != set(AXIS_SIDES):
-        raise PreprocessError(f"orientation={axis_codes!r}; expected one each of L or R, P or A, I or S, such as RAS")
+        raise PreprocessError(f"orientation={axis_codes!r}; expected three letters such as RAS: L or R, P or A, I or S")
     axes = [next(i for i, code in enumerate(scan_codes) if code in sides[letter]) for letter in axis_codes.upper()]
     values = scan.values.transpose(*axes, *range(3, scan.values.ndim))
     placement = Placement.identity(scan.shape).transposed(axes)

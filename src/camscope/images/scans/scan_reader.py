@@ -1,4 +1,4 @@
-"""Recognize medical images and read each with its format's reader."""
+"""Read a medical image of any supported format, and detect whether a file is one."""
 
 import os
 from collections.abc import Iterable
@@ -24,8 +24,9 @@ HEAD_BYTES = 4096
 
 
 def is_scan(source: object) -> bool:
-    """Return whether a source is a medical image: by suffix, by its first bytes, or a folder with DICOM files.
+    """Return whether a source is a medical image or a folder with DICOM files.
 
+    A file is recognized by its suffix or its first bytes.
     PNG and TIFF count as photos. `read_scan` also reads them, where a preprocessing takes scans.
     """
     if isinstance(source, bytes):
@@ -44,7 +45,7 @@ def is_scan(source: object) -> bool:
 
 
 def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> Scan:
-    """Read a medical image of any supported kind: DICOM files and folders, NIfTI, NRRD, MetaImage, and PNG or TIFF as stored.
+    """Read a medical image in any supported format: DICOM, NIfTI, NRRD, MetaImage, PNG or TIFF.
 
     Args:
         source: A path, a folder of one series, a list of its files, the bytes of a DICOM, NIfTI, PNG or TIFF file, or a
@@ -60,7 +61,7 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
 
 
 def _read_file_or_folder(source: Any, index: int | None) -> Scan:
-    """Read a source with the reader of its format; `index` is a frame, volume, page or series."""
+    """Read a source with the reader of its format. `index` selects a frame, volume, page or series."""
     if isinstance(source, bytes):
         return _read_scan_bytes(source, index)
     if not isinstance(source, str | Path):
@@ -85,7 +86,10 @@ def _read_file_or_folder(source: Any, index: int | None) -> Scan:
 
 
 def is_safe_to_display(source: Path) -> bool:
-    """Return whether no text is known or likely in the image. Only DICOM headers can tell, other formats count as safe."""
+    """Return whether an image may be displayed: its DICOM header does not suggest burned-in text.
+
+    Images of other formats are always safe.
+    """
     if not is_scan(source) or source.name.lower().endswith((*NIFTI_SUFFIXES, *ITK_SUFFIXES)):
         return True
     path, _ = split_selector(source)
@@ -115,11 +119,11 @@ def _read_scan_bytes(data: bytes, frame: int | None) -> Scan:
         return read_nifti(data, volume=frame)
     if data.startswith((b"\x89PNG", b"II*\0", b"MM\0*")):
         return read_raster(data, frame=frame)
-    raise ImageError(f"{pseudonymize_source(data)}: these bytes are not a DICOM, NIfTI, PNG or TIFF file")
+    raise ImageError(f"{pseudonymize_source(data)}: the bytes are not a DICOM, NIfTI, PNG or TIFF file")
 
 
 def _read_head(path: Path) -> bytes:
-    """Return the first bytes of a regular file, none of anything else."""
+    """Return the first bytes of a file, or no bytes if the file is not regular or not readable."""
     try:
         with open_regular_file(path) as file:
             return file.read(HEAD_BYTES)
