@@ -323,6 +323,7 @@ def test_the_examples_in_the_helps_work(here):
         (["--target", "99"], "class 99 is out of range"),
         (["--target=-1"], "class -1 is negative"),
         (["--target", "nodul"], "nearest names: 'nodule'"),
+        (["--target", "nodule,effusion"], "for several classes pass --targets"),
         (["--layers", "layer9"], "no layer 'layer9'"),
         (["--layers", "fc"], "fc"),
         (["--methods", "gradcma"], "nearest names: gradcam"),
@@ -336,6 +337,10 @@ def test_the_examples_in_the_helps_work(here):
         (
             ["--model", "model.py:plain", "--preprocess", "imagenet", "-t", "zebra"],
             "define CATEGORIES in the model's file, or pass an index",
+        ),
+        (
+            ["--model", "model.py:plain", "--preprocess", "imagenet", "-t", "3,5"],
+            "or pass an index; for several classes pass --targets",
         ),
         (["--weights", "model.py"], "model.py"),
         (["--weights", "none.pt"], "no such file"),

@@ -27,6 +27,7 @@ from camscope.errors import (
     OutputError,
     Remedy,
     RunError,
+    TargetError,
     describe_out_of_memory,
     is_out_of_memory,
 )
@@ -74,6 +75,15 @@ class Command(TyperCommand):
         names = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
         end = args.index("--") if "--" in args else len(args)
         return super().parse_args(ctx, [*(_find_option(arg, names) for arg in args[:end]), *args[end:]])
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. If the class of `--target` is unknown and has a comma, the error names `--targets` too."""
+        try:
+            return super().invoke(ctx)
+        except TargetError as error:
+            if "," in (ctx.params.get("target") or "") and "targets" in ctx.params:
+                error.add_note("for several classes pass --targets")
+            raise
 
 
 def _find_option(argument: str, names: set[str]) -> str:
@@ -128,8 +138,10 @@ class CommandGroup(TyperGroup):
             try:
                 if ctx.params.get("debug"):
                     traceback.print_exc()
-                message = format_error(error)
-                print_error(message if isinstance(error, CamscopeError) else f"{message}; run again with --debug")
+                hints = (
+                    getattr(error, "__notes__", []) if isinstance(error, CamscopeError) else ["run again with --debug"]
+                )
+                print_error("; ".join([format_error(error), *hints]))
             except MemoryError:  # too little memory even for the colored console
                 os.write(2, b"error: out of memory; give the process more of it\n")
                 raise typer.Exit(EXIT_FAILED) from None
