@@ -122,9 +122,9 @@ def test_demo_draws_explains_and_judges(here):
 def test_the_two_numbers_of_the_demo_by_hand():
     heat = np.array([[1.0, 0.0], [-5.0, 3.0]])
     right, left = np.array([[False, False], [False, True]]), np.array([[True, False], [True, False]])
-    assert demo.score_map(heat, right) == (True, 0.75)
-    assert demo.score_map(heat, left) == (False, 0.25)  # negative values are no energy
-    assert demo.score_map(np.zeros((2, 2)), right) == (False, None)
+    assert demo.compute_hit_and_energy(heat, right) == (True, 0.75)
+    assert demo.compute_hit_and_energy(heat, left) == (False, 0.25)  # negative values are no energy
+    assert demo.compute_hit_and_energy(np.zeros((2, 2)), right) == (False, None)
 
 
 def test_explain_says_and_writes_the_answer(here):

@@ -77,7 +77,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, [*(_match_singular_or_plural(arg, names) for arg in args[:end]), *args[end:]])
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. If the class of `--target` is unknown and has a comma, the error names `--targets` too."""
+        """Run the command. If `--target` names an unknown class with a comma, let the error suggest `--targets`."""
         try:
             return super().invoke(ctx)
         except TargetError as error:

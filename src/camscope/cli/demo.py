@@ -116,7 +116,7 @@ def _build_demo_figure(cases: "DemoCases") -> "RGBImage":
         captions += [f"{title} (p={first.probability or 0:.2f})"]
         for explanation in explanations:
             images += [_outline_lesion(explanation.overlay(), truth)]
-            is_hit, energy = score_map(explanation.heatmap(scale=None), truth.mask)
+            is_hit, energy = compute_hit_and_energy(explanation.heatmap(scale=None), truth.mask)
             scores = f" · {'hit' if is_hit else 'miss'} · energy {_format_share(energy)}" if truth.mask.any() else ""
             captions += [f"{explanation.method_title}{scores}"]
     return draw_image_grid(images, captions, columns=1 + len(cases[0][1]), height=IMAGE_HEIGHT)
@@ -132,7 +132,7 @@ def _outline_lesion(image: "RGBImage", phantom: "Phantom") -> "RGBImage":
     return draw_contours(large, mask.astype(np.float64), 0.3, colormap="turbo")  # a light blue that no map here uses
 
 
-def score_map(attribution: "FloatArray", mask: "NDArray[np.bool_]") -> tuple[bool, float | None]:
+def compute_hit_and_energy(attribution: "FloatArray", mask: "NDArray[np.bool_]") -> tuple[bool, float | None]:
     """Return whether the peak of a map (H,W) lies in the mask, and the share of the map inside the mask.
 
     The result of an empty map is (False, None).
@@ -162,7 +162,7 @@ def _build_demo_table(names: Sequence[str], cases: "DemoCases") -> "Table":
         for i, explanation in enumerate(explanations):
             cells: list[str | Text] = ["–", "–", "–"]
             if mask.any():
-                is_hit, energy = score_map(explanation.heatmap(scale=None), mask)
+                is_hit, energy = compute_hit_and_energy(explanation.heatmap(scale=None), mask)
                 scores[explanation.method_title].append((is_hit, energy or 0.0))
                 hit = base.styled_text(("yes", "green") if is_hit else ("no", "red"))
                 cells = [hit, _format_share(energy), _format_share(mask.mean())]

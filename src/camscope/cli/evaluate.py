@@ -205,11 +205,13 @@ def format_p_value(difference: "Estimate | None") -> str:
     return "<0.001" if difference.p_value < 0.0005 else f"{difference.p_value:.3f}"
 
 
-def format_undefined_reasons(rows: Any, summary: "MethodSummary") -> list[str]:
+def format_undefined_reasons(value_table: Any, summary: "MethodSummary") -> list[str]:
     """List the most frequent reasons why values of a metric are undefined."""
     from camscope.evaluation.comparison_statements import join_names
 
-    table_rows = zip(*(rows[name].to_pylist() for name in ("metric", "imputation", "reason", "method")), strict=True)
+    table_rows = zip(
+        *(value_table[name].to_pylist() for name in ("metric", "imputation", "reason", "method")), strict=True
+    )
     key = summary.metric, summary.imputation
     counts = Counter(row[2:] for row in table_rows if row[:2] == key and row[2] is not None)
     methods: dict[tuple[int, str], list[str]] = {}

@@ -73,7 +73,7 @@ class EvaluationRequest:
             return BatchRun(folder, self.image_source or manifest), net if self.needs_model else None, outcome
         if Path(self.source).is_file():
             raise InputError(
-                f"{self.source} is a file, but not an image; expected the folder of a run, or images: a file, a folder, a "
+                f"{self.source} is a file, but not an image; expected the folder of a run, an image, a folder, a "
                 "pattern in quotes, or a .csv or .parquet manifest"
             )
         run = BatchRun(self.source, self.image_source, fetch=self.fetch)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from camscope.cli import base
 from camscope.errors import ImageError, OutputError
@@ -63,6 +64,14 @@ def build_file_stem(image_number: int, image: Path, pseudonym: str | None = None
     return f"{image_number:04d}-{digest[:8]}-{slug(image.stem)}"
 
 
+class OutputFiles(NamedTuple):
+    """The output paths of one image."""
+
+    figures: list[Path]
+    map_files: list[list[Path]]  # of each map
+    exports: list[list[Path]]  # of each map
+
+
 @dataclass(frozen=True)
 class Destination:
     """The output folder and its file formats. `file` is set if the user named one output file."""
@@ -98,7 +107,7 @@ class Destination:
         map_names: Sequence[str],
         pseudonym: str | None = None,
         export_suffixes: Sequence[str] = (),
-    ) -> tuple[list[Path], list[list[Path]], list[list[Path]]]:
+    ) -> OutputFiles:
         """List the output paths of an image: its figures, and the files and exports of each map.
 
         Raises OutputExistsError for an existing file without `--overwrite`.
@@ -118,7 +127,7 @@ class Destination:
         )
         for path in itertools.chain(figures, *map_files, *exports):
             check_overwrite_allowed(path, self.overwrite, image)
-        return figures, map_files, exports
+        return OutputFiles(figures, map_files, exports)
 
 
 class OutputExistsError(OutputError):

@@ -108,7 +108,7 @@ def apply_scale(values: Floats, scale: Scale) -> Floats:
 
 
 def compute_clipping_range(values: Floats, scale: Scale) -> tuple[float, float]:
-    """Return the raw values below and above which a scale clips a map."""
+    """Return the lowest and highest raw value that a scale shows without clipping."""
     if scale == "max":
         return 0.0, float(values.max(initial=0.0))
     if scale in ("robust", "symmetric"):

@@ -91,7 +91,7 @@ def draw_boxes(
 ) -> RGBImage:
     """Draw boxes on an image (H,W,3). Labels are drawn above the boxes, or inside where the image ends."""
     if labels is not None and len(labels) != len(boxes):
-        raise InputError(f"{plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one per box")
+        raise InputError(f"{plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one label per box")
     out = check_rgb_image(image).copy()
     for box in reversed(boxes):
         bottom, right = box.top + box.height, box.left + box.width

@@ -181,7 +181,7 @@ def _compute_bar_values(rows: int, lo: float, hi: float, colormap: str) -> NDArr
 
 
 def format_range_number(number: float, lo: float, hi: float) -> str:
-    """Format a number with at least three digits, and with enough digits that `lo` and `hi` differ."""
+    """Format a number with three significant digits, or with more if `lo` and `hi` would look equal."""
     digits = next((n for n in range(3, 17) if lo == hi or f"{lo:.{n}g}" != f"{hi:.{n}g}"), 17)
     return f"{number + 0.0:.{digits}g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 

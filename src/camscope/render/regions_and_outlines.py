@@ -137,8 +137,8 @@ def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> MaskOutlines:
         return []
     named: Mapping[str, ArrayLike] = masks if isinstance(masks, Mapping) else {"": masks}
     if len(named) > len(OUTLINE_COLORS):
-        limit = f"expected at most {len(OUTLINE_COLORS)}: more colors are not distinguishable"
-        raise InputError(f"{plural(len(named), 'mask')}; {limit}")
+        n_masks, limit = plural(len(named), "mask"), len(OUTLINE_COLORS)
+        raise InputError(f"{n_masks}; expected at most {limit}, because more colors are hard to distinguish")
     return [
         (str(name), color, _to_boolean_mask(name, mask, tuple(shape)))
         for (name, mask), color in zip(named.items(), OUTLINE_COLORS, strict=False)
@@ -189,7 +189,9 @@ def _to_boolean_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> NDAr
     array: NDArray[Any] = np.asarray(mask)
     description = f"the mask {name}".rstrip()
     if array.dtype.kind not in "biuf" or np.isnan(array).any():
-        raise InputError(f"{description} has the type {array.dtype} or NaN values; expected booleans or finite numbers")
+        raise InputError(
+            f"{description} of type {array.dtype} is not numeric or contains NaN; expected booleans or numbers"
+        )
     if array.shape != shape:
         raise GeometryError(f"{description} is {array.shape} and the image is {shape}; expected the same size")
     if names := find_multiple_labels(array):

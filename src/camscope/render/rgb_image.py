@@ -94,7 +94,7 @@ def resize_to_fit(image: RGBImage, height: int, width: int | None = None) -> RGB
         return image.copy()
     if size[0] * size[1] > MAX_IMAGE_PIXELS:
         pixels = f"{size[1]:,} x {size[0]:,} pixels"
-        raise InputError(f"height={height}: the image would have {pixels}, more than {MAX_IMAGE_PIXELS:,}")
+        raise InputError(f"height={height}: the image would have {pixels}, more than {MAX_IMAGE_PIXELS:,}; reduce it")
     method = cv2.INTER_AREA if factor < 1 else cv2.INTER_NEAREST if factor >= 3 else cv2.INTER_LINEAR
     return np.asarray(cv2.resize(image, size, interpolation=method), dtype=np.uint8)
 

@@ -109,7 +109,7 @@ class Volume:
 
     @property
     def shape(self) -> VoxelIndex:
-        """(D,H,W)."""
+        """The shape (D,H,W) of the volume."""
         depth, height, width = self.values.shape
         return depth, height, width
 
@@ -295,7 +295,7 @@ def choose_views(axis_letters: tuple[AxisLetters, ...] | None) -> tuple[Anatomic
 
 
 def check_affine(affine: ArrayLike) -> NDArray[np.float64]:
-    """Return an affine (4,4) from array index to millimeters in RAS+ as float64. Raises InputError if it is not invertible."""
+    """Check an affine matrix (4,4) from array index to millimeters in RAS+. Return it as float64."""
     matrix = np.asarray(affine, np.float64)
     if matrix.shape != (4, 4) or not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix[:3, :3]) < 3:
         raise InputError(
