@@ -10,7 +10,7 @@ from PIL import Image
 from subjects import Subject
 
 from camscope import Explanation
-from camscope.cli.demo import score_map
+from camscope.cli.demo import compute_hit_and_energy
 from camscope.render import RGBImage, draw_contours, draw_image_grid, resize_to_fit
 from camscope.safe_files import write_bytes
 
@@ -79,7 +79,7 @@ def _words(one: Subject, answer: Answer, first: Explanation | str | None, *, kno
         return answer.found.status.replace("_", " ")
     if known and one.mask is not None:
         heat = answer.found.heatmap()
-        is_hit, inside = score_map(heat, one.mask)
+        is_hit, inside = compute_hit_and_energy(heat, one.mask)
         return f"{'hit' if is_hit else 'miss'} {inside or 0.0:.2f}"
     if not isinstance(first, Explanation):
         return "–"

@@ -244,7 +244,7 @@ MUTANTS = [
     Mutant(
         "min-max",
         colors,
-        "compute_scale_range",
+        "compute_clipping_range",
         "0.0, float(values.max(initial=0.0))",
         "float(values.min()), float(values.max())",
         zero_is_displayed_as_zero,

@@ -104,7 +104,7 @@ def test_an_error_for_which_no_memory_is_left_is_one_line(monkeypatch, capfd):
         raise MemoryError
 
     monkeypatch.setattr(base, "print_error", full)
-    monkeypatch.setattr(inspect_images, "check_free", full)
+    monkeypatch.setattr(inspect_images, "check_overwrite_allowed", full)
     with pytest.raises(SystemExit) as ended:
         app(["inspect-images", "nowhere", "-o", "found.json"])
     assert ended.value.code == 1

@@ -14,7 +14,7 @@ from camscope.errors import GeometryError, InputError, OutputError
 from camscope.explanation import Explanation, figure
 from camscope.geometry import Placement
 from camscope.render.image_grid import WARNING_COLOR
-from camscope.render.legend import OUTLINE_COLORS
+from camscope.render.regions_and_outlines import OUTLINE_COLORS
 from tests.pictures import notebook_picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -143,7 +143,7 @@ def test_masks_are_outlined_in_each_plane():
     assert (picture == OUTLINE_COLORS[0]).all(2).sum() > 300
     for view in (volume().slices, volume().projection, volume().overlay):
         assert (view(mask=mask) == OUTLINE_COLORS[0]).all(2).sum() > 100
-    with pytest.raises(GeometryError, match="expected one size"):
+    with pytest.raises(GeometryError, match="expected the same size"):
         volume().planes(size="input", mask=mask)
 
 

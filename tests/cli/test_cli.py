@@ -21,7 +21,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from camscope.cli import app, base, demo
-from camscope.cli.options import list_settings, parse_settings
+from camscope.cli.option_parsing import list_settings, parse_settings
 from camscope.cli.output_paths import build_file_stem, list_images
 from camscope.explainers import METHODS, GradCAM
 from camscope.explanation import Explanation
@@ -122,9 +122,9 @@ def test_demo_draws_explains_and_judges(here):
 def test_the_two_numbers_of_the_demo_by_hand():
     heat = np.array([[1.0, 0.0], [-5.0, 3.0]])
     right, left = np.array([[False, False], [False, True]]), np.array([[True, False], [True, False]])
-    assert demo.score_map(heat, right) == (True, 0.75)
-    assert demo.score_map(heat, left) == (False, 0.25)  # negative values are no energy
-    assert demo.score_map(np.zeros((2, 2)), right) == (False, None)
+    assert demo.compute_hit_and_energy(heat, right) == (True, 0.75)
+    assert demo.compute_hit_and_energy(heat, left) == (False, 0.25)  # negative values are no energy
+    assert demo.compute_hit_and_energy(np.zeros((2, 2)), right) == (False, None)
 
 
 def test_explain_says_and_writes_the_answer(here):
@@ -323,6 +323,7 @@ def test_the_examples_in_the_helps_work(here):
         (["--target", "99"], "class 99 is out of range"),
         (["--target=-1"], "class -1 is negative"),
         (["--target", "nodul"], "nearest names: 'nodule'"),
+        (["--target", "nodule,effusion"], "for several classes pass --targets"),
         (["--layers", "layer9"], "no layer 'layer9'"),
         (["--layers", "fc"], "fc"),
         (["--methods", "gradcma"], "nearest names: gradcam"),
@@ -336,6 +337,10 @@ def test_the_examples_in_the_helps_work(here):
         (
             ["--model", "model.py:plain", "--preprocess", "imagenet", "-t", "zebra"],
             "define CATEGORIES in the model's file, or pass an index",
+        ),
+        (
+            ["--model", "model.py:plain", "--preprocess", "imagenet", "-t", "3,5"],
+            "or pass an index; for several classes pass --targets",
         ),
         (["--weights", "model.py"], "model.py"),
         (["--weights", "none.pt"], "no such file"),

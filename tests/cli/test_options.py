@@ -30,7 +30,7 @@ def test_every_option_has_a_panel_and_a_help_text_and_every_row_of_panels_is_use
         for option in options(command):
             names.add(option.opts[0])
             assert option.help, f"{name} {option.opts[0]}"
-            assert option.rich_help_panel == option_types.find_panel(option.opts[0])
+            assert option.rich_help_panel == option_types.find_help_panel(option.opts[0])
     listed = [f"--{option}" for options in option_types.PANELS.values() for option in options]
     assert len(listed) == len(set(listed))
     assert set(listed) <= names, set(listed) - names
@@ -50,11 +50,11 @@ def test_an_option_is_known_in_both_numbers(spelled, tmp_path):
 
 def test_a_name_that_exists_wins_and_what_follows_two_hyphens_is_untouched():
     names = {"--target", "--targets", "--methods"}
-    assert base._find_option("--target=3", names) == "--target=3"
-    assert base._find_option("--method=a,b", names) == "--methods=a,b"
-    assert base._find_option("--methods", names) == "--methods"
-    assert base._find_option("--other", names) == "--other"
-    assert base._find_option("-t", names) == "-t"
+    assert base._match_singular_or_plural("--target=3", names) == "--target=3"
+    assert base._match_singular_or_plural("--method=a,b", names) == "--methods=a,b"
+    assert base._match_singular_or_plural("--methods", names) == "--methods"
+    assert base._match_singular_or_plural("--other", names) == "--other"
+    assert base._match_singular_or_plural("-t", names) == "-t"
     result = RUNNER.invoke(app, ["explain", "--methods", "gradcam", "--", "--method"])
     assert "--method: there is no such file" in result.output
 

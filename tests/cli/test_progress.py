@@ -11,7 +11,7 @@ import rich
 from PIL import Image
 from typer.testing import CliRunner
 
-from camscope.cli import app, base, options, progress
+from camscope.cli import app, base, option_parsing, progress
 from camscope.explainers import METHODS, RISE, GradCAM
 from camscope.models import load_model
 from camscope.phantom import draw_radiograph
@@ -82,14 +82,14 @@ def test_every_method_with_a_bar_has_it_where_it_is_seen_unless_it_is_told_other
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     model = load_model("phantom")
     for name, kind in METHODS.items():
-        (tool,) = options.ExplainerOptions({name: kind}, None, {name: {}}).build(model, None)
+        (tool,) = option_parsing.ExplainerOptions({name: kind}, None, {name: {}}).build(model, None)
         assert getattr(tool, "progress", None) in (True, None), name
-    (tool,) = options.ExplainerOptions({"rise": RISE}, None, {"rise": {"progress": False}}).build(model, None)
+    (tool,) = option_parsing.ExplainerOptions({"rise": RISE}, None, {"rise": {"progress": False}}).build(model, None)
     assert tool.progress is False
 
 
 def test_without_anybody_to_see_it_no_method_has_a_bar():
-    (tool,) = options.ExplainerOptions({"rise": RISE}, None, {"rise": {}}).build(load_model("phantom"), None)
+    (tool,) = option_parsing.ExplainerOptions({"rise": RISE}, None, {"rise": {}}).build(load_model("phantom"), None)
     assert tool.progress is False
 
 

@@ -514,7 +514,7 @@ def by_hand_of(place, made):
         (["evaluate", "{out}/run", "--group", "ward"], 2, "no column 'ward'; choose from row, id, method"),
         (["benchmark", "phantom", "--figure", "f.gif"], 2, "expected a file ending in .png"),
         (["evaluate", "nowhere"], 2, "nowhere: it is not the folder of a run, since it holds no run.json; pass"),
-        (["evaluate", "{here}"], 2, "is a file, but not an image; expected the folder of a run, or images"),
+        (["evaluate", "{here}"], 2, "is a file, but not an image; expected the folder of a run, an image"),
         (["show", "{here}"], 2, "it is a file; expected the folder of a run"),
         (["compare", "nowhere.csv"], 2, "there is no such manifest"),
     ],

@@ -63,7 +63,7 @@ def test_the_legend_lies_below_and_names_what_has_a_name():
 
 def test_masks_that_are_none_are_one_clear_error():
     mask = np.ones((4, 5))
-    with pytest.raises(GeometryError, match=r"the mask lungs is \(4, 5\) and the image \(5, 4\)"):
+    with pytest.raises(GeometryError, match=r"the mask lungs is \(4, 5\) and the image is \(5, 4\)"):
         prepare_outlines({"lungs": mask}, (5, 4))
     with pytest.raises(InputError, match="5 masks; expected at most 4"):
         prepare_outlines({str(n): mask for n in range(5)}, (4, 5))

@@ -19,7 +19,7 @@ from camscope.render import (
 from camscope.render.image_grid import WARNING_COLOR
 from camscope.render.text import draw_text
 from camscope.render.volume import choose_views, compute_spacing, draw_slice, format_location, get_axis_letters
-from camscope.render.volume_annotations import ACCENT_COLOR, choose_font_size, compute_plane_corner, draw_text_on_dark
+from camscope.render.volume_annotations import ACCENT_COLOR, choose_font_size, compute_plane_offset, draw_text_on_dark
 from camscope.render.volume_views import _choose_slice_columns
 
 TOP = colorize(np.ones((1, 1)))[0, 0]
@@ -125,7 +125,7 @@ def test_the_cross_hairs_meet_at_the_peak_and_leave_it_free():
     one = volume(axis_letters=AXIAL)
     picture = draw_planes(one, size=189)  # 21 pixels a voxel
     size = choose_font_size(189)
-    top, left = compute_plane_corner(size, has_letters=True)
+    top, left = compute_plane_offset(size, has_letters=True)
     row, column = top + size // 2 + 2 * 21 + 10, left + 3 * 21 + 10
     assert (picture[row, column] == TOP).all()
     arm = np.rint(0.65 * np.array(ACCENT_COLOR)).astype(np.uint8)
@@ -235,7 +235,7 @@ def test_a_projection_shows_the_strongest_value_along_its_axis():
     values[3, 1, 2], values[0, 4, 5] = 2.0, 1.0
     one = Volume(np.zeros((4, 5, 6), np.uint8), values, alpha=1.0)
     picture = draw_projection(one, 0, size=6 * 21)
-    top, left = compute_plane_corner(11, has_letters=False)
+    top, left = compute_plane_offset(11, has_letters=False)
     top += 11 // 2
     assert (picture[top + 1 * 21 + 10, left + 2 * 21 + 10] == TOP).all()
     half = np.rint(0.75 * colorize(np.full((1, 1), 0.5))[0, 0])
@@ -300,11 +300,11 @@ def test_grays_of_any_kind_of_numbers():
     ("facts", "error", "words"),
     [
         ({"values": np.zeros((3, 4))}, InputError, r"expected \(D,H,W\)"),
-        ({"values": np.zeros((3, 4, 6))}, InputError, r"the volume is \(3, 4, 5\) and its map \(3, 4, 6\)"),
+        ({"values": np.zeros((3, 4, 6))}, InputError, r"the volume is \(3, 4, 5\) and its map is \(3, 4, 6\)"),
         ({"values": np.full((3, 4, 5), np.nan)}, NonFiniteError, "60 of 60 values"),
         ({"covered": np.ones((3, 4), bool)}, GeometryError, r"covered is \(3, 4\)"),
         ({"spacing": (1.0, 0.0, 1.0)}, InputError, "three positive numbers"),
-        ({"axis_letters": (("L", "R"),)}, InputError, "a pair of letters"),
+        ({"axis_letters": (("L", "R"),)}, InputError, "expected two letters"),
         ({"masks": np.ones((3, 4))}, GeometryError, r"the mask is \(3, 4\)"),
         ({"affine": np.zeros((4, 4))}, InputError, "invertible"),
     ],

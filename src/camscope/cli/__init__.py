@@ -64,5 +64,5 @@ def show_help_or_version(
 
 
 def main() -> None:
-    """Run the command `camscope`; the exit code is 0, 1 (some inputs failed) or 2 (wrong usage)."""
+    """Run the `camscope` command. The exit code is 0 for success, 1 if some inputs failed, and 2 for wrong usage."""
     app(prog_name="camscope")

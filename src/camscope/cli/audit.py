@@ -56,7 +56,7 @@ def init(
     output: Annotated[Path, option("--output -o", "FILE", "Config file to write.")] = Path("audit.toml"),
     overwrite: option_types.OverwriteOption = False,
 ) -> None:
-    """Write a commented config file, filled in from the manifest and the model."""
+    """Write a config file for an audit, with comments and with values read from the manifest and the model."""
     from camscope.audit.config_template import generate_config
 
     findings = base.split_list(finding_names or "")
@@ -74,13 +74,17 @@ def run(
     output: Annotated[Path, option("--output -o", "FOLDER", "Folder to write the audit to.")] = Path("camscope-audit"),
     overwrite: option_types.OverwriteOption = False,
 ) -> None:
-    """Run all stages and write summary.json, the tables and report.html. The same command resumes an interrupted audit.
+    """Run an audit and write summary.json, tables and report.html. The same command resumes an interrupted audit.
 
     The exit code is 1 if images have no prediction or no map; failures.csv lists them.
     """
     from camscope.audit import run_audit
 
-    with evaluation_request.resume_hint(output), base.collect_warnings(), stage_progress() as on_progress:
+    with (
+        evaluation_request.add_resume_hint_on_interrupt(output),
+        base.collect_warnings(),
+        show_stage_progress() as on_progress,
+    ):
         audit = run_audit(config, output, overwrite=overwrite, on_progress=on_progress, on_estimate=print_time_estimate)
     print_audit_result(audit)
     if audit.n_failures:
@@ -100,7 +104,7 @@ def compare(
     ] = None,
     overwrite: option_types.OverwriteOption = False,
 ) -> None:
-    """Compare two audits of the same images: paired tests of predictions, maps and reliance, and changed verdicts."""
+    """Compare two audits of the same images. Print paired tests of predictions, maps and reliance, and the changed verdicts."""
     from camscope.audit.comparison import compare_audits
 
     comparison = compare_audits(first_run, second_run)
@@ -136,13 +140,13 @@ def verify(
     n_rows: Annotated[int, option("--rows", None, "Number of random rows to recompute.", min=0)] = 8,
     seed: Annotated[int, option("--seed", None, "Seed of the random choice of rows.", min=0)] = 0,
 ) -> None:
-    """Check every file of an audit against its digest, and recompute some rows. The exit code is 1 if something differs."""
+    """Compare every file of an audit with its stored hash, and recompute some rows. The exit code is 1 for any difference."""
     from camscope.audit.core.config import Config
     from camscope.audit.verification import verify_audit
 
     parsed_config = None if config is None else Config.from_source(config)
     try:
-        with stage_progress() as on_progress:
+        with show_stage_progress() as on_progress:
             show = partial(on_progress, "images")
             result = verify_audit(audit_folder, parsed_config, n_rows=n_rows, seed=seed, on_progress=show)
     except InputError as error:
@@ -161,8 +165,8 @@ def verify(
 
 
 @contextmanager
-def stage_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar per stage, or one line per stage without a terminal; yield its callback."""
+def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Show the progress of each audit stage: a bar in a terminal, otherwise one line. Yield the progress callback."""
     console = base.stderr_console()
     with progress.build_progress(console) as bars:
         tasks: dict[str, TaskID] = {}
@@ -177,12 +181,14 @@ def stage_progress() -> Iterator[Callable[[str, int, int], None]]:
         yield on_progress
 
 
-def print_time_estimate(seconds: "Mapping[str, float]") -> None:
-    """Print the estimated time that is left, and the three longest stages."""
-    longest = sorted(seconds, key=lambda name: -seconds[name])[:3]
-    stage_durations = ", ".join(f"{name} {_format_duration(seconds[name])}" for name in longest)
+def print_time_estimate(seconds_by_stage: "Mapping[str, float]") -> None:
+    """Print the estimated remaining time and the three longest stages."""
+    longest = sorted(seconds_by_stage, key=lambda name: -seconds_by_stage[name])[:3]
+    stage_durations = ", ".join(f"{name} {_format_duration(seconds_by_stage[name])}" for name in longest)
     base.stderr_console().print(
-        f"about {_format_duration(sum(seconds.values()))} from here: {stage_durations}", style="dim", soft_wrap=True
+        f"about {_format_duration(sum(seconds_by_stage.values()))} from here: {stage_durations}",
+        style="dim",
+        soft_wrap=True,
     )
 
 
@@ -193,7 +199,7 @@ def _format_duration(seconds: float) -> str:
 
 
 def print_audit_result(audit: "AuditRun") -> None:
-    """Print the verdicts, annotation sources, warnings and the path of the report."""
+    """Print the verdicts, annotation sources, warnings and report path of an audit."""
     base.stdout_console().print(build_verdict_table(audit))
     for source in audit.summary.check.annotation_sources:
         counted = f"{', '.join(source.categories)} of {source.source}" if source.categories else source.source
@@ -205,7 +211,7 @@ def print_audit_result(audit: "AuditRun") -> None:
 
 
 def build_verdict_table(audit: "AuditRun") -> "Table":
-    """Build a table with one row per verdict, those that contradict the model first."""
+    """Build a table with one row per verdict of an audit."""
     from camscope.audit.report.verdict_labels import find_topic
 
     table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "reason")
@@ -227,7 +233,7 @@ def _format_value(estimate: "EstimateSummary") -> str:
 
 
 def format_interval(estimate: "EstimateSummary") -> str:
-    """Format the value of an estimate with its 95 % interval, if it has one."""
+    """Format an estimate, with its 95 % confidence interval if there is one."""
     if estimate.value is None or estimate.low is None or estimate.high is None:
         return _format_value(estimate)
     return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"

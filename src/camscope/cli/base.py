@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from camscope.cli.option_types import find_panel
+from camscope.cli.option_types import find_help_panel
 from camscope.errors import (
     CamscopeError,
     CamscopeWarning,
@@ -27,6 +27,7 @@ from camscope.errors import (
     OutputError,
     Remedy,
     RunError,
+    TargetError,
     describe_out_of_memory,
     is_out_of_memory,
 )
@@ -67,21 +68,30 @@ class Command(TyperCommand):
         super().__init__(*args, **kwargs)
         for parameter in self.params:
             if isinstance(parameter, TyperOption):
-                parameter.rich_help_panel = find_panel(parameter.opts[0])
+                parameter.rich_help_panel = find_help_panel(parameter.opts[0])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; an unknown option before `--` becomes its existing singular or plural form."""
+        """Parse the arguments. An unknown option such as `--layer` is read as `--layers`, and vice versa."""
         names = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
         end = args.index("--") if "--" in args else len(args)
-        return super().parse_args(ctx, [*(_find_option(arg, names) for arg in args[:end]), *args[end:]])
+        return super().parse_args(ctx, [*(_match_singular_or_plural(arg, names) for arg in args[:end]), *args[end:]])
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. If `--target` names an unknown class with a comma, let the error suggest `--targets`."""
+        try:
+            return super().invoke(ctx)
+        except TargetError as error:
+            if "," in (ctx.params.get("target") or "") and "targets" in ctx.params:
+                error.add_note("for several classes pass --targets")
+            raise
 
 
-def _find_option(argument: str, names: set[str]) -> str:
-    """Return the argument, with its option name switched between singular and plural if only that form exists."""
+def _match_singular_or_plural(argument: str, option_names: set[str]) -> str:
+    """Add or remove the final "s" of an unknown option name, if an option of that name exists."""
     name, equals, value = argument.partition("=")
-    if name.startswith("--") and name not in names:
+    if name.startswith("--") and name not in option_names:
         for other in (f"{name}s", name.removesuffix("s")):
-            if other in names:
+            if other in option_names:
                 return f"{other}{equals}{value}"
     return argument
 
@@ -90,7 +100,7 @@ class CommandGroup(TyperGroup):
     """A command group that turns errors into one line on stderr and an exit code; `--debug` adds the traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse the arguments, run the command and exit; usage errors are printed here."""
+        """Parse the arguments, run the command, print usage errors, and exit."""
         install_ascii_fallback()
         without_exit = {**kwargs, "standalone_mode": False}
         if not kwargs.get("standalone_mode", True):
@@ -108,14 +118,14 @@ class CommandGroup(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options of the group; `--debug` is accepted at any position before `--`."""
+        """Parse the options of the command group. `--debug` may also follow the name of the command."""
         head = args[: args.index("--")] if "--" in args else args
         if "--debug" in head:
             args = ["--debug", *(arg for arg in head if arg != "--debug"), *args[len(head) :]]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command and turn errors into one line and an exit code."""
+        """Run the command. Print an error as one line and exit with a code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
@@ -128,8 +138,10 @@ class CommandGroup(TyperGroup):
             try:
                 if ctx.params.get("debug"):
                     traceback.print_exc()
-                message = format_error(error)
-                print_error(message if isinstance(error, CamscopeError) else f"{message}; run again with --debug")
+                hints = (
+                    getattr(error, "__notes__", []) if isinstance(error, CamscopeError) else ["run again with --debug"]
+                )
+                print_error("; ".join([format_error(error), *hints]))
             except MemoryError:  # too little memory even for the colored console
                 os.write(2, b"error: out of memory; give the process more of it\n")
                 raise typer.Exit(EXIT_FAILED) from None
@@ -138,12 +150,15 @@ class CommandGroup(TyperGroup):
 
 
 def is_usage_error(error: Exception) -> bool:
-    """Return whether the error is a usage error of click or typer; the class depends on typer's version."""
+    """Return whether the error is a usage error of click or typer.
+
+    The class of such an error depends on the version of typer.
+    """
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
 
 
 def install_ascii_fallback() -> None:
-    """Make standard output and standard error print any text, whatever their encoding."""
+    """Let stdout and stderr print every character. Characters outside their encoding are replaced by ASCII."""
     codecs.register_error(ASCII_ERROR_HANDLER, _replace_unencodable)
     for stream, kept_handlers in ((sys.stdout, LOSSY_ERROR_HANDLERS), (sys.stderr, ())):
         if isinstance(stream, io.TextIOWrapper) and stream.errors not in kept_handlers:
@@ -151,13 +166,14 @@ def install_ascii_fallback() -> None:
 
 
 def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
+    """Handle an encoding error: return ASCII text for the failed characters, and the position after them."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(map(_spell_in_ascii, error.object[error.start : error.end])), error.end
+    return "".join(map(_transliterate_to_ascii, error.object[error.start : error.end])), error.end
 
 
-def _spell_in_ascii(character: str) -> str:
-    """Spell a character in ASCII: a letter loses its accents, a Greek letter becomes its name; `?` if nothing fits."""
+def _transliterate_to_ascii(character: str) -> str:
+    """Convert a character to ASCII, for example é to e, β to beta and → to ->. Other characters become `?`."""
     name = unicodedata.name(character, "")
     if character in ASCII_REPLACEMENTS or name.startswith("GREEK"):
         return ASCII_REPLACEMENTS.get(character, name.rpartition(" ")[2].lower())
@@ -168,12 +184,12 @@ def _spell_in_ascii(character: str) -> str:
 
 
 def stdout_console() -> "Console":
-    """Return the console of standard output; it prints text unchanged, without markup or emoji codes."""
+    """Create a console for standard output. It prints text literally, without rich markup or emoji codes."""
     return _build_console(stderr=False)
 
 
 def stderr_console() -> "Console":
-    """Return the console of standard error, for errors, notes and progress."""
+    """Create a console for standard error, used for errors, notes and progress bars."""
     return _build_console(stderr=True)
 
 
@@ -187,14 +203,17 @@ def _build_console(stderr: bool) -> "Console":
 
 
 def display_text(value: object) -> str:
-    """Return external text as one line without control characters, safe to print on a terminal."""
+    """Convert text from files or users to one line without control characters, which is safe to print on a terminal."""
     line = " ".join(str(value).split())
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
 
 
-def format_error(error: Exception, text: str | None = None) -> str:
-    """Format an error, or its redacted text, as one line: a camscope message with its fix as an option, else with its type."""
-    text = str(error) if text is None else text
+def format_error(error: Exception, redacted_text: str | None = None) -> str:
+    """Format an error as one line. `redacted_text` replaces its message.
+
+    In an error of camscope, the fix is worded as a command line option. Other errors start with their type.
+    """
+    text = str(error) if redacted_text is None else redacted_text
     if isinstance(error, CamscopeError):
         if error.fix and error.remedy in REMEDY_WORDING and text.endswith(error.fix):
             text = text.removesuffix(error.fix) + REMEDY_WORDING[error.remedy]
@@ -215,50 +234,50 @@ def print_note(message: str) -> None:
 
 
 def print_field(label: str, value: object, style: str = "") -> None:
-    """Print a line such as `figure  out/figure.png` on stdout: a label in bold, then external text."""
+    """Print a label in bold and a value on stdout, such as `figure  out/figure.png`."""
     line = styled_text((f"{label:<7} ", "bold"), (display_text(value), style))
     stdout_console().print(line, soft_wrap=True)
 
 
-def failed_rows_command(folder: str) -> str:
-    """Return the command that lists the failed rows of a run."""
-    return f"camscope show {folder} --where \"status = 'failed'\""
+def build_failed_rows_command(run_folder: str) -> str:
+    """Return the `camscope show` command that lists the failed rows of a run."""
+    return f"camscope show {run_folder} --where \"status = 'failed'\""
 
 
 def styled_text(*parts: tuple[str, str]) -> "Text":
-    """Concatenate pairs of text and style."""
+    """Join (text, style) pairs to a styled text of rich."""
     from rich.text import Text
 
     return Text.assemble(*parts)
 
 
 def split_list(text: str) -> list[str]:
-    """Split `a,b,c` at the commas; drop surrounding spaces and empty parts."""
+    """Split a comma-separated list such as `a,b,c`. Spaces around items and empty items are dropped."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def is_option_set(context: typer.Context, parameter: str) -> bool:
-    """Return whether the user set the option of this parameter, even to its default value."""
-    source = context.get_parameter_source(parameter)
+def is_option_set(context: typer.Context, parameter_name: str) -> bool:
+    """Return whether the user passed the option of a command parameter, even with its default value."""
+    source = context.get_parameter_source(parameter_name)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
 
 
 def option_error(option: str, message: str) -> typer.BadParameter:
-    """Create the error for a wrong value of an option such as `--layers`."""
+    """Create the usage error for a wrong value of an option such as `--layers`."""
     return typer.BadParameter(message, param_hint=f"'{option}'")
 
 
-def check_options_unset(context: typer.Context, parameters: Iterable[str], reason: str) -> None:
-    """Raise typer.BadParameter with the reason for the first of these parameters whose option the user set."""
+def check_options_unset(context: typer.Context, parameter_names: Iterable[str], reason: str) -> None:
+    """Raise typer.BadParameter with this reason if the user passed an option of one of these parameters."""
     for parameter in context.command.params:
-        if parameter.name in parameters and is_option_set(context, parameter.name):
+        if parameter.name in parameter_names and is_option_set(context, parameter.name):
             raise option_error(parameter.opts[0], reason)
 
 
-def parse_methods(names: str) -> "dict[str, type[Explainer]]":
-    """Return the methods named in `a,b` by name; `all` means every method that is not slow."""
+def parse_methods(method_names: str) -> "dict[str, type[Explainer]]":
+    """Parse a comma-separated list of methods to a dict from name to class. `all` selects all but the slow methods."""
     fast_names = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
-    requested = fast_names if names == "all" else split_list(names)
+    requested = fast_names if method_names == "all" else split_list(method_names)
     if not requested:
         raise option_error("--methods", f"no method is named; choose from {', '.join(METHODS)}")
     try:
@@ -269,30 +288,33 @@ def parse_methods(names: str) -> "dict[str, type[Explainer]]":
 
 
 def order_methods_by_cost(explainer_classes: "Iterable[type[Explainer]]") -> "list[type[Explainer]]":
-    """Sort methods: those with a fixed number of passes first, then the class-specific ones, then those with fewer passes."""
+    """Sort explanation methods by their number of forward and backward passes.
 
-    def cost(method: "type[Explainer]") -> tuple[bool, bool, tuple[tuple[int, str], ...]]:
+    Methods whose number of passes varies come last, and methods without a class after class-specific ones.
+    """
+
+    def sort_key(method: "type[Explainer]") -> tuple[bool, bool, tuple[tuple[int, str], ...]]:
         passes = (method.backward_passes, method.forward_passes)
         all_numeric = all(count.isdecimal() for count in passes)
         return not all_numeric, not method.class_specific, tuple((len(count), count) for count in passes)
 
-    return sorted(explainer_classes, key=cost)
+    return sorted(explainer_classes, key=sort_key)
 
 
 def format_class(index: int | None, label: str) -> str:
-    """Format a class as `3 cat`, or as `class 3` if it has no name."""
+    """Format a class as index and name, such as `3 cat`. A class without a name is `class 3`."""
     return display_text(label if index is None or label == f"class {index}" else f"{index} {label}")
 
 
 def format_status(status: str) -> "Text":
-    """Format the status of an explanation: green if it is `ok`, else yellow."""
+    """Format the status of an explanation, in green for `ok` and in yellow otherwise."""
     from camscope.explanation import STATUS_OK
 
     return styled_text((status.replace("_", " "), "green" if status == STATUS_OK else "yellow"))
 
 
 def new_table(*columns: str) -> "Table":
-    """Create an empty table; a column whose name ends in `>` is right-aligned."""
+    """Create an empty table with these columns. A name that ends in `>` makes its column right-aligned."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -303,17 +325,20 @@ def new_table(*columns: str) -> "Table":
 
 
 def load_model_on_device(
-    spec: str, weights: str | None = None, device: str = "cpu", context: typer.Context | None = None
+    model_spec: str, weights: str | None = None, device: str = "cpu", context: typer.Context | None = None
 ) -> "nn.Module":
-    """Load the model that `--model` and `--weights` name. With a context, print a note if the user named none."""
+    """Load a model from the values of `--model`, `--weights` and `--device`.
+
+    With a `context`, a note is printed if the user chose no model.
+    """
     import torch
 
     if context is not None and not is_option_set(context, "model") and not is_option_set(context, "weights"):
         print_note("model: phantom, the bundled model of synthetic radiographs; choose another with --model")
-    with spinner(f"loading {spec}"):
+    with spinner(f"loading {model_spec}"):
         from camscope.models import LOADER_BY_LIBRARY, load_model
 
-        library, colon, _ = spec.partition(":")
+        library, colon, _ = model_spec.partition(":")
         is_missing_file = library.endswith(".py") and not Path(library).is_file()
         if colon and library not in LOADER_BY_LIBRARY and not is_missing_file:
             print_note(f"{library} is executed as code")
@@ -322,12 +347,12 @@ def load_model_on_device(
             torch.empty(1, device=torch_device, dtype=torch.float32)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise option_error("--device", display_text(error)) from error
-        return load_model(spec, weights=weights).to(torch_device)
+        return load_model(model_spec, weights=weights).to(torch_device)
 
 
 @contextlib.contextmanager
 def spinner(text: str) -> Iterator[None]:
-    """Show a spinner inside the block; do nothing if stdout is not a terminal."""
+    """Show a spinner while the block runs, if stdout is a terminal."""
     console = stdout_console()
     with console.status(styled_text((display_text(text), ""))) if console.is_terminal else contextlib.nullcontext():
         yield
@@ -335,7 +360,10 @@ def spinner(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def collect_warnings(*, quote_messages: bool = True) -> Iterator[list[str]]:
-    """Yield a list that holds the warnings of the block after it. Without `quote_messages`, other libraries' texts are hidden."""
+    """Yield a list that is filled with the warnings of the block when the block ends.
+
+    Without `quote_messages`, the texts of other libraries' warnings are hidden: they may name a patient.
+    """
     lines: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CamscopeWarning)

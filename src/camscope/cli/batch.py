@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from camscope.cli import base, evaluation_request, option_types, options, progress
+from camscope.cli import base, evaluation_request, option_parsing, option_types, progress
 from camscope.cli.option_types import option
 from camscope.plurals import plural
 
@@ -78,15 +78,15 @@ def run(
     device: option_types.DeviceOption = "cpu",
     setting_pairs: option_types.SetOption = None,
 ) -> None:
-    """Compute the raw maps of many images. The same command resumes an interrupted run."""
+    """Compute the attribution maps of many images. The same command resumes an interrupted run."""
     from camscope.batch import BatchOptions, OverlayOptions, PrivacyOptions, build_manifest, run_batch
 
-    parsed_targets = options.parse_targets(target, targets)
-    chosen = options.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
+    parsed_targets = option_parsing.parse_targets(target, targets)
+    chosen = option_parsing.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
     manifest = build_manifest(source, "" if allow_outside_root else root)
     net = base.load_model_on_device(model, weights, device, context)
     explainers = chosen.build(net, preprocess, show_method_bars=False)
-    with evaluation_request.resume_hint(output), progress.outcome_progress() as on_progress:
+    with evaluation_request.add_resume_hint_on_interrupt(output), progress.show_batch_progress() as on_progress:
         outcome = run_batch(
             explainers,
             manifest,
@@ -118,6 +118,7 @@ def run(
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
+    """Parse `--shard I/N` to the number I of this process, from 0, and the number N of processes."""
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise base.option_error("--shard", f"{text!r}; expected I/N, from 0/N to N-1/N")
@@ -125,7 +126,7 @@ def _parse_shard(text: str) -> tuple[int, int]:
 
 
 def _print_outcome(outcome: "BatchOutcome", output: str) -> None:
-    """Print the number of maps and the reasons of failures; exit with code 1 if any image failed."""
+    """Print the number of maps and the reasons of failures. Exit with code 1 if any image failed."""
     from rich.table import Table
 
     done = outcome.n_done_before + outcome.n_processed - outcome.n_failures
@@ -137,7 +138,7 @@ def _print_outcome(outcome: "BatchOutcome", output: str) -> None:
         for (reason, kind), count in outcome.failure_counts_by_kind.most_common(20):
             table.add_row(str(count), base.display_text(reason), kind)
         base.stderr_console().print(table)
-        base.print_note(f"to list them: {base.failed_rows_command(output)}")
+        base.print_note(f"to list them: {base.build_failed_rows_command(output)}")
         if outcome.transient_failure_counts:
             base.print_note("transient failures may succeed later: run the same command again with --retry-failed")
         raise typer.Exit(base.EXIT_FAILED)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from camscope.cli import base, evaluation_request, option_types, options, progress
+from camscope.cli import base, evaluation_request, option_parsing, option_types, progress
 from camscope.cli.evaluate import PRINTED_METRICS, check_figure_path, print_evaluation
 from camscope.cli.option_types import option
 from camscope.registry import METHODS
@@ -34,7 +34,7 @@ def run(
     overwrite: option_types.OverwriteOption = False,
     setting_pairs: option_types.SetOption = None,
 ) -> None:
-    """Explain synthetic images with every method, and rank the methods by localization, with confidence intervals."""
+    """Rank methods by how well they localize findings in synthetic images, with confidence intervals."""
     from camscope.batch import BatchOptions, run_batch
     from camscope.evaluation import evaluate
     from camscope.explainers.comparison.supported_methods import explain_supported
@@ -43,15 +43,15 @@ def run(
         raise base.option_error("WHAT", f"{benchmark!r}; expected {', '.join(BENCHMARKS)}")
     file = None if figure is None else check_figure_path(figure, overwrite)
     names = ",".join(METHODS) if include_slow and method_names == "all" else method_names
-    chosen = options.ExplainerOptions.parse(context, names, None, setting_pairs)
+    chosen = option_parsing.ExplainerOptions.parse(context, names, None, setting_pairs)
     folder, net = Path(output), base.load_model_on_device("phantom")
-    manifest = write_phantoms(folder, n_images, seed, overwrite=overwrite)
+    manifest = write_phantom_dataset(folder, n_images, seed, overwrite=overwrite)
     explainers = chosen.build(net, None, show_method_bars=False)
-    with evaluation_request.resume_hint(folder), warnings.catch_warnings():
+    with evaluation_request.add_resume_hint_on_interrupt(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if method_names == "all":
             explainers = list(explain_supported(explainers, folder / "images" / f"{seed:06d}.png", [None])[0])
-        with progress.outcome_progress() as on_progress:
+        with progress.show_batch_progress() as on_progress:
             run_batch(
                 explainers,
                 manifest,
@@ -61,15 +61,18 @@ def run(
                 overwrite=overwrite,
                 on_progress=on_progress,
             )
-    with evaluation_request.resume_hint(folder), progress.progress_bar("evaluating", 1, base.stdout_console()) as bar:
+    with (
+        evaluation_request.add_resume_hint_on_interrupt(folder),
+        progress.progress_bar("evaluating", 1, base.stdout_console()) as bar,
+    ):
         evaluation = evaluate(
             folder / "maps", folder / "measures", "mask", overwrite=overwrite, on_progress=bar.set_progress
         )
     print_evaluation(evaluation, PRINTED_METRICS, file, overwrite=overwrite)
 
 
-def write_phantoms(folder: Path, n_images: int, seed: int, *, overwrite: bool = False) -> Path:
-    """Write synthetic images, their masks and a manifest; return the manifest's path."""
+def write_phantom_dataset(folder: Path, n_images: int, seed: int, *, overwrite: bool = False) -> Path:
+    """Write synthetic radiographs, their masks and a manifest. Return the path of the manifest."""
     import numpy as np
 
     from camscope.phantom import CATEGORIES, draw_radiograph

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, option_types, options, progress
+from camscope.cli import base, option_parsing, option_types, progress
 from camscope.cli.option_types import option
-from camscope.cli.output_paths import check_free
+from camscope.cli.output_paths import check_overwrite_allowed
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def run(
     if save is not None:
         if Path(save).suffix.lower() != ".toml":
             raise base.option_error("--save", f"{save}; expected a .toml file")
-        check_free(Path(save), overwrite, option="--save")
-    (parsed_target,) = options.parse_targets(target, None)
+        check_overwrite_allowed(Path(save), overwrite, option="--save")
+    (parsed_target,) = option_parsing.parse_targets(target, None)
     manifest = build_manifest(source, "" if allow_outside_root else root)
     ground_truth = None
     if masks is not None:

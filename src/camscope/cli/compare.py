@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camscope.cli import base, evaluation_request, option_types, options, progress
+from camscope.cli import base, evaluation_request, option_parsing, option_types, progress
 from camscope.cli.evaluate import build_summary_table, check_figure_path, format_p_value, print_metric_heading
 from camscope.cli.option_types import option
-from camscope.cli.output_paths import check_free, check_image_exists, resolve_figure_path
+from camscope.cli.output_paths import check_image_exists, check_overwrite_allowed, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
 from camscope.registry import METHODS
 from camscope.safe_files import build_output_path, slug, write_bytes
@@ -78,7 +78,7 @@ def run(
     device: option_types.DeviceOption = "cpu",
     setting_pairs: option_types.SetOption = None,
 ) -> None:
-    """Compare methods on one image (a figure, numbers, identical maps) or on many (metrics).
+    """Compare methods on one image by a figure, or on many images by metrics.
 
     Without --methods, five methods that need one forward and one backward pass are compared.
     For many images, the output is a table per metric with intervals and differences, the agreement of the maps, the
@@ -87,7 +87,7 @@ def run(
     --images, --seed, --root, --figure, --fetch and --anywhere.
     """
     request = evaluation_request.EvaluationRequest.from_context(context)
-    if evaluation_request.is_run(source) or evaluation_request.is_image_source(source):
+    if evaluation_request.is_run(source) or evaluation_request.is_image_collection(source):
         base.check_options_unset(context, SINGLE_IMAGE_PARAMETERS, "this option applies only to one image")
         _compare_on_dataset(context, request, output, figure)
         return
@@ -96,7 +96,7 @@ def run(
     figure_options: dict[str, Any] = {
         "scale": "shared" if shared_scale else "auto",
         "alpha": alpha,
-        "colormap": options.parse_overlay_options(colormap, alpha)["colormap"],
+        "colormap": option_parsing.parse_overlay_options(colormap, alpha)["colormap"],
         "columns": columns,
     }
     _compare_on_image(context, request, output, figure_options)
@@ -112,9 +112,9 @@ def _compare_on_image(
     from camscope.explainers.comparison.compare import DEFAULT_METHODS
     from camscope.render import encode_image
 
-    targets = options.parse_targets(None, request.targets)
+    targets = option_parsing.parse_targets(None, request.targets)
     names = ",".join(DEFAULT_METHODS) if request.method_names is None else request.method_names
-    chosen = options.ExplainerOptions.parse(context, names, request.layer_names, request.setting_pairs)
+    chosen = option_parsing.ExplainerOptions.parse(context, names, request.layer_names, request.setting_pairs)
     path, overwrite = Path(request.source), request.overwrite
     pseudonym = ScanOptions().pseudonym(path)
     check_image_exists(path, pseudonym)
@@ -139,7 +139,7 @@ def _compare_on_image(
 def _compare_with_progress(
     explainers: "Sequence[Explainer]", path: Path, targets: Sequence[int | str | None], skip_unsupported: bool
 ) -> "Comparison":
-    """Compare the explainers under a progress bar that names the running methods."""
+    """Compare the explainers on one image, and show a progress bar with the running methods."""
     from camscope.explainers import LayerExplainer
     from camscope.explainers.comparison.compare import compare_explainers
 
@@ -148,17 +148,17 @@ def _compare_with_progress(
     n_finished = itertools.count()
     with progress.progress_bar("", total, base.stdout_console()) as bar:
 
-        def on_pass(working: "Sequence[BaseMethod]") -> None:
-            names = list(dict.fromkeys(method.name for method in working))
+        def on_pass(running_methods: "Sequence[BaseMethod]") -> None:
+            names = list(dict.fromkeys(method.name for method in running_methods))
             text = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more in one pass"
             bar.set_status(next(n_finished), text)
-            bar.pause_for_methods(working)
+            bar.pause_for_methods(running_methods)
 
         return compare_explainers(explainers, path, targets, skip_unsupported=skip_unsupported, on_pass=on_pass)
 
 
 def _build_map_table(comparison: "Comparison") -> "Table":
-    """Build a table with one row per map."""
+    """Build a table with one row per attribution map."""
     columns = ("method", "layer", "class", "score>", "status", "forwards>", "backwards>", "seconds>", "correlation>")
     table = base.new_table(*columns)
     for row, entry in zip(comparison.to_records(), comparison.entries, strict=True):
@@ -180,7 +180,7 @@ def _build_map_table(comparison: "Comparison") -> "Table":
 def _compare_on_dataset(
     context: typer.Context, request: evaluation_request.EvaluationRequest, output: str | None, figure: str | None
 ) -> None:
-    """Compute missing maps, evaluate all maps, and print and draw the comparison."""
+    """Compare methods on many images: compute missing maps, evaluate all maps, and print and draw the result."""
     from camscope.batch.run_store import RunStore
     from camscope.evaluation.method_comparison import compare_methods
     from camscope.evaluation.metric_plots import import_matplotlib_figure
@@ -194,8 +194,8 @@ def _compare_on_dataset(
     folder = _resolve_output_folder(request.source, output)
     figure_path = folder / FIGURE_NAME if figure is None else check_figure_path(figure, request.overwrite)
     if figure is None and RunStore(folder).run_info is None:  # a figure in a comparison's own folder may be replaced
-        check_free(figure_path, request.overwrite)
-    with evaluation_request.resume_hint(folder):
+        check_overwrite_allowed(figure_path, request.overwrite)
+    with evaluation_request.add_resume_hint_on_interrupt(folder):
         run, net, outcome = request.open_or_generate_run(context, folder)
         with progress.progress_bar("comparing", 1, base.stdout_console()) as bar:
             comparison = compare_methods(
@@ -219,21 +219,21 @@ def _compare_on_dataset(
 
 def _resolve_output_folder(source: str, output: str | None) -> Path:
     if output is None:
-        return build_output_path(DEFAULT_FOLDER, slug(_comparison_name(source)))
+        return build_output_path(DEFAULT_FOLDER, slug(_choose_folder_name(source)))
     if Path(output).is_file() or Path(output).suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf"):
         problem = f"{output}: for many images --output must be a folder"
         raise base.option_error("--output", f"{problem}; name a file with --figure")
     return Path(output)
 
 
-def _comparison_name(source: str) -> str:
-    """Return the name of a comparison's folder: the stem of the source, or a keyed hash for medical images."""
+def _choose_folder_name(source: str) -> str:
+    """Return the name of the output folder: that of the source, or a pseudonym for medical images."""
     from camscope.batch import build_manifest
     from camscope.batch.manifest import contains_scans
     from camscope.batch.sources import DATASET_PREFIXES
     from camscope.images.files.redaction import pseudonymize_source
 
-    has_manifest = evaluation_request.is_image_source(source) and not source.startswith(DATASET_PREFIXES)
+    has_manifest = evaluation_request.is_image_collection(source) and not source.startswith(DATASET_PREFIXES)
     if has_manifest and contains_scans(build_manifest(source)):
         return pseudonymize_source(source)
     return Path(source.rstrip("/")).stem or "images"
@@ -259,12 +259,12 @@ def _print_dataset_comparison(comparison: "ComparisonResult", figure: Path) -> N
 
 
 def _build_metric_table(comparison: "ComparisonResult", summaries: "Sequence[MethodSummary]") -> "Table":
-    """Build the table of one metric, with one row per method, the best first."""
+    """Build the table of one metric with one row per method, best method first."""
     from camscope.metrics import METRICS
 
     is_ranked = METRICS[summaries[0].metric].higher_is_better is not None
     leader = next((line for line in summaries if is_ranked and not line.is_control and line.estimate), None)
-    columns: dict[str, Callable[[MethodSummary], str]] = {"behind>": lambda line: _format_gap_to_leader(line, leader)}
+    columns: dict[str, Callable[[MethodSummary], str]] = {"behind>": lambda line: _format_gap_to_best(line, leader)}
     if any(line.advantage_over_control for line in summaries):
         columns["over>"] = lambda line: _format_difference(line.advantage_over_control, "+")
 
@@ -275,25 +275,25 @@ def _build_metric_table(comparison: "ComparisonResult", summaries: "Sequence[Met
     return build_summary_table(summaries, comparison.get_name, columns, {"s>": format_seconds})
 
 
-def _format_gap_to_leader(summary_line: "MethodSummary", leader: "MethodSummary | None") -> str:
-    """Format `first`, `same maps`, or the difference to the first method."""
-    if summary_line is leader:
+def _format_gap_to_best(summary: "MethodSummary", best: "MethodSummary | None") -> str:
+    """Format the difference of a method to the best one, or `first` or `same maps`."""
+    if summary is best:
         return "first"
-    if leader and summary_line.estimate and not (summary_line.difference_to_best or summary_line.is_control):
+    if best and summary.estimate and not (summary.difference_to_best or summary.is_control):
         return "same maps"
-    return _format_difference(summary_line.difference_to_best)
+    return _format_difference(summary.difference_to_best)
 
 
-def _format_difference(difference: "Estimate | None", sign: str = "") -> str:
+def _format_difference(difference: "Estimate | None", sign_format: str = "") -> str:
     """Format a paired difference and its p-value."""
     if difference is None:
         return ""
     p = format_p_value(difference)
-    return f"{difference.mean:{sign}.3f}" + (f", p {p}" if p else "")
+    return f"{difference.mean:{sign_format}.3f}" + (f", p {p}" if p else "")
 
 
 def _build_agreement_table(comparison: "ComparisonResult") -> "Table":
-    """Build a table of the mean correlation of maps for each pair of methods."""
+    """Build a table of the mean rank correlation between the maps of each pair of methods."""
     keys, methods = comparison.agreement.keys, [base.display_text(name) for name in comparison.method_names]
     table = base.new_table("", *(f"{name}>" for name in methods[:-1]))
     for i in range(1, len(keys)):

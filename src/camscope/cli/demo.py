@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from camscope.cli import base, evaluation_request, option_types, progress
 from camscope.cli.option_types import option
-from camscope.cli.output_paths import check_free, check_is_folder
+from camscope.cli.output_paths import check_can_be_folder, check_overwrite_allowed
 from camscope.errors import UndefinedError
 from camscope.safe_files import build_output_path, write_bytes
 
@@ -51,7 +51,7 @@ def run(
     ] = False,
     overwrite: option_types.OverwriteOption = False,
 ) -> None:
-    """Explain synthetic radiographs with known ground truth: one figure, and how well each method localizes."""
+    """Explain synthetic radiographs. Write one figure, and print how well each method localizes the known findings."""
     if audit:
         run_demo_audits(output, seed, overwrite=overwrite)
         return
@@ -62,11 +62,11 @@ def run(
     phantoms = [draw_radiograph(seed + n, (n + 1) % len(CATEGORIES)) for n in range(n_images)]
     names = [f"{n}-{phantom.name.replace(' ', '-')}" for n, phantom in enumerate(phantoms, start=1)]
     figure, images = output / "demo.png", [build_output_path(output, "images", f"{name}.png") for name in names]
-    check_is_folder(output)
+    check_can_be_folder(output)
     for path in (figure, *images):
-        check_free(path, overwrite)
+        check_overwrite_allowed(path, overwrite)
     net = base.load_model_on_device("phantom")
-    explainers = [method(net, **progress.method_bar_settings(method)) for method in methods.values()]
+    explainers = [method(net, **progress.build_method_bar_settings(method)) for method in methods.values()]
     cases = list(zip(phantoms, _explain_phantoms(explainers, phantoms, method_names == "all"), strict=True))
     for phantom, path in zip(phantoms, images, strict=True):
         write_bytes(path, encode_image(_gray_to_rgb(phantom.image), ".png"), overwrite=overwrite)
@@ -81,7 +81,10 @@ def run(
 def _explain_phantoms(
     explainers: "Sequence[Explainer]", phantoms: "Sequence[Phantom]", skip_unsupported: bool
 ) -> "list[list[Explanation]]":
-    """Explain each image by each method. `skip_unsupported` drops methods that do not support the first image."""
+    """Explain each synthetic radiograph by each method.
+
+    With `skip_unsupported`, methods that fail on the first image are dropped.
+    """
     from camscope.explainers.comparison.supported_methods import explain_supported
     from camscope.explainers.core.runner import explain_grid
 
@@ -113,7 +116,7 @@ def _build_demo_figure(cases: "DemoCases") -> "RGBImage":
         captions += [f"{title} (p={first.probability or 0:.2f})"]
         for explanation in explanations:
             images += [_outline_lesion(explanation.overlay(), truth)]
-            is_hit, energy = score_map(explanation.heatmap(scale=None), truth.mask)
+            is_hit, energy = compute_hit_and_energy(explanation.heatmap(scale=None), truth.mask)
             scores = f" · {'hit' if is_hit else 'miss'} · energy {_format_share(energy)}" if truth.mask.any() else ""
             captions += [f"{explanation.method_title}{scores}"]
     return draw_image_grid(images, captions, columns=1 + len(cases[0][1]), height=IMAGE_HEIGHT)
@@ -129,8 +132,11 @@ def _outline_lesion(image: "RGBImage", phantom: "Phantom") -> "RGBImage":
     return draw_contours(large, mask.astype(np.float64), 0.3, colormap="turbo")  # a light blue that no map here uses
 
 
-def score_map(attribution: "FloatArray", mask: "NDArray[np.bool_]") -> tuple[bool, float | None]:
-    """Return whether the peak of a map (H,W) lies in the mask, and the share inside. An empty map gives False and None."""
+def compute_hit_and_energy(attribution: "FloatArray", mask: "NDArray[np.bool_]") -> tuple[bool, float | None]:
+    """Return whether the peak of a map (H,W) lies in the mask, and the share of the map inside the mask.
+
+    The result of an empty map is (False, None).
+    """
     from camscope.metrics import energy_inside, pointing_game
 
     try:
@@ -145,7 +151,7 @@ def _format_share(value: float | None) -> str:
 
 
 def _build_demo_table(names: Sequence[str], cases: "DemoCases") -> "Table":
-    """Build a table with a row for each radiograph and method, and means over the radiographs with a finding."""
+    """Build a table with one row per radiograph and method. Final rows hold the means over radiographs with a finding."""
     table = base.new_table("image", "prediction", "method", "score>", "hit", "energy>", "area>")
     scores: dict[str, list[tuple[bool, float]]] = {explanation.method_title: [] for explanation in cases[0][1]}
     for name, (phantom, explanations) in zip(names, cases, strict=True):
@@ -156,7 +162,7 @@ def _build_demo_table(names: Sequence[str], cases: "DemoCases") -> "Table":
         for i, explanation in enumerate(explanations):
             cells: list[str | Text] = ["–", "–", "–"]
             if mask.any():
-                is_hit, energy = score_map(explanation.heatmap(scale=None), mask)
+                is_hit, energy = compute_hit_and_energy(explanation.heatmap(scale=None), mask)
                 scores[explanation.method_title].append((is_hit, energy or 0.0))
                 hit = base.styled_text(("yes", "green") if is_hit else ("no", "red"))
                 cells = [hit, _format_share(energy), _format_share(mask.mean())]
@@ -173,17 +179,17 @@ def _build_demo_table(names: Sequence[str], cases: "DemoCases") -> "Table":
 
 
 def run_demo_audits(output: Path, seed: int, *, overwrite: bool) -> None:
-    """Train and audit both models, print the verdicts that differ, and open the reports if run in a terminal."""
+    """Train and audit an unbiased and a confounded model. Print the verdicts that differ, and open the reports."""
     from camscope.audit import run_audit
     from camscope.audit.demo import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
-    from camscope.cli.audit import print_time_estimate, stage_progress
+    from camscope.cli.audit import print_time_estimate, show_stage_progress
 
     audits = []
-    with evaluation_request.resume_hint(output), base.collect_warnings():
+    with evaluation_request.add_resume_hint_on_interrupt(output), base.collect_warnings():
         for name, p in (("clean", UNBIASED_PROBABILITY), ("confounded", CONFOUNDED_PROBABILITY)):
             with base.spinner(f"drawing radiographs and training the {name} model"):
                 config = write_demo_study(output / name, p, seed=seed, overwrite=overwrite)
-            with stage_progress() as on_progress:
+            with show_stage_progress() as on_progress:
                 folder, on_estimate = output / name / "audit", print_time_estimate
                 audit = run_audit(config, folder, overwrite=overwrite, on_progress=on_progress, on_estimate=on_estimate)
             audits.append(audit)
@@ -195,7 +201,7 @@ def run_demo_audits(output: Path, seed: int, *, overwrite: bool) -> None:
 
 
 def _print_differing_verdicts(clean: "AuditRun", confounded: "AuditRun") -> None:
-    """Print the AUROC of both models, and one row per verdict that differs."""
+    """Print the AUROC of both models, and a table of the verdicts that differ between the models."""
     from camscope.audit.comparison import find_verdict_changes
 
     table = base.new_table("claim", "clean", "confounded")

@@ -11,7 +11,7 @@ import typer
 
 from camscope.cli import base, evaluation_request, option_types, progress
 from camscope.cli.option_types import option
-from camscope.cli.output_paths import check_free, check_is_folder
+from camscope.cli.output_paths import check_can_be_folder, check_overwrite_allowed
 from camscope.plurals import plural
 from camscope.registry import METHODS
 from camscope.safe_files import write_bytes
@@ -74,7 +74,7 @@ def run(
     device: option_types.DeviceOption = "cpu",
     overwrite: option_types.OverwriteOption = False,
 ) -> None:
-    """Evaluate maps by localization and by their own properties; with --model also by faithfulness.
+    """Evaluate attribution maps by metrics of localization and map properties. With --model, also measure faithfulness.
 
     The maps are those of a run, or are computed first by --methods (default: gradcam), --layers, --target and --root. The
     same command resumes an interrupted evaluation. An existing figure is not replaced: name another.
@@ -83,7 +83,7 @@ def run(
 
     file = None if figure is None else check_figure_path(figure, overwrite)
     request = evaluation_request.EvaluationRequest.from_context(context)
-    with evaluation_request.resume_hint(output):
+    with evaluation_request.add_resume_hint_on_interrupt(output):
         run_to_evaluate, net, outcome = request.open_or_generate_run(context, output)
         with progress.progress_bar("evaluating", 1, base.stdout_console()) as bar:
             evaluation = evaluate(
@@ -117,7 +117,10 @@ def print_evaluation(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Print a table per metric, for `metrics` or all, and draw them to `figure` if given."""
+    """Print one table per metric, and draw a figure of all printed metrics if `figure` is a path.
+
+    Without `metrics`, all evaluated metrics are printed.
+    """
     from camscope.evaluation.metric_plots import draw_summary_figure
     from camscope.evaluation.summary import check_some_ground_truth, summarize_values
 
@@ -150,7 +153,7 @@ def print_evaluation(
 
 
 def _format_advantage(summary: "MethodSummary") -> str:
-    """Format the difference to the best control with its interval."""
+    """Format the difference between a method and the best control map, with its confidence interval."""
     if (difference := summary.advantage_over_control) is None:
         return ""
     interval = "" if isnan(difference.low) else f" [{difference.low:+.3f}, {difference.high:+.3f}]"
@@ -163,7 +166,11 @@ def build_summary_table(
     columns: "Mapping[str, Callable[[MethodSummary], str]]",
     last_columns: "Mapping[str, Callable[[MethodSummary], str]] | None" = None,
 ) -> "Table":
-    """Build the table of one metric, one row per method, with cells of `columns` after the mean, of `last_columns` at the end."""
+    """Build the table of one metric with one row per method.
+
+    `columns` and `last_columns` map headings to functions that format a cell. They follow the mean and the last default
+    column.
+    """
     cells = {
         "mean [95 %]>": lambda line: str(line.estimate or "–"),
         **columns,
@@ -182,7 +189,7 @@ def build_summary_table(
 
 
 def print_metric_heading(name: str, summary: "MethodSummary") -> None:
-    """Print the heading of a metric, such as `deletion, mean, lower is better: …`."""
+    """Print the heading of a metric: its name, whether higher is better, and its formula."""
     from camscope.metrics import METRICS
 
     metric = METRICS[summary.metric]
@@ -192,17 +199,19 @@ def print_metric_heading(name: str, summary: "MethodSummary") -> None:
 
 
 def format_p_value(difference: "Estimate | None") -> str:
-    """Format the p-value, if there is one, as `<0.001` or `0.034`."""
+    """Format the p-value of a difference, such as `0.034` or `<0.001`. Without a p-value the text is empty."""
     if difference is None or difference.p_value is None:
         return ""
     return "<0.001" if difference.p_value < 0.0005 else f"{difference.p_value:.3f}"
 
 
-def format_undefined_reasons(rows: Any, summary: "MethodSummary") -> list[str]:
-    """Format why values of a metric are undefined in a table of values, the most frequent reasons first."""
+def format_undefined_reasons(value_table: Any, summary: "MethodSummary") -> list[str]:
+    """List the most frequent reasons why values of a metric are undefined."""
     from camscope.evaluation.comparison_statements import join_names
 
-    table_rows = zip(*(rows[name].to_pylist() for name in ("metric", "imputation", "reason", "method")), strict=True)
+    table_rows = zip(
+        *(value_table[name].to_pylist() for name in ("metric", "imputation", "reason", "method")), strict=True
+    )
     key = summary.metric, summary.imputation
     counts = Counter(row[2:] for row in table_rows if row[:2] == key and row[2] is not None)
     methods: dict[tuple[int, str], list[str]] = {}
@@ -213,7 +222,7 @@ def format_undefined_reasons(rows: Any, summary: "MethodSummary") -> list[str]:
 
 
 def format_missing_interval(summaries: "Sequence[MethodSummary]") -> list[str]:
-    """Format why a metric has no intervals, if one group holds most of the images."""
+    """Explain why a metric has no confidence interval. The list is empty if there is nothing to explain."""
     from camscope.evaluation.comparison_statements import explain_missing_intervals
 
     reason = explain_missing_intervals(summaries)
@@ -221,13 +230,13 @@ def format_missing_interval(summaries: "Sequence[MethodSummary]") -> list[str]:
 
 
 def check_figure_path(path: str | Path, overwrite: bool) -> Path:
-    """Return the path of a figure after checking that its format is known and that the file does not exist."""
+    """Return the path of a figure. Raise an error for an unknown format or an existing file."""
     from camscope.evaluation.metric_plots import FIGURE_FORMATS, import_matplotlib_figure
 
     file = Path(path)
     if file.suffix.lower() not in FIGURE_FORMATS:
         raise base.option_error("--figure", f"{file}; expected a file ending in {', '.join(FIGURE_FORMATS)}")
-    check_is_folder(file.parent, "--figure")
-    check_free(file, overwrite, option="--figure")
+    check_can_be_folder(file.parent, "--figure")
+    check_overwrite_allowed(file, overwrite, option="--figure")
     import_matplotlib_figure()
     return file

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from camscope.cli import base, options, progress
+from camscope.cli import base, option_parsing, progress
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ MAX_IMAGES_TRIED = 8  # when searching for a readable image
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """Options of a command that evaluates maps, of a run or of images as for `camscope batch`, by parameter name."""
+    """The options of `camscope evaluate` and `camscope compare`, by parameter name."""
 
     source: str
     model: str | None = None
@@ -52,30 +52,33 @@ class EvaluationRequest:
 
     @classmethod
     def from_context(cls, context: typer.Context) -> "EvaluationRequest":
-        """Return the options of the running command."""
+        """Read the options from the context of the running command."""
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in context.params.items() if name in names})
 
     def open_or_generate_run(
         self, context: typer.Context, output: str | Path
     ) -> "tuple[BatchRun, nn.Module | None, BatchOutcome | None]":
-        """Open or compute the run, and return it, the model if a metric needs it, and the outcome of a computation."""
+        """Open the run that the user named, or compute a run of the named images.
+
+        Without a metric that needs the model, the model is not loaded. Only a computed run has an outcome.
+        """
         from camscope.batch import BatchRun
         from camscope.errors import InputError
         from camscope.evaluation.map_metrics import build_value_schema
 
-        if has_images(self.source):
+        if is_image_or_collection(self.source):
             folder = Path(output) / RUN_FOLDER
             outcome, net, manifest = self._generate_run(context, folder)
             return BatchRun(folder, self.image_source or manifest), net if self.needs_model else None, outcome
         if Path(self.source).is_file():
             raise InputError(
-                f"{self.source} is a file, but not an image; expected the folder of a run, or images: a file, a folder, a "
+                f"{self.source} is a file, but not an image; expected the folder of a run, an image, a folder, a "
                 "pattern in quotes, or a .csv or .parquet manifest"
             )
         run = BatchRun(self.source, self.image_source, fetch=self.fetch)
         self._check_group_column(build_value_schema(run.dataset.schema).names)
-        print_not_fetched_note(run)
+        print_missing_images_note(run)
         reason = f"{self.source} is a run with computed maps; to explain images, name them, such as 'images/*.png'"
         base.check_options_unset(context, IMAGE_PARAMETERS, reason)
         if self.model is None:
@@ -84,30 +87,30 @@ class EvaluationRequest:
 
     @property
     def metric_names(self) -> list[str] | None:
-        """Return the requested metrics; None: the default."""
+        """Return the requested metrics, or None for the default ones."""
         return None if self.metrics is None else base.split_list(self.metrics)
 
     @property
     def ground_truth_categories(self) -> list[str]:
-        """Return the requested categories of the ground truth."""
+        """Return the mask categories that the user chose as ground truth."""
         return base.split_list(self.categories or "")
 
     @property
     def needs_model(self) -> bool:
-        """Return whether a requested metric runs the model."""
+        """Return whether one of the requested metrics needs the model."""
         from camscope.evaluation.run_evaluation import MODEL_INPUT_KINDS
         from camscope.metrics import METRICS
 
         return any(METRICS[name].input_kind in MODEL_INPUT_KINDS for name in self.metric_names or ())
 
     def _generate_run(self, context: typer.Context, folder: Path) -> "tuple[BatchOutcome, nn.Module, Manifest]":
-        """Check the options, compute or resume the run in `folder`, and return its outcome, the model and the manifest."""
+        """Compute the maps of the images, or resume their computation, in `folder`. All options are checked first."""
         from camscope.batch import build_manifest
         from camscope.evaluation.map_generation import check_ground_truth, generate_maps, sample_manifest
         from camscope.evaluation.run_evaluation import select_metrics
 
-        names, targets = self.method_names or "gradcam", options.parse_targets(self.target, self.targets)
-        chosen = options.ExplainerOptions.parse(context, names, self.layer_names, self.setting_pairs)
+        names, targets = self.method_names or "gradcam", option_parsing.parse_targets(self.target, self.targets)
+        chosen = option_parsing.ExplainerOptions.parse(context, names, self.layer_names, self.setting_pairs)
         select_metrics(self.metric_names, self.masks is not None, True)
         all_images = build_manifest(self.source, "" if self.allow_outside_root else self.root)
         manifest = sample_manifest(all_images, self.n_images, self.seed or 0)
@@ -119,8 +122,8 @@ class EvaluationRequest:
         net = base.load_model_on_device(self.model or "phantom", self.weights, self.device, context)
         explainers = chosen.build(net, self.preprocess, show_method_bars=False)
         if self.method_names == "all":
-            explainers = _select_answering_explainers(explainers, manifest)
-        with base.collect_warnings(), progress.outcome_progress("maps") as on_progress:
+            explainers = _select_supporting_explainers(explainers, manifest)
+        with base.collect_warnings(), progress.show_batch_progress("maps") as on_progress:
             outcome = generate_maps(
                 explainers, manifest, folder, targets, overwrite=self.overwrite, on_progress=on_progress
             )
@@ -131,8 +134,8 @@ class EvaluationRequest:
             raise base.option_error("--group", f"no column {self.group!r}; choose from {', '.join(columns)}")
 
 
-def _select_answering_explainers(explainers: "list[Explainer]", manifest: "Manifest") -> "list[Explainer]":
-    """Select the explainers that support the first readable image; return all of them if no image is readable."""
+def _select_supporting_explainers(explainers: "list[Explainer]", manifest: "Manifest") -> "list[Explainer]":
+    """Select the explainers that can explain the first readable image. All are selected if no image is readable."""
     from camscope.errors import ImageError, InputError
     from camscope.explainers.comparison.supported_methods import explain_supported
 
@@ -150,12 +153,12 @@ def _select_answering_explainers(explainers: "list[Explainer]", manifest: "Manif
 
 
 def is_run(source: str) -> bool:
-    """Return whether the source is a folder that `camscope batch` wrote."""
+    """Return whether the source is a run, which is a folder that `camscope batch` wrote."""
     return (Path(source) / "run.json").is_file()
 
 
-def is_image_source(source: str) -> bool:
-    """Return whether the source may name many images: a folder, a pattern, a manifest, or a dataset."""
+def is_image_collection(source: str) -> bool:
+    """Return whether the source is a folder of images, a glob pattern, a manifest, or a dataset."""
     from camscope.batch.sources import DATASET_PREFIXES, TABLE_SUFFIXES
 
     path = Path(source)
@@ -164,35 +167,35 @@ def is_image_source(source: str) -> bool:
     return path.suffix.lower() in TABLE_SUFFIXES or (not path.exists() and glob.has_magic(source))
 
 
-def has_images(source: str) -> bool:
-    """Return whether the source names one or more images."""
+def is_image_or_collection(source: str) -> bool:
+    """Return whether the source is one image file or a collection of images."""
     from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES
     from camscope.images.scans.scan_reader import is_scan
 
     file = Path(source)
-    return is_image_source(source) or (
+    return is_image_collection(source) or (
         file.is_file() and (file.name.lower().endswith((*PHOTO_SUFFIXES, *SCAN_SUFFIXES)) or is_scan(file))
     )
 
 
-def count_matching(run: "BatchRun", query: "Query") -> int:
-    """Count the rows of a run that a query selects. Without any, print an error and exit with code 1."""
+def count_matching_rows(run: "BatchRun", query: "Query") -> int:
+    """Count the rows of a run that match a query. If no row matches, print an error and exit with code 1."""
     if not (n_rows := query.count_matching(run.dataset)):
         base.print_error(f"no row of {len(run):,} matches: {query.where}")
         raise typer.Exit(base.EXIT_FAILED)
     return n_rows
 
 
-def print_not_fetched_note(run: "BatchRun") -> None:
-    """Print a note if images of a run are missing on this machine and `--fetch` was not given."""
+def print_missing_images_note(run: "BatchRun") -> None:
+    """Print a note if images of a run are not on this machine. The note names `--fetch`, which downloads images."""
     if count := run.n_unfetched_images:
         images = plural(count, "image of the run is", "images of the run are")
         base.print_note(f"{images} not on this machine, not fetched; to fetch them pass --fetch")
 
 
 @contextlib.contextmanager
-def resume_hint(folder: "str | Path") -> Iterator[None]:
-    """Add a note on what is kept and how to resume to a KeyboardInterrupt raised inside the block."""
+def add_resume_hint_on_interrupt(folder: "str | Path") -> Iterator[None]:
+    """If the user interrupts the block, let the error say where finished work is and how to resume."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -201,7 +204,7 @@ def resume_hint(folder: "str | Path") -> Iterator[None]:
 
 
 def print_failures(outcome: "BatchOutcome | None") -> None:
-    """Print why images have no map on stderr, and exit with code 1 if there are any."""
+    """If images have no map, print the reasons on stderr and exit with code 1."""
     if outcome is not None and outcome.n_failures:
         for reason, count in outcome.failure_counts.most_common(20):
             base.print_note(f"{plural(count, 'image')} without a map: {reason}")

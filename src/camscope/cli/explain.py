@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from camscope import errors
-from camscope.cli import base, option_types, options, progress
+from camscope.cli import base, option_parsing, option_types, progress
 from camscope.cli.option_types import option
 from camscope.cli.output_paths import MAP_FILE_FORMATS, Destination, OutputExistsError, check_image_exists, list_images
 from camscope.cli.scan_options import EXPORT_SUFFIXES, ScanOptions, read_named_masks
@@ -88,17 +88,17 @@ def run(
     setting_pairs: option_types.SetOption = None,
     n_top_classes: Annotated[int, option("--limit-top", None, "Number of top classes to list.", min=1, max=5)] = 5,
 ) -> None:
-    """Explain images: write a figure and print the numbers of each."""
-    parsed_targets = options.parse_targets(target, targets)
-    chosen = options.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
+    """Explain images. Write a figure of each image, and print its scores."""
+    parsed_targets = option_parsing.parse_targets(target, targets)
+    chosen = option_parsing.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
     chosen.check_single_layer()
-    overlay_options = options.parse_overlay_options(colormap, alpha, contour, boxes)
+    overlay_options = option_parsing.parse_overlay_options(colormap, alpha, contour, boxes)
     scan_settings = ScanOptions(
         series, window, allow_burned_in_text, base.split_list(export_formats or ""), profile or "research", slice_axis
     )
     destination = Destination.from_options(output, formats, overwrite)
     paths = list_images(images, folders_are_series=series)
-    _check_single_file_output(destination, len(paths), len(chosen.methods) * len(parsed_targets))
+    _check_single_output_file(destination, len(paths), len(chosen.methods) * len(parsed_targets))
     scan_settings.require_export_packages()
     all_private = profile == "research" or series or any(map(scan_settings.is_read_as_scan, paths))
     scan_settings = replace(scan_settings, all_private=all_private)
@@ -128,7 +128,7 @@ def run(
     _print_summary(failures, len(paths))
 
 
-def _check_single_file_output(destination: Destination, n_images: int, n_maps: int) -> None:
+def _check_single_output_file(destination: Destination, n_images: int, n_maps: int) -> None:
     file, file_format = destination.file, destination.formats[0]
     if file is not None and n_images > 1:
         raise base.option_error("--output", f"{file} is one file for {plural(n_images, 'image')}; name a folder")
@@ -137,13 +137,18 @@ def _check_single_file_output(destination: Destination, n_images: int, n_maps: i
         raise base.option_error("--output", f"{file} holds one map, but {n_maps} are requested; {fix}")
 
 
-def _describe_failure(error: Exception, path: Path, settings: ScanOptions, *, debug: bool) -> str | OutputExistsError:
-    """Describe the error of one image in a line, unless its output exists. `debug` prints the traceback being handled."""
+def _describe_failure(
+    error: Exception, path: Path, scan_settings: ScanOptions, *, debug: bool
+) -> str | OutputExistsError:
+    """Describe the error of an image in one line. An OutputExistsError is returned unchanged.
+
+    `debug` also prints the traceback.
+    """
     if isinstance(error, OutputExistsError):
         return error
     if debug:
         traceback.print_exc()
-    reason, name = settings.format_redacted_error(error, path), settings.display_name(path)
+    reason, name = scan_settings.format_redacted_error(error, path), scan_settings.display_name(path)
     return reason if reason.startswith(name) else f"{name}: {reason}"
 
 
@@ -154,16 +159,19 @@ def _explain_images(
     *,
     debug: bool,
 ) -> None:
-    """Explain and print every image without a failure, and add failures. One of target or model at the start is raised."""
+    """Explain and print every image that is not in `failures`, and add the images that fail.
+
+    An error of the target or the model is raised if no image was explained before.
+    """
     from rich.text import Text
 
     console, settings, n_explained = base.stdout_console(), writer.scan_settings, 0
     with progress.progress_bar("explaining", len(paths) - len(failures), console) as bar:
-        for row, path in enumerate(paths, start=1):
+        for image_number, path in enumerate(paths, start=1):
             if path in failures:
                 continue
             try:
-                for line in writer.explain_and_write(row, path, bar):
+                for line in writer.explain_and_write(image_number, path, bar):
                     console.print(line, soft_wrap=isinstance(line, Text))  # paths are never wrapped
                 n_explained += 1
             except Exception as error:  # decoder, model and disk may raise anything; other images continue
@@ -176,7 +184,7 @@ def _explain_images(
 
 
 def _print_summary(failures: dict[Path, str | OutputExistsError], n_images: int) -> None:
-    """Print errors and counts on stderr, and exit with code 1 unless every image is explained."""
+    """Print errors and counts on stderr. Exit with code 1 if any image was not explained."""
     existing_files = [failure for failure in failures.values() if isinstance(failure, OutputExistsError)]
     for failure in failures.values():
         if isinstance(failure, str):
@@ -197,7 +205,7 @@ def _print_summary(failures: dict[Path, str | OutputExistsError], n_images: int)
 
 @dataclass(frozen=True)
 class ImageExplanationWriter:
-    """Writer that explains every image with the same methods and classes, and saves the results."""
+    """Explain images with the same methods and classes, and save the results."""
 
     explainers: "Sequence[Explainer]"
     targets: Sequence[int | str | None]
@@ -209,12 +217,16 @@ class ImageExplanationWriter:
     scan_settings: ScanOptions = field(default_factory=ScanOptions)
     mask_options: Sequence[str] = ()
 
-    def explain_and_write(self, row: int, path: Path, progress_bar: progress.ProgressBar) -> "list[Text | Padding]":
-        """Explain one image and write its files, none of which may exist yet, and return the lines to print."""
+    def explain_and_write(
+        self, image_number: int, path: Path, progress_bar: progress.ProgressBar
+    ) -> "list[Text | Padding]":
+        """Explain one image, write its files, and return the lines to print."""
         settings, destination, n_targets = self.scan_settings, self.destination, len(self.targets)
         pseudonym = settings.pseudonym(path)
         export_suffixes = [EXPORT_SUFFIXES[kind] for kind in settings.export_formats]
-        figures, map_files, exports = destination.output_files(row, path, self._map_names(), pseudonym, export_suffixes)
+        figures, map_files, exports = destination.list_output_files(
+            image_number, path, self._build_map_names(), pseudonym, export_suffixes
+        )
         with base.collect_warnings(quote_messages=pseudonym is None) as warnings:
             methods, by_method = self._explain(settings.read_image(path), progress_bar.pause_for_methods)
         explanations = [settings.redact_explanation(each, path) for each in chain.from_iterable(by_method)]
@@ -229,7 +241,7 @@ class ImageExplanationWriter:
         return self._format_lines(pseudonym or base.display_text(path), explanations, written, notes)
 
     def _explain(self, source: Any, on_pass: "OnPass") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
-        """Return the supported explainers and their explanations by [method][class], computed from shared passes."""
+        """Return the explainers that support the image, and their explanations, indexed by [explainer][class]."""
         from camscope.explainers.comparison.supported_methods import explain_supported
         from camscope.explainers.core.runner import explain_grid
 
@@ -245,8 +257,8 @@ class ImageExplanationWriter:
             return explain_supported(self.explainers, source, self.targets, on_pass=on_pass)
         return self.explainers, explain_grid(self.explainers, source, self.targets, on_pass=on_pass)
 
-    def _map_names(self) -> list[str]:
-        """Return a part of the file name for each map, in the order of the maps."""
+    def _build_map_names(self) -> list[str]:
+        """Return a name for each pair of method and class, such as `gradcam-q1`, used in file names."""
         methods = [explainer.name for explainer in self.explainers]
         numbers = [f"q{n + 1}" for n in range(len(self.targets))]
         return ["-".join([m] * (len(methods) > 1) + [q] * (len(numbers) > 1)) for m in methods for q in numbers]
@@ -276,7 +288,7 @@ class ImageExplanationWriter:
                     explanation.save(path, overwrite=overwrite)
 
     def _build_figure(self, explanations: "Sequence[Explanation]", masks: dict[str, Any] | None) -> "RGBImage":
-        """Draw the image and its maps; several methods and classes give one row per class."""
+        """Draw the image and its maps. Several methods and several classes give one row per class."""
         from camscope.explanation import shared_scales
         from camscope.render import draw_image_grid
 
@@ -307,17 +319,19 @@ class ImageExplanationWriter:
     ) -> "list[Text | Padding]":
         from rich.padding import Padding
 
-        def line(label: str, text: object, style: str = "") -> "Text":
+        def format_line(label: str, text: object, style: str = "") -> "Text":
             return base.styled_text((f"  {label}", "dim"), (base.display_text(text), style))
 
         steps = "; ".join(explanations[0].scan_steps)
         return [
             base.styled_text((display_name, "bold cyan")),
-            line("top  ", " · ".join(map(_format_class_score, explanations[0].top_classes[: self.n_top_classes]))),
+            format_line(
+                "top  ", " · ".join(map(_format_class_score, explanations[0].top_classes[: self.n_top_classes]))
+            ),
             Padding(_build_explanation_table(explanations), (0, 0, 0, 2), expand=False),
-            *([line("read ", steps, "dim")] if steps else []),
-            *(line("note: ", text, "dim") for text in notes),
-            *(line("to   ", path) for path in files),
+            *([format_line("read ", steps, "dim")] if steps else []),
+            *(format_line("note: ", text, "dim") for text in notes),
+            *(format_line("to   ", path) for path in files),
             base.styled_text(("", "")),
         ]
 

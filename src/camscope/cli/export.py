@@ -37,7 +37,7 @@ def run(
     fetch: option_types.FetchOption = False,
     overwrite: option_types.OverwriteOption = False,
 ) -> None:
-    """Write rows of a run as images, arrays, a table for spreadsheets, or COCO annotations."""
+    """Export rows of a run as images, arrays, a table for spreadsheets, or COCO annotations."""
     from camscope.batch import BatchRun, Query
     from camscope.batch.export import FORMATS, Exporter
 
@@ -46,16 +46,16 @@ def run(
         received = ", ".join(unknown) if format_names else "nothing"
         raise base.option_error("--format", f"{received}; expected some of {', '.join(FORMATS)}")
     batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
-    file = _resolve_table_file(output, format_names)
+    file = _resolve_single_output_file(output, format_names)
     exporter = Exporter(batch_run, Path(output), format_names, threshold, overwrite, file)
-    matching = evaluation_request.count_matching(batch_run, query)
+    matching = evaluation_request.count_matching_rows(batch_run, query)
     with progress.progress_bar("exporting", min(limit or matching, matching), base.stderr_console()) as bar:
         result = exporter.write(query, os.cpu_count() or 1, bar.advance)
     _print_export_result(result, folder, output)
 
 
-def _resolve_table_file(output: str, formats: list[str]) -> Path | None:
-    """Return the single output file, or None if the output is a folder."""
+def _resolve_single_output_file(output: str, formats: list[str]) -> Path | None:
+    """Return the output path if it is one file, as for csv and coco. Return None if it is a folder."""
     path = Path(output)
     if path.is_dir() or output.endswith(("/", os.sep)):
         return None
@@ -70,10 +70,12 @@ def _resolve_table_file(output: str, formats: list[str]) -> Path | None:
 
 
 def _print_export_result(result: "ExportResult", folder: str, output: str) -> None:
-    """Print what was written and why rows have no file; exit with code 1 if a row failed."""
+    """Print the number of written files and the reasons of failures. Exit with code 1 if a row failed."""
     base.print_field("export", f"{plural(result.n_files, 'file')} of {plural(result.n_rows, 'row')}: {output}")
     if result.n_rows_without_map:
-        base.print_note(f"{result.n_rows_without_map} of them have no map; see: {base.failed_rows_command(folder)}")
+        base.print_note(
+            f"{result.n_rows_without_map} of them have no map; see: {base.build_failed_rows_command(folder)}"
+        )
     if result.n_escaped_cells:
         cells = plural(result.n_escaped_cells, "cell of the table was", "cells of the table were")
         base.print_note(f"{cells} given an apostrophe so that spreadsheets do not read them as formulas")

@@ -31,7 +31,7 @@ def run(
     device: option_types.DeviceOption = "cpu",
     overwrite: option_types.OverwriteOption = False,
 ) -> None:
-    """Draw the channels of a layer as a grid of images."""
+    """Draw the feature maps of a layer as a grid, one image per channel."""
     from camscope.render import draw_channel_grid, encode_image
     from camscope.safe_files import write_bytes
 
@@ -51,7 +51,7 @@ def run(
 
 
 def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":
-    """Return the activations of the layer's channels, (K,h,w)."""
+    """Return the activations (K,h,w) of a layer for one image."""
     from camscope.explainers.core.evaluation_context import device_and_dtype, inspect_model
     from camscope.explainers.core.inputs import read_model_input
     from camscope.hooks import extract_features, find_layer

@@ -19,8 +19,8 @@ DEVELOPMENT_EXTRAS = ("dev", "test", "docs", "bench", "gallery")
 def run(
     as_json: option_types.JsonOption = False,
 ) -> None:
-    """Show versions, installed extras and devices for a bug report."""
-    facts = collect_facts()
+    """Show package versions, installed extras and devices for a bug report."""
+    facts = collect_environment()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return
@@ -36,8 +36,8 @@ def run(
     base.stdout_console().print(table)
 
 
-def collect_facts() -> dict[str, Any]:
-    """Collect package versions, devices that torch sees, and the missing packages of each extra."""
+def collect_environment() -> dict[str, Any]:
+    """Collect package versions, torch devices, and the missing packages of each pip extra."""
     import torch
 
     devices = {"cpu": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
@@ -51,7 +51,7 @@ def collect_facts() -> dict[str, Any]:
             "camscope": __version__,
             "python": platform.python_version(),
             "platform": platform.platform(),
-            **{name: _find_version(name) or "not installed" for name in PACKAGES},
+            **{name: _find_installed_version(name) or "not installed" for name in PACKAGES},
             "cuda": torch.version.cuda or "none",
         },
         "devices": devices,
@@ -59,7 +59,7 @@ def collect_facts() -> dict[str, Any]:
     }
 
 
-def _find_version(package: str) -> str | None:
+def _find_installed_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
@@ -67,13 +67,13 @@ def _find_version(package: str) -> str | None:
 
 
 def _find_missing_packages() -> dict[str, list[str]]:
-    """Map each extra to its missing packages, read from the metadata of the installed camscope."""
+    """Map each pip extra of camscope to its packages that are not installed."""
     missing: dict[str, list[str]] = {}
     with suppress(PackageNotFoundError):
         for line in requires("camscope") or []:
             match = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", line)
             if match and match[2] not in DEVELOPMENT_EXTRAS:
                 packages = missing.setdefault(match[2], [])
-                if match[1] != "camscope" and _find_version(match[1]) is None:
+                if match[1] != "camscope" and _find_installed_version(match[1]) is None:
                     packages.append(match[1])
     return missing

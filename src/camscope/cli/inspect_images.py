@@ -8,7 +8,7 @@ import typer
 
 from camscope.cli import base, option_types, progress
 from camscope.cli.option_types import option
-from camscope.cli.output_paths import check_free
+from camscope.cli.output_paths import check_overwrite_allowed
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ def run(
     as_json: option_types.JsonOption = False,
     overwrite: option_types.OverwriteOption = False,
 ) -> None:
-    """Check a dataset of images before using it with a model. The exit code is 1 if images cannot be used."""
+    """Check a dataset of images before it is used with a model. The exit code is 1 if the check finds errors."""
     files = [(Path(file), suffixes) for file, suffixes in ((output, (".json",)), (table, (".parquet", ".csv"))) if file]
     for file, suffixes in files:
         name = "--table" if ".csv" in suffixes else "--output"
         if file.suffix.lower() not in suffixes:
             raise base.option_error(name, f"{file}; expected a file ending in {' or '.join(suffixes)}")
-        check_free(file, overwrite, option=name)
+        check_overwrite_allowed(file, overwrite, option=name)
     from camscope.batch import inspect_images
 
     with progress.progress_bar("reading", 1, base.stderr_console()) as bar:
@@ -115,7 +115,7 @@ def _print_inspection(inspection: "DatasetInspection") -> None:
 
 
 def _build_value_count_table(inspection: "DatasetInspection") -> "Table":
-    """Build a table of value counts per property of the dataset."""
+    """Build a table that counts the values of each image property, such as size and format."""
     table = base.new_table("property", "images")
     for name, values in inspection.value_counts.items():
         printed = list(values.items())[:MAX_VALUES_PRINTED]
@@ -129,7 +129,7 @@ def _build_value_count_table(inspection: "DatasetInspection") -> "Table":
 
 
 def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
-    """Build a table of target counts per group, with their shares of the group."""
+    """Build a table with the number and share of each target in each group of images."""
     has_no_targets = prevalence.association is None and prevalence.targets == ("images",)
     targets = () if has_no_targets else prevalence.targets[:MAX_TARGETS]
     n_others = 0 if has_no_targets else len(prevalence.targets) - len(targets)
@@ -152,7 +152,7 @@ def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
 
 
 def _format_issue(inspection: "DatasetInspection", issue: "DatasetIssue") -> "Text":
-    """Format the message, the reasons, and the first rows of an issue."""
+    """Format a dataset issue: its message, its reasons, and the first affected rows."""
     parts = [(issue.message, "bold" if issue.severity == "error" else ""), (f"  [{issue.code}]", "dim")]
     reason_counts = {reason: count for reason, count in issue.row_counts.items() if reason != issue.message}
     details = [
@@ -175,6 +175,6 @@ def _format_issue_rows(inspection: "DatasetInspection", issue: "DatasetIssue") -
     return "; ".join([*texts, "…"] if sum(map(len, groups)) < issue.n_rows else texts)
 
 
-def _abbreviate_ids(ids: list[str], count: int) -> list[str]:
-    texts = list(map(base.display_text, ids))
-    return texts if count <= len(ids) else [*texts[: MAX_ROW_IDS - 1], f"… {count - MAX_ROW_IDS + 1:,} more"]
+def _abbreviate_ids(first_ids: list[str], n_ids: int) -> list[str]:
+    texts = list(map(base.display_text, first_ids))
+    return texts if n_ids <= len(first_ids) else [*texts[: MAX_ROW_IDS - 1], f"… {n_ids - MAX_ROW_IDS + 1:,} more"]

@@ -35,12 +35,12 @@ def run(
     list_all: Annotated[bool, option("--all", None, "List nested layers too.")] = False,
     as_json: option_types.JsonOption = False,
 ) -> None:
-    """List the layers of a model, and mark those with a spatial grid, which can be explained."""
+    """List the layers of a model, and mark the layers with a spatial grid. Maps can be computed at these layers."""
     from camscope.hooks import inspect_layers
 
     net = base.load_model_on_device(model, weights)
     with base.collect_warnings() as warnings, base.spinner("one forward pass"):
-        x = _example_input(net, size)
+        x = _build_example_input(net, size)
         layer_table = inspect_layers(net, x)
         candidates, default = _find_spatial_layers(net, x)
     if as_json:
@@ -63,8 +63,11 @@ def run(
         base.print_note(text)
 
 
-def _example_input(model: "nn.Module", size: str | None) -> "Tensor":
-    """Return noise (1,C,*S) of the given size, or of the size that the model's own preprocessing produces."""
+def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
+    """Return random noise (1,C,*S) as model input.
+
+    Without `size`, the size is that of the model's preprocessing.
+    """
     import numpy as np
     import torch
     from torch.nn.modules.conv import _ConvNd
@@ -87,18 +90,18 @@ def _example_input(model: "nn.Module", size: str | None) -> "Tensor":
     return noise.to(*device_and_dtype(inner))
 
 
-def _parse_size(text: str, rank: int) -> list[int]:
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text) or len(text.split("x")) not in (1, rank):
-        raise base.option_error("--size", f"{text!r}; expected N or {'x'.join('DHW'[-rank:])}")
+def _parse_size(text: str, n_dimensions: int) -> list[int]:
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text) or len(text.split("x")) not in (1, n_dimensions):
+        raise base.option_error("--size", f"{text!r}; expected N or {'x'.join('DHW'[-n_dimensions:])}")
     sides = [int(part[:20]) for part in text.split("x")]
-    sides = sides * rank if len(sides) == 1 else sides
+    sides = sides * n_dimensions if len(sides) == 1 else sides
     if prod(sides) > MAX_INPUT_VALUES:
         raise base.option_error("--size", f"{text[:60]}; expected {MAX_INPUT_VALUES:,} numbers at most")
     return sides
 
 
 def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> tuple[set[str], str | None]:
-    """Return the layers with more than one cell, and the layer that is explained by default."""
+    """Return the names of all layers with a spatial grid, and the name of the default layer if there is one."""
     from camscope.explainers.core.evaluation_context import inference_scope, inspect_model
     from camscope.layers.selection import choose_layer, find_spatial_layers
     from camscope.model_card import get_card
@@ -118,19 +121,19 @@ def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> tuple[set[str], str
 
 
 def _build_layer_table(
-    inspection: "LayerTable", listed_names: set[str], candidates: set[str], default: str | None
+    layer_table: "LayerTable", listed_names: set[str], spatial_names: set[str], default_name: str | None
 ) -> "Table":
     from rich.text import Text
 
     table = base.new_table("", "layer", "type", "output>", "stride>", "parameters>", "calls>")
-    shape = "×".join(map(str, inspection.input_shape))
-    parameters = plural(inspection.n_parameters, "parameter", spec=",")
-    table.title = Text(f"{base.display_text(inspection.model)} · input {shape} · {parameters}")
+    shape = "×".join(map(str, layer_table.input_shape))
+    parameters = plural(layer_table.n_parameters, "parameter", spec=",")
+    table.title = Text(f"{base.display_text(layer_table.model)} · input {shape} · {parameters}")
     table.title_justify = "left"
-    for row in inspection:
+    for row in layer_table:
         if row.name in listed_names:
-            mark = "★" if row.name == default else "●" if row.name in candidates else ""
-            style = "bold green" if row.name == default else "green" if mark else "dim"
+            mark = "★" if row.name == default_name else "●" if row.name in spatial_names else ""
+            style = "bold green" if row.name == default_name else "green" if mark else "dim"
             indent = "  " * row.name.count(".")
             name, *other_cells = row.format_cells()
             table.add_row(mark, indent + base.display_text(name), *other_cells, style=style)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from camscope.cli import base, option_types
-from camscope.cli.options import list_settings
+from camscope.cli.option_parsing import list_settings
 from camscope.registry import METHODS
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def run(
     ] = None,
     as_json: option_types.JsonOption = False,
 ) -> None:
-    """List the methods, or show the page of one: what it computes, its paper, settings and cost."""
+    """List all methods, or describe one method with its paper, settings and cost."""
     if name is not None:
         (method,) = base.parse_methods(name).values()
         _print_json(describe_method(method)) if as_json else _print_method_page(method)
@@ -51,14 +51,17 @@ def run(
 
 
 def describe_method(explainer_cls: "type[Explainer]") -> dict[str, Any]:
-    """Return the facts of a method as values for JSON, with each setting's default, as text if it has no JSON form."""
+    """Describe a method as a dict for JSON.
+
+    Defaults of settings that JSON cannot represent are converted to text.
+    """
     parameters = inspect.signature(explainer_cls).parameters
     defaults = {name: parameters[name].default for name in list_settings(explainer_cls)}
     return {
         "name": explainer_cls.name,
         "title": explainer_cls.title,
         "paper": explainer_cls.paper,
-        "description": _first_sentence(explainer_cls),
+        "description": _summarize_docstring(explainer_cls),
         "forward_passes": explainer_cls.forward_passes,
         "backward_passes": explainer_cls.backward_passes,
         "class_specific": explainer_cls.class_specific,
@@ -76,7 +79,7 @@ def _print_json(facts: object) -> None:
 
 
 def _print_method_page(explainer_cls: "type[Explainer]") -> None:
-    """Print title, paper, description, settings with their defaults, cost, and an example command."""
+    """Print the description of a method, with its settings, defaults, cost, and an example command."""
     console = base.stdout_console()
     facts = describe_method(explainer_cls)
     console.print(base.styled_text((facts["title"], "bold"), (f"  {facts['name']} · {facts['paper']}", "dim")))
@@ -92,7 +95,7 @@ def _print_method_page(explainer_cls: "type[Explainer]") -> None:
 
 
 def _print_method_table() -> None:
-    """Print the methods by family, each with its description, paper, cost and own settings."""
+    """Print a table of all methods, grouped by family."""
     from camscope.explainers import BaseCAM, Explainer, LayerExplainer
     from camscope.explainers.attention.base import TokenAttentionExplainer
     from camscope.explainers.comparison.grid_layout import accepts_several_layers
@@ -123,7 +126,7 @@ def _print_method_table() -> None:
         "registered by your own code": foreign,
     }
     for title, methods in families.items():
-        _add_family(table, title, methods, shared)
+        _add_method_family(table, title, methods, shared)
     console = base.stdout_console()
     console.print(table)
     console.print(COST_LEGEND, style="dim")
@@ -131,18 +134,20 @@ def _print_method_table() -> None:
     console.print("one method: camscope methods NAME", style="dim")
 
 
-def _add_family(table: "Table", title: str, methods: "Iterable[type[Explainer]]", shared_settings: set[str]) -> None:
-    """Add a heading and one row per method to the table."""
+def _add_method_family(
+    table: "Table", title: str, methods: "Iterable[type[Explainer]]", shared_settings: set[str]
+) -> None:
+    """Add the heading of a method family and one row per method to the table."""
     rows = base.order_methods_by_cost(methods)
     if rows:
         table.add_row("", base.styled_text((title, "bold")))
     for method in rows:
         settings = ", ".join(setting for setting in list_settings(method) if setting not in shared_settings)
-        description = base.styled_text((f"{_first_sentence(method)} ", ""), (method.paper, "dim"))
+        description = base.styled_text((f"{_summarize_docstring(method)} ", ""), (method.paper, "dim"))
         table.add_row(method.name, description, method.forward_passes, method.backward_passes, settings or "–")
     if rows:
         table.add_section()
 
 
-def _first_sentence(method: type) -> str:
+def _summarize_docstring(method: type) -> str:
     return " ".join((inspect.getdoc(method) or "").partition("\n\n")[0].split())

@@ -24,42 +24,42 @@ ADVANCED_PANEL = "Advanced"
 _PANEL_BY_OPTION = {f"--{name}": panel for panel, names in PANELS.items() for name in names}
 
 
-def find_panel(option_name: str) -> str:
-    """Return the panel of an option such as `--model`; `Advanced` if no panel lists it."""
+def find_help_panel(option_name: str) -> str:
+    """Return the title of the panel that shows an option such as `--model` in the help, by default `Advanced`."""
     return _PANEL_BY_OPTION.get(option_name, ADVANCED_PANEL)
 
 
 def complete_method(incomplete: str) -> list[str]:
-    """Complete the last method name of a list `a,b`."""
-    return _complete_last(incomplete, METHODS)
+    """Complete the last method name in a comma-separated list, for shell completion."""
+    return _complete_last_name(incomplete, METHODS)
 
 
 def complete_metric(incomplete: str) -> list[str]:
-    """Complete the last metric name of a list `a,b`."""
+    """Complete the last metric name in a comma-separated list, for shell completion."""
     from camscope.metrics import METRICS
 
-    return _complete_last(incomplete, METRICS)
+    return _complete_last_name(incomplete, METRICS)
 
 
 def complete_colormap(incomplete: str) -> list[str]:
-    """Complete the name of a color map."""
+    """Complete the name of a colormap, for shell completion."""
     from camscope.render import COLORMAPS
 
-    return _complete_last(incomplete, ("auto", *COLORMAPS))
+    return _complete_last_name(incomplete, ("auto", *COLORMAPS))
 
 
-def _complete_last(incomplete: str, names: Iterable[str]) -> list[str]:
+def _complete_last_name(incomplete: str, known_names: Iterable[str]) -> list[str]:
     head, comma, last = incomplete.rpartition(",")
-    return [head + comma + name for name in names if name.startswith(last)]
+    return [head + comma + name for name in known_names if name.startswith(last)]
 
 
 def argument(metavar: str, description: str, **settings: Any) -> Any:
-    """Create a positional argument."""
+    """Create a positional argument of a typer command."""
     return typer.Argument(metavar=metavar, help=description, **settings)
 
 
 def option(names: str, metavar: str | None, description: str, **settings: Any) -> Any:
-    """Create an option from its names, such as `--layers -l`; a flag has no metavar."""
+    """Create an option of a typer command. `names` are separated by spaces, such as `--layers -l`."""
     return typer.Option(*names.split(), metavar=metavar, help=description, **settings)
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from camscope.cli import base
 from camscope.errors import ImageError, OutputError
@@ -19,7 +20,10 @@ OUTPUT_FORMATS = (*RASTER_FORMATS, *MAP_FILE_FORMATS)
 
 
 def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> list[Path]:
-    """List the unique images of files, folders and patterns. With `folders_are_series`, a folder is one image."""
+    """List the image files that files, folders and glob patterns name.
+
+    With `folders_are_series`, a folder is one image: a DICOM series.
+    """
     paths: dict[Path, None] = {}
     for source in sources:
         if folders_are_series and Path(source).is_dir():
@@ -33,7 +37,10 @@ def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> 
 
 
 def _describe_no_image(source: str) -> str:
-    """Describe why a source has no image; a folder of scans is named by pseudonym, as its name may identify a patient."""
+    """Describe why a source has no image.
+
+    A folder of scans is named by its pseudonym, because the folder name may identify a patient.
+    """
     from camscope.images.files.redaction import pseudonymize_source
     from camscope.images.scans.scan_reader import is_scan
 
@@ -43,20 +50,31 @@ def _describe_no_image(source: str) -> str:
     return f"no image {'in the folder' if Path(source).is_dir() else 'for the pattern'} {source}"
 
 
-def build_file_stem(row: int, image: Path, pseudonym: str | None = None) -> str:
-    """Return a file stem such as `0003-1f0a92bc-cat`, with a hash of the content, or `0003-scan-1f0a92bc` of a pseudonym."""
+def build_file_stem(image_number: int, image: Path, pseudonym: str | None = None) -> str:
+    """Build the stem of output files from number, content hash and name of the image, such as `0003-1f0a92bc-cat`.
+
+    A pseudonym replaces hash and name, as in `0003-scan-1f0a92bc`.
+    """
     if pseudonym is not None:
-        return f"{row:04d}-{slug(pseudonym)}"
+        return f"{image_number:04d}-{slug(pseudonym)}"
     digest = hashlib.sha256(os.fsencode(image)).hexdigest()
     if image.is_file():
         with image.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return f"{row:04d}-{digest[:8]}-{slug(image.stem)}"
+    return f"{image_number:04d}-{digest[:8]}-{slug(image.stem)}"
+
+
+class OutputFiles(NamedTuple):
+    """The output paths of one image."""
+
+    figures: list[Path]
+    map_files: list[list[Path]]  # of each map
+    exports: list[list[Path]]  # of each map
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Output folder and formats; `file` is set if the output is one named file."""
+    """The output folder and its file formats. `file` is set if the user named one output file."""
 
     folder: Path
     formats: tuple[str, ...]
@@ -65,36 +83,39 @@ class Destination:
 
     @classmethod
     def from_options(cls, output: str, formats: str | None, overwrite: bool) -> "Destination":
-        """Parse `-o` and `--format`; raise typer.BadParameter if they are invalid or contradict each other."""
+        """Parse `--output` and `--format`. Raise typer.BadParameter for invalid or contradictory values."""
         path = Path(output)
         if path.suffix.lower()[1:] in OUTPUT_FORMATS and not path.is_dir() and not output.endswith(("/", os.sep)):
             if formats is not None:
                 raise base.option_error("--format", f"-o {output} sets the format already")
-            check_is_folder(path.parent)
+            check_can_be_folder(path.parent)
             return cls(path.parent, (path.suffix.lower()[1:],), overwrite, path)
         if formats is None and re.fullmatch(r"\.[A-Za-z]\w{1,4}", path.suffix) and not path.exists():
             expected = f"expected a folder, or a file ending in {', '.join(OUTPUT_FORMATS)}"
             raise base.option_error("--output", f"cannot write {path.suffix}: {expected}")
-        check_is_folder(path)
+        check_can_be_folder(path)
         chosen = tuple(dict.fromkeys((formats or "png").replace(",", " ").lower().split()))
         if not chosen or (unknown := [name for name in chosen if name not in OUTPUT_FORMATS]):
             received = ", ".join(unknown) if chosen else "nothing"
             raise base.option_error("--format", f"{received}; expected some of {', '.join(OUTPUT_FORMATS)}")
         return cls(path, chosen, overwrite)
 
-    def output_files(
+    def list_output_files(
         self,
-        row: int,
+        image_number: int,
         image: Path,
         map_names: Sequence[str],
         pseudonym: str | None = None,
         export_suffixes: Sequence[str] = (),
-    ) -> tuple[list[Path], list[list[Path]], list[list[Path]]]:
-        """Return the figures of an image, and the raw files and the exports of each map, checked not to exist."""
+    ) -> OutputFiles:
+        """List the output paths of an image: its figures, and the files and exports of each map.
+
+        Raises OutputExistsError for an existing file without `--overwrite`.
+        """
         if self.file:
             stem, endings = self.file.with_suffix(""), {self.formats[0]: self.file.suffix}
         else:
-            stem = build_output_path(self.folder, build_file_stem(row, image, pseudonym))
+            stem = build_output_path(self.folder, build_file_stem(image_number, image, pseudonym))
             endings = {kind: f".{kind}" for kind in self.formats}
         figure_endings = [ending for kind, ending in endings.items() if kind in RASTER_FORMATS]
         map_endings = [ending for kind, ending in endings.items() if kind in MAP_FILE_FORMATS]
@@ -105,47 +126,56 @@ class Destination:
             for group in (map_endings, export_suffixes)
         )
         for path in itertools.chain(figures, *map_files, *exports):
-            check_free(path, self.overwrite, image)
-        return figures, map_files, exports
+            check_overwrite_allowed(path, self.overwrite, image)
+        return OutputFiles(figures, map_files, exports)
 
 
 class OutputExistsError(OutputError):
-    """Error for an existing output file without `--overwrite`."""
+    """Error for an output file that exists and may not be replaced without `--overwrite`."""
 
     def __init__(self, path: Path, option: str = "-o") -> None:
         super().__init__(f"{path} exists; pass --overwrite, or another {option}")
         self.path = path
 
 
-def check_free(path: Path, overwrite: bool, image: Path | None = None, option: str = "-o") -> None:
-    """Raise OutputExistsError if `path` exists without `overwrite`, and OutputError if it is the input image."""
-    if image is not None and path.exists() and image.exists() and path.samefile(image):
-        raise OutputError(f"{path} is the input image; pass another -o")
+def check_overwrite_allowed(path: Path, overwrite: bool, input_image: Path | None = None, option: str = "-o") -> None:
+    """Raise an OutputError if the output file would replace the input image, or any file without `overwrite`."""
+    if input_image is not None and path.exists() and input_image.exists() and path.samefile(input_image):
+        raise OutputError(f"the output {path} is the input image; pass another -o")
     if os.path.lexists(path) and not overwrite:
         raise OutputExistsError(path, option)
 
 
 def check_image_exists(image: Path, pseudonym: str | None = None) -> None:
-    """Raise ImageError if the file does not exist; `pseudonym` replaces its path in the error."""
+    """Raise ImageError if the image file does not exist. In the message, `pseudonym` replaces the path."""
     if not split_selector(image)[0].exists():
-        raise ImageError(f"{image if pseudonym is None else pseudonym}: there is no such file")
+        display_name = image if pseudonym is None else pseudonym
+        raise ImageError(f"{display_name}: there is no such file")
 
 
 def resolve_figure_path(
-    output: str | None, folder: str, image: Path, suffix: str, overwrite: bool, pseudonym: str | None = None
+    output: str | None,
+    default_folder: str,
+    image: Path,
+    stem_suffix: str,
+    overwrite: bool,
+    pseudonym: str | None = None,
 ) -> Path:
-    """Return the path of an image's figure, checked not to exist: `output`, or a generated name in the folder."""
+    """Return the path of a figure: `output`, or a generated file name in the folder.
+
+    Raises OutputExistsError for an existing file without `overwrite`.
+    """
     stem = build_file_stem(1, image, pseudonym)
-    file = build_output_path(folder, f"{stem}{suffix}.png") if output is None else Path(output)
+    file = build_output_path(default_folder, f"{stem}{stem_suffix}.png") if output is None else Path(output)
     if file.suffix.lower()[1:] not in RASTER_FORMATS:
         raise base.option_error("--output", f"{file}; expected a file ending in {', '.join(RASTER_FORMATS)}")
-    check_is_folder(file.parent)
-    check_free(file, overwrite, image)
+    check_can_be_folder(file.parent)
+    check_overwrite_allowed(file, overwrite, image)
     return file
 
 
-def check_is_folder(path: Path, option: str = "--output") -> None:
-    """Raise typer.BadParameter if the path or one of its parents is a file."""
+def check_can_be_folder(path: Path, option: str = "--output") -> None:
+    """Raise typer.BadParameter if the path cannot be a folder, because the path or one of its parents is a file."""
     for parent in (path, *path.parents):
         if parent.exists() and not parent.is_dir():
             raise base.option_error(option, f"{parent} is a file, not a folder")

@@ -23,26 +23,26 @@ SECONDS_BETWEEN_LINES = 30.0  # seconds between two lines of progress where ther
 
 
 class ProgressBar:
-    """Progress bar of a command; hidden if its console is not a terminal."""
+    """The progress bar of a command, shown only on a terminal."""
 
     def __init__(self, progress: "Progress", task: "TaskID") -> None:
         self._progress, self._task = progress, task
 
     def advance(self, n_steps: int = 1) -> None:
-        """Advance by a number of steps."""
+        """Advance the bar by a number of steps."""
         self._progress.advance(self._task, n_steps)
 
     def set_progress(self, done: int, total: int) -> None:
-        """Set the number of finished steps and the total."""
+        """Set the number of finished steps and the total number of steps."""
         self._progress.update(self._task, completed=done, total=total)
 
     def set_status(self, done: int, text: str) -> None:
-        """Set the number of finished steps and the description."""
+        """Set the number of finished steps and the text next to the bar."""
         self._progress.update(self._task, completed=done, description=base.display_text(text))
 
     @contextlib.contextmanager
     def nested_bar(self, text: str) -> "Iterator[Callable[[int, int], None]]":
-        """Show a second bar on the next line; yield a callback of finished and total steps."""
+        """Show a second bar on the next line. Yield a callback that takes the number of finished steps and the total."""
         task = self._progress.add_task(base.display_text(text), total=None)
         try:
             yield lambda done, total: self._progress.update(task, completed=done, total=total)
@@ -50,35 +50,44 @@ class ProgressBar:
             self._progress.remove_task(task)
 
     def pause_for_methods(self, methods: "Sequence[BaseMethod]") -> None:
-        """Hide the bar if one of the methods shows its own, else show it again."""
+        """Hide this bar while one of the methods shows its own bar, and show it again afterwards."""
         has_method_bar = any(getattr(method, "progress", False) for method in methods)
         (self._progress.stop if has_method_bar else self._progress.start)()
 
 
 @contextlib.contextmanager
-def outcome_progress(label: str = "") -> "Iterator[Callable[[BatchOutcome], None]]":
-    """Show rate, failures and remaining time, in a pipe every 30 s. Yield a callback that takes the outcome so far."""
+def show_batch_progress(label: str = "") -> "Iterator[Callable[[BatchOutcome], None]]":
+    """Show the progress of a batch run. Yield a callback that takes the current BatchOutcome.
+
+    Without a terminal, a line is printed every 30 seconds.
+    """
     console, started = base.stderr_console(), time.monotonic()
     last_line_at = started
     with build_progress(console) as progress:
         task = progress.add_task("", total=None)
 
-        def on_progress(so_far: "BatchOutcome") -> None:
+        def on_progress(current_outcome: "BatchOutcome") -> None:
             nonlocal last_line_at
-            now, done = time.monotonic(), so_far.n_done_before + so_far.n_processed
-            rate = so_far.n_processed / max(now - started, 1e-9)
-            description = f"{label}{': ' if label else ''}{rate:.1f} images/s, {so_far.n_failures} failed"
-            progress.update(task, completed=done, total=so_far.n_images, description=description)
+            now, done = time.monotonic(), current_outcome.n_done_before + current_outcome.n_processed
+            rate = current_outcome.n_processed / max(now - started, 1e-9)
+            description = f"{label}{': ' if label else ''}{rate:.1f} images/s, {current_outcome.n_failures} failed"
+            progress.update(task, completed=done, total=current_outcome.n_images, description=description)
             if not console.is_terminal and now - last_line_at >= SECONDS_BETWEEN_LINES and rate:
-                last_line_at, time_left = now, datetime.timedelta(seconds=round((so_far.n_images - done) / rate))
-                console.print(f"{done} of {plural(so_far.n_images, 'image')}, {description}, {time_left} left")
+                last_line_at, time_left = (
+                    now,
+                    datetime.timedelta(seconds=round((current_outcome.n_images - done) / rate)),
+                )
+                console.print(f"{done} of {plural(current_outcome.n_images, 'image')}, {description}, {time_left} left")
 
         yield on_progress
 
 
 @contextlib.contextmanager
 def progress_bar(label: str, total: int, console: "Console") -> Iterator[ProgressBar]:
-    """Show a bar of `total` steps; bars of methods, on rich's global console, are redirected to stderr inside the block."""
+    """Show a progress bar of `total` steps while the block runs.
+
+    Methods draw their bars on rich's global console, which is redirected to stderr.
+    """
     import rich
 
     global_console = rich.get_console()
@@ -92,14 +101,17 @@ def progress_bar(label: str, total: int, console: "Console") -> Iterator[Progres
 
 
 def build_progress(console: "Console") -> "Progress":
-    """Create bars that disappear when they are done, and that are hidden if the console is not a terminal."""
+    """Create progress bars that disappear when the work is done. They are shown only on a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def method_bar_settings(explainer_cls: "type[Explainer]", *, show: bool = True) -> dict[str, Any]:
-    """Return the setting that shows or hides a method's own bar; empty if it has none, or needs no change."""
+def build_method_bar_settings(explainer_cls: "type[Explainer]", *, show: bool = True) -> dict[str, Any]:
+    """Return the keyword argument of a method that shows or hides its own progress bar.
+
+    It is empty if the method has no bar.
+    """
     show = show and sys.stderr.isatty()
     return {"progress": show} if "progress" in signature(explainer_cls).parameters else {}

@@ -21,7 +21,7 @@ DEFAULT_MASK_NAME = "mask"
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """Settings for reading and writing scans."""
+    """Options for reading medical scans, hiding patient names, and exporting maps."""
 
     folders_are_series: bool = False  # each is one scan
     window: str | None = None
@@ -40,7 +40,7 @@ class ScanOptions:
             raise base.option_error("--export", f"{problem}; pass --profile clinical")
 
     def require_export_packages(self) -> None:
-        """Raise MissingExtraError if a package for an export format is missing."""
+        """Raise MissingExtraError if a package for a requested export format is not installed."""
         if self.export_formats:
             from camscope.medical.export import require_packages
 
@@ -48,13 +48,13 @@ class ScanOptions:
                 require_packages(kind)
 
     def is_read_as_scan(self, path: Path) -> bool:
-        """Return whether a path is read as a scan."""
+        """Return whether a file or folder is read as a medical scan."""
         from camscope.images.scans.scan_reader import is_scan
 
         return (self.folders_are_series and path.is_dir()) or is_scan_name(path.name) or is_scan(path)
 
     def read_image(self, path: Path) -> Any:
-        """Read a scan with the display window; return the path of any other image."""
+        """Read a medical scan with the chosen intensity window. The path of any other image is returned unread."""
         if not self.is_read_as_scan(path):
             if self.window is not None:
                 raise ImageError(f"{path} is not a scan: --window applies only to DICOM, NIfTI and other scans")
@@ -63,7 +63,9 @@ class ScanOptions:
             return path
         if self.preprocess_opens_files:
             if self.window is not None:
-                raise ImageError("--window: the model's MONAI preprocessing opens files itself; set the window there")
+                raise ImageError(
+                    "--window has no effect: the model's MONAI preprocessing reads the file; set the window in that preprocessing"
+                )
             return path
         from camscope.images.scans.scan_reader import read_scan
 
@@ -71,21 +73,24 @@ class ScanOptions:
         return replace(scan, has_burned_in_text=False) if self.allow_burned_in_text else scan
 
     def is_private(self, path: Path) -> bool:
-        """Return whether a path must not appear in any output."""
+        """Return whether a path must be hidden in all output, because it may name a patient."""
         return self.profile != "clinical" and (self.all_private or self.is_read_as_scan(path))
 
     def pseudonym(self, path: Path) -> str | None:
-        """Return a pseudonym such as `scan-1f0a92bc`, or None if the path may be shown."""
+        """Return the pseudonym that replaces a private path, such as `scan-1f0a92bc`, or None for other paths."""
         from camscope.images.files.redaction import pseudonymize_source
 
         return pseudonymize_source(path) if self.is_private(path) else None
 
     def display_name(self, path: Path) -> str:
-        """Return the pseudonym of a path, or the path if it may be shown."""
+        """Return the text that is printed for a path: the pseudonym of a private path, or the path."""
         return self.pseudonym(path) or base.display_text(path)
 
     def for_explainers(self, explainers: "Sequence[Explainer]") -> "ScanOptions":
-        """Return a copy for these explainers, in which all images are private if a preprocessing takes scans."""
+        """Return a copy of these options for explainers.
+
+        All images count as private if the preprocessing of an explainer reads scans.
+        """
         from camscope.explainers.core.inputs import accepts_scans
         from camscope.images.scans.monai import MonaiPreprocess
 
@@ -95,7 +100,7 @@ class ScanOptions:
         return replace(self, all_private=all_private, preprocess_opens_files=opens_files)
 
     def redact_explanation(self, explanation: "Explanation", path: Path) -> "Explanation":
-        """Return the explanation with file names replaced by the pseudonym."""
+        """Return a copy of the explanation in which a pseudonym replaces the names of private files."""
         from camscope.explainers.core.base_method import redact_parameters
 
         if (pseudonym := self.pseudonym(path)) is None:
@@ -103,7 +108,7 @@ class ScanOptions:
         return replace(explanation, name=pseudonym, parameters=redact_parameters(explanation.parameters))
 
     def format_redacted_error(self, error: Exception, path: Path) -> str:
-        """Format an error; for a private path, without the path and without text of other libraries."""
+        """Format an error as one line. For a private path, remove the path and the messages of other libraries."""
         pseudonym = self.pseudonym(path)
         if pseudonym is None:
             return base.format_error(error)
@@ -118,7 +123,10 @@ class ScanOptions:
     def export_map(
         self, explanation: "Explanation", paths: Sequence[Path], source: Path, *, overwrite: bool
     ) -> list[Path]:
-        """Write the exports of a map and return their paths; the slices of a volume go to a folder without `.dcm`."""
+        """Export a map to each format and return the written paths.
+
+        The slices of a volume are written to a folder of that name without `.dcm`.
+        """
         from camscope.medical import export
 
         source_scan, written = source if self.is_read_as_scan(source) else None, []
@@ -133,7 +141,10 @@ class ScanOptions:
 
 
 def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "dict[str, Any]":
-    """Read masks by name from options `lungs=FILE`, `FILE`, or `lesion=FILE:2` for label 2, in the size of the image."""
+    """Read masks from `--mask` values such as `lungs=FILE`, or `lesion=FILE:2` for label 2. Return them by name.
+
+    `shape` is the size of the image, which each mask must have.
+    """
     from camscope.images.files.redaction import redact_error_message
     from camscope.images.mask_files import read_label_image
     from camscope.mask_labels import LabelChoice, format_name_list
@@ -152,7 +163,7 @@ def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "di
             raise ImageError(f"the {display_name}: {redact_error_message(error).removeprefix(f'{path}: ')}") from None
         if not categories and len(names := labels.label_names()) > 1:
             raise CategoryError(
-                f"the {display_name} holds {format_name_list(names)} and no label was chosen; "
+                f"the {display_name} holds {format_name_list(names)}; expected one label; "
                 f"choose one with --mask NAME=FILE:{names[0]}, or FILE:all"
             )
         mask = LabelChoice(categories).select_mask(labels)

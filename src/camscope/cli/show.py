@@ -6,7 +6,7 @@ from typing import Annotated
 
 from camscope.cli import base, evaluation_request, option_types, progress
 from camscope.cli.option_types import option
-from camscope.cli.output_paths import check_free
+from camscope.cli.output_paths import check_overwrite_allowed
 from camscope.plurals import plural
 
 EXAMPLE = """camscope show heatmaps --where "probability < 0.6" --sort probability -o page.html"""
@@ -23,18 +23,18 @@ def run(
     fetch: option_types.FetchOption = False,
     overwrite: option_types.OverwriteOption = False,
 ) -> None:
-    """Write a contact sheet of a run: one self-contained HTML page with a map and the columns of each row."""
+    """Write a contact sheet of a run: one HTML page with the map and the table columns of each row."""
     file = Path(output)
     if file.suffix.lower() not in (".html", ".htm"):
         raise base.option_error("--output", f"{file}; expected a .html file")
-    check_free(file, overwrite)
+    check_overwrite_allowed(file, overwrite)
     from camscope.batch import BatchRun, Query
     from camscope.batch.contact_sheet import build_contact_sheet
     from camscope.safe_files import write_bytes
 
     batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
-    matching = evaluation_request.count_matching(batch_run, query)
-    evaluation_request.print_not_fetched_note(batch_run)
+    matching = evaluation_request.count_matching_rows(batch_run, query)
+    evaluation_request.print_missing_images_note(batch_run)
     with progress.progress_bar("drawing", min(limit, matching), base.stderr_console()) as bar:
         contact_sheet = build_contact_sheet(batch_run, query, image_height, os.cpu_count() or 1, bar.advance)
     write_bytes(file, contact_sheet.html.encode(), overwrite=overwrite)

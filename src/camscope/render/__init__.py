@@ -1,4 +1,4 @@
-"""Draw images from arrays: pure functions from and to uint8 (H,W,3) RGB. Maps are (H,W) in 0..1, or -1..1 where signed."""
+"""Draw maps and images as RGB images, uint8 arrays (H,W,3). Maps are (H,W) in 0..1, or in -1..1 if they have a sign."""
 
 from camscope.render.animation import (
     ANIMATION_FORMATS,
@@ -22,6 +22,14 @@ from camscope.render.colors import (
     overlay,
     to_display_range,
 )
+from camscope.render.contours_and_boxes import (
+    Box,
+    draw_boxes,
+    draw_contours,
+    draw_signal_trace,
+    find_boxes,
+    find_contours,
+)
 from camscope.render.image_grid import (
     CaptionedImage,
     add_caption,
@@ -33,7 +41,7 @@ from camscope.render.image_grid import (
     pad_image,
     pad_to_height,
 )
-from camscope.render.legend import (
+from camscope.render.regions_and_outlines import (
     OUTLINE_COLORS,
     REGION_COLORS,
     LegendEntry,
@@ -55,7 +63,6 @@ from camscope.render.rgb_image import (
     encode_image,
     resize_to_fit,
 )
-from camscope.render.shapes import Box, draw_boxes, draw_contours, draw_signal_trace, find_boxes, find_contours
 from camscope.render.text import draw_text
 from camscope.render.volume import Volume, compute_cell_affine
 from camscope.render.volume_views import draw_planes, draw_projection, draw_slices

@@ -56,7 +56,7 @@ def animate_volume(
     caption: str = "",
     on_progress: ProgressCallback | None = None,
 ) -> bytes:
-    """Encode an endless animation through the slices of a volume (D,H,W) along an axis. One round lasts `seconds`.
+    """Encode a looping animation of the slices of a volume (D,H,W) along an axis. One loop lasts `seconds`.
 
     It shows every slice, or `max_frames` evenly spaced ones that include the peak's, whose number is highlighted. One color
     scale, the color bar, the peak and the legend stay in a side panel. `axis` is as in `draw_slices`, `size` and `caption` as
@@ -94,7 +94,7 @@ def encode_animation(
     palette_colors: RGBImage | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> bytes:
-    """Encode images (H,W,3) of one size as an endless `.gif` or `.webp`. One round lasts `seconds`.
+    """Encode images (H,W,3) of equal size as a looping `.gif` or `.webp` animation. One loop lasts `seconds`.
 
     All frames of a GIF share one palette of 256 colors without dithering, so that a value has the same color everywhere.
     `palette_colors` (…,3) are included in it. `n_frames` is the length of an iterator. `on_progress(done, count)` is called
@@ -113,7 +113,7 @@ def encode_animation(
     n_sizes = len({frame.shape for frame in checked_frames})
     if n_sizes != 1:
         received = f"{plural(len(checked_frames), 'image')} of {plural(n_sizes, 'size')}"
-        raise InputError(f"{received}; expected images of one size")
+        raise InputError(f"{received}; expected images of equal size")
     format_name, options = ANIMATION_FORMATS[suffix.lower()]
     if format_name == "GIF":
         images = _quantize_frames(
@@ -121,7 +121,7 @@ def encode_animation(
         )
     else:
         images = [Image.fromarray(frame) for frame in checked_frames]
-    durations = _compute_durations(len(images), seconds)
+    durations = _compute_frame_durations(len(images), seconds)
     stream = io.BytesIO()
     try:
         images[0].save(
@@ -133,8 +133,8 @@ def encode_animation(
     return stream.getvalue()
 
 
-def _compute_durations(n_frames: int, seconds: float) -> list[int]:
-    """Return each frame's duration in ms, in steps of 10 ms as GIF stores it. Together they last one round."""
+def _compute_frame_durations(n_frames: int, seconds: float) -> list[int]:
+    """Return the duration of each frame in milliseconds, as multiples of 10 ms. The sum is one loop."""
     if not 0 < seconds < np.inf:
         raise InputError(f"seconds={seconds}: expected a positive number of seconds")
     ends = np.rint(np.linspace(0, 100 * seconds, n_frames + 1)).astype(int).tolist()
@@ -142,7 +142,7 @@ def _compute_durations(n_frames: int, seconds: float) -> list[int]:
 
 
 def _quantize_frames(frames: Sequence[RGBImage], palette_colors: RGBImage) -> "list[Image]":
-    """Quantize frames to 256 colors: grays, the fixed palette colors, and the best for the rest of a sample of frames."""
+    """Quantize frames to one palette of 256 colors: gray levels, the given palette colors, and the main other colors."""
     from PIL import Image
 
     levels = np.rint(np.linspace(0, 255, N_GRAY_LEVELS)).astype(np.uint8)
@@ -151,7 +151,7 @@ def _quantize_frames(frames: Sequence[RGBImage], palette_colors: RGBImage) -> "l
     n_free = 256 - len(fixed_colors)
     samples = np.unique(np.linspace(0, len(frames) - 1, min(MAX_PALETTE_FRAMES, len(frames))).round().astype(int))
     # each color once: otherwise the many dark pixels would dominate the few bright ones
-    colors = _collect_colors([frames[i] for i in samples])
+    colors = _collect_chromatic_colors([frames[i] for i in samples])
     quantized = Image.fromarray(colors[None]).quantize(n_free, method=Image.Quantize.MEDIANCUT, kmeans=1)
     free_colors = np.asarray(quantized.getpalette(), np.uint8).reshape(-1, 3)[:n_free]
     palette = Image.new("P", (1, 1))
@@ -159,8 +159,8 @@ def _quantize_frames(frames: Sequence[RGBImage], palette_colors: RGBImage) -> "l
     return [Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
 
 
-def _collect_colors(frames: Sequence[RGBImage]) -> RGBImage:
-    """Return the distinct colors (M,3) of frames that are not gray, or black if all are gray."""
+def _collect_chromatic_colors(frames: Sequence[RGBImage]) -> RGBImage:
+    """Return the distinct colors (M,3) in the frames, without grays. If all colors are gray, return black."""
     present = np.zeros(1 << 24, np.bool_)
     for frame in frames:
         present[frame.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)] = True
@@ -189,7 +189,7 @@ MAX_FRAMES = 12
 
 
 def choose_frames(values: NDArray[np.floating], max_frames: int = MAX_FRAMES) -> list[int]:
-    """Return which of D frames of a map (D,H,W) to show: evenly spaced, including the one with the largest value.
+    """Choose evenly spaced frames of a map (D,H,W), including the frame with the largest value. Return their indices.
 
     >>> choose_frames(np.zeros((3, 1, 1))), len(choose_frames(np.zeros((100, 1, 1))))
     ([0, 1, 2], 12)
@@ -197,10 +197,10 @@ def choose_frames(values: NDArray[np.floating], max_frames: int = MAX_FRAMES) ->
     return choose_even_indices(len(values), max_frames, int(values.reshape(len(values), -1).max(1).argmax()))
 
 
-def choose_even_indices(length: int, max_count: int, peak: int) -> list[int]:
-    """Return at most `max_count` evenly spaced indices below `length`, the nearest one replaced by `peak`."""
+def choose_even_indices(length: int, max_count: int, peak_index: int) -> list[int]:
+    """Return at most `max_count` evenly spaced indices below `length`. The index nearest to `peak_index` is replaced by it."""
     frames = np.unique(np.linspace(0, length - 1, min(max_count, length)).round().astype(int))
-    frames[np.abs(frames - peak).argmin()] = peak
+    frames[np.abs(frames - peak_index).argmin()] = peak_index
     return [int(frame) for frame in frames]
 
 
@@ -213,9 +213,9 @@ def draw_frames(
     columns: int | None = None,
     height: int = 192,
 ) -> RGBImage:
-    """Draw overlays of the frames of `choose_frames`, images (D,H,W,3) and map (D,H,W) in 0..1, on one color scale."""
+    """Draw a grid of frames (D,H,W,3) overlaid with a map (D,H,W) in 0..1. `choose_frames` selects the frames."""
     if images.shape[:3] != values.shape or images.ndim != 4:
-        raise InputError(f"frames are {images.shape} and the map {values.shape}; expected (D,H,W,3) and (D,H,W)")
+        raise InputError(f"the frames are {images.shape} and the map is {values.shape}; expected (D,H,W,3) and (D,H,W)")
     frames = choose_frames(values)
     overlays = [overlay(np.ascontiguousarray(images[i]), values[i], alpha=alpha, colormap=colormap) for i in frames]
     return draw_image_grid(overlays, list(map(str, frames)), columns=columns, height=height)

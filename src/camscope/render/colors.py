@@ -1,4 +1,4 @@
-"""Colors of a map: its scale to a display range, colormaps, and its overlay on an image, where uncovered parts are hatched."""
+"""Colors of maps: scaling to a display range, colormaps, overlays on images, and hatching where a map has no values."""
 
 from functools import lru_cache
 from typing import Literal
@@ -50,13 +50,13 @@ def colorize(values: Values, colormap: str = "inferno") -> RGBImage:
 
 
 def get_colormap_minimum(colormap: str) -> float:
-    """Return the value of a colormap's first color: -1 for the diverging one, 0 for all others."""
+    """Return the map value of a colormap's first color: -1 for the diverging colormap, 0 for all others."""
     return -1.0 if colormap == DIVERGING else 0.0
 
 
 @lru_cache
 def _load_color_table(colormap: str) -> RGBImage:
-    """Return the colors (M,3) of a colormap from bottom to top."""
+    """Return the colors (M,3) of a colormap, from the lowest to the highest value."""
     import cv2
 
     if colormap == DIVERGING:  # linear in CIE Lab; the odd number makes zero the exact middle
@@ -77,7 +77,7 @@ Floats = NDArray[np.floating]
 
 
 def to_display_range(values: Floats, scale: Scale | None, colormap: str) -> tuple[Floats, tuple[float, float]]:
-    """Scale a map (H,W) to the range of a colormap and return it with the raw values at the ends of the color bar.
+    """Scale a map (H,W) to the range of a colormap. Also return the raw values at both ends of the color bar.
 
     "max" (the default) divides by the maximum and clips to 0..1. "robust" divides by the 99.5 % quantile of the
     magnitudes, "symmetric" by the largest magnitude. (lo, hi) maps that range to 0..1. The diverging colormap is
@@ -88,27 +88,27 @@ def to_display_range(values: Floats, scale: Scale | None, colormap: str) -> tupl
 
 
 def compute_display_range(values: Floats, scale: Scale | None, colormap: str) -> tuple[float, float]:
-    """Return the raw values at the ends of the color bar for a scale, see `to_display_range`."""
+    """Return the lowest and highest raw value of the color bar. `scale` is as in `to_display_range`."""
     scale, signed = scale or "max", colormap == DIVERGING
-    low, high = compute_scale_range(values, "symmetric" if signed and scale == "max" else scale)
+    low, high = compute_clipping_range(values, "symmetric" if signed and scale == "max" else scale)
     return (0.0, high) if not signed and scale in ("robust", "symmetric") else (low, high)
 
 
 def normalize_between(values: Floats, low: float, high: float, colormap: str) -> Floats:
-    """Scale raw values to the range of a colormap, where the color bar goes from `low` to `high`."""
+    """Scale raw values to the range of a colormap, so that `low` and `high` are the ends of the color bar."""
     center, span = (0.0, max(-low, high)) if colormap == DIVERGING else (low, high - low)
     return (values.clip(low, high) - center) / span if span > 0 else np.zeros_like(values)
 
 
 def apply_scale(values: Floats, scale: Scale) -> Floats:
-    """Scale a map (H,W) to 0..1, or to -1..1 with "symmetric" and "robust", see `to_display_range`."""
+    """Scale a map (H,W) to 0..1, or to -1..1 for "symmetric" and "robust". `scale` is as in `to_display_range`."""
     if scale in ("robust", "symmetric"):
         return to_display_range(values, scale, DIVERGING)[0]
     return to_display_range(values, scale, "")[0]
 
 
-def compute_scale_range(values: Floats, scale: Scale) -> tuple[float, float]:
-    """Return the raw values between which a scale shows differences."""
+def compute_clipping_range(values: Floats, scale: Scale) -> tuple[float, float]:
+    """Return the lowest and highest raw value that a scale shows without clipping."""
     if scale == "max":
         return 0.0, float(values.max(initial=0.0))
     if scale in ("robust", "symmetric"):
@@ -179,7 +179,7 @@ def overlay(
 
 
 def fade_to_gray(image: RGBImage) -> RGBImage:
-    """Convert an image (H,W,3) to light grays of less than half its contrast, on which red and blue stand out."""
+    """Convert an image (H,W,3) to light gray with low contrast, so that a red and blue map stands out on it."""
     import cv2
 
     gray_table = np.rint(255 - PALE_CONTRAST * (255 - np.arange(256))).astype(np.uint8)
@@ -188,17 +188,19 @@ def fade_to_gray(image: RGBImage) -> RGBImage:
 
 
 def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
-    """Draw what no map covers gray, dim and hatched behind a thin line. The covered part (H,W) of the image stays unchanged.
+    """Draw the pixels where `covered` (H,W) is False gray, dim and hatched. The other pixels of the image stay unchanged.
 
-    The line lies outside the covered part and hides nothing in it. Raises InputError or GeometryError as `overlay` does.
+    A thin line separates both parts and hides no covered pixel. Raises InputError or GeometryError as `overlay` does.
     """
     import cv2
 
     check_rgb_image(image)
     if covered.dtype != np.bool_:
-        raise InputError(f"covered is {covered.dtype}; expected bool, True where the map has values")
+        raise InputError(f"the mask covered is {covered.dtype}; expected bool, with True where the map has values")
     if covered.shape != image.shape[:2]:
-        raise GeometryError(f"covered is {covered.shape} and the image {image.shape[:2]}; expected the same size")
+        raise GeometryError(
+            f"the mask covered is {covered.shape} and the image is {image.shape[:2]}; expected the same size"
+        )
     width = choose_line_width(image)
     diagonal = np.arange(sum(image.shape[:2])) // width % 10 == 0
     stripes = sliding_window_view(diagonal.astype(np.uint8), image.shape[1])[: image.shape[0]]
@@ -217,6 +219,10 @@ def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
 
 
 def _compute_opacity(values: NDArray[np.float64], colormap: str) -> NDArray[np.float64]:
-    """Return the opacity of values: early visible on a bright photo, but linear where weak values are white as fog."""
+    """Return the opacity of map values in 0..1.
+
+    It is linear for the diverging colormap, whose weak values are white. Otherwise it rises early, to be visible on a
+    bright photo.
+    """
     strength = np.minimum(np.abs(np.clip(values, get_colormap_minimum(colormap), None)), 1)
     return strength if colormap == DIVERGING else 1 - (1 - strength) ** 2

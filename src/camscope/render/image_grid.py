@@ -1,4 +1,4 @@
-"""Arrange images: color bars, captions, image grids, contact sheets with a title and one legend, and grids of channels."""
+"""Arrange images in grids and contact sheets, with captions, color bars and legends."""
 
 import math
 from collections.abc import Sequence
@@ -37,13 +37,13 @@ def draw_color_bar(
     text_color: Color = TEXT_COLOR,
     background: Color = BACKGROUND_COLOR,
 ) -> RGBImage:
-    """Draw a vertical color bar (height,w,3) from `hi` down to `lo`, the raw values of the map's 1 and 0, with numbers.
+    """Draw a vertical color bar (height,w,3) with numbers, from the raw value `hi` at the top to `lo` at the bottom.
 
     The diverging colormap is centered on a raw 0, which is labeled too. `width` is that of the colored part, `font_size` is
     in pixels. A range of zero extent has one color and one number. Raises NonFiniteError or InputError for an invalid range.
     """
     if not np.isfinite([lo, hi]).all():
-        raise NonFiniteError(f"the range of the color bar is {lo} to {hi}; expected finite numbers")
+        raise NonFiniteError(f"the color bar goes from {lo} to {hi}; expected finite numbers")
     if height < 8 or lo > hi:
         received = f"a color bar of {plural(height, 'row')} from {lo} to {hi}"
         raise InputError(f"{received}; expected at least 8 rows, and lo <= hi")
@@ -63,22 +63,22 @@ def draw_color_bar(
 
 
 def join_horizontally(*images: RGBImage) -> RGBImage:
-    """Join images of one height side by side with a thin gap."""
+    """Join images of equal height side by side, with a thin gap between them."""
     heights = {check_rgb_image(image).shape[0] for image in images}
     if len(heights) != 1:
-        raise InputError(f"images of {sorted(heights)} rows cannot be joined; resize them to one height first")
+        raise InputError(f"the images have {sorted(heights)} rows; resize all of them to one height first")
     gap = max(4, heights.pop() // 40)
     return np.concatenate([*(pad_image(image, right=gap) for image in images[:-1]), images[-1]], axis=1)
 
 
 def pad_to_height(*images: RGBImage) -> list[RGBImage]:
-    """Pad images (H,W,3) at the bottom to the height of the tallest."""
+    """Pad images (H,W,3) at the bottom to the height of the tallest image."""
     max_height = max(check_rgb_image(image).shape[0] for image in images)
     return [pad_image(image, bottom=max_height - image.shape[0]) for image in images]
 
 
 def add_caption(image: RGBImage, caption: str, *, flag: str | None = None, font_size: int | None = None) -> RGBImage:
-    """Add a caption below an image (H,W,3), and between them a highlighted warning `flag`, if any.
+    """Add a caption below an image (H,W,3). `flag` is an optional warning, which is highlighted above the caption.
 
     `font_size` is in pixels. Captions of more than three lines end in an ellipsis.
     """
@@ -96,7 +96,7 @@ def draw_image_grid(
     height: int = 256,
     flags: Sequence[str | None] | None = None,
 ) -> RGBImage:
-    """Draw images (H,W,3) of any size in a grid, each scaled to `height` rows above its caption.
+    """Draw images (H,W,3) of any size in a grid with captions. Each image is scaled to `height` pixels.
 
     An image wider than twice its height is scaled to that width instead. `columns` is chosen to leave few cells empty.
     `flags` holds a warning or None per image. Raises InputError if the numbers of images and texts differ.
@@ -130,7 +130,7 @@ def _center_image(image: RGBImage, height: int, width: int) -> RGBImage:
 def arrange_tiles(
     rows: Sequence[Sequence[RGBImage]], gap: int = 0, *, background: Color = BACKGROUND_COLOR
 ) -> RGBImage:
-    """Arrange images in rows and columns, each at the top left of its cell. Rows may have fewer images than others."""
+    """Arrange images in a grid, each at the top left of its cell. Rows may differ in their number of images."""
     columns = zip_longest(*rows)
     widths = [max(tile.shape[1] for tile in column if tile is not None) + gap for column in columns]
     bands = []
@@ -143,12 +143,12 @@ def arrange_tiles(
 
 
 def stack_tiles(tiles: Sequence[RGBImage], *, background: Color = BACKGROUND_COLOR) -> RGBImage:
-    """Stack images below each other, aligned at the left."""
+    """Stack images vertically, aligned at the left."""
     return arrange_tiles([[tile] for tile in tiles], background=background)
 
 
 def paste_tile(out: RGBImage, tile: RGBImage, row: int, column: int) -> None:
-    """Paste a tile in place, cropped at the borders."""
+    """Paste a small image into `out` in place. Parts beyond the borders are cropped."""
     row, column = max(0, row), max(0, column)
     target = out[row : row + tile.shape[0], column : column + tile.shape[1]]
     target[:] = tile[: target.shape[0], : target.shape[1]]
@@ -170,7 +170,10 @@ def pad_image(
 
 
 def _compute_bar_values(rows: int, lo: float, hi: float, colormap: str) -> NDArray[np.float64]:
-    """Return the map values (rows,) down the bar; diverging: raw 0 is 0 and the stronger end is 1 or -1."""
+    """Return the map value (rows,) of each row of a color bar, from top to bottom.
+
+    For the diverging colormap, raw 0 stays 0 and the stronger end is 1 or -1.
+    """
     if colormap == DIVERGING:
         strongest = max(abs(lo), abs(hi))
         return np.linspace(hi, lo, rows) / strongest if strongest else np.zeros(rows)
@@ -178,7 +181,7 @@ def _compute_bar_values(rows: int, lo: float, hi: float, colormap: str) -> NDArr
 
 
 def format_range_number(number: float, lo: float, hi: float) -> str:
-    """Format a number with at least three digits, and as many as distinguish both ends of the range."""
+    """Format a number with three significant digits, or with more if `lo` and `hi` would look equal."""
     digits = next((n for n in range(3, 17) if lo == hi or f"{lo:.{n}g}" != f"{hi:.{n}g}"), 17)
     return f"{number + 0.0:.{digits}g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
@@ -203,14 +206,14 @@ def draw_contact_sheet(
     columns: int | None = None,
     height: int = 256,
 ) -> RGBImage:
-    """Draw rows of captioned images as one sheet (h,w,3). Each row starts a new line and wraps if it is long.
+    """Draw rows of captioned images as one sheet (h,w,3). A long row wraps to the next line.
 
     A cell None stays empty. `title` is one line at the top. `legend` describes the bottom and the top color of all maps.
     `columns` is chosen so that the sheet fits a screen and few cells stay empty. `height` is that of each image.
     """
     images = [check_rgb_image(cell.image) for row in rows for cell in row if cell is not None]
     if not images or not all(rows):
-        raise InputError("a sheet needs rows, and each row at least one image")
+        raise InputError("the contact sheet has an empty row or no image; expected at least one image in each row")
     empty_cell = CaptionedImage(np.full_like(images[0], BACKGROUND_COLOR[0]), "")
     if columns is None:
         widths = [min(2 * height, round(height * int(image.shape[1]) / int(image.shape[0]))) for image in images]
@@ -224,7 +227,7 @@ def draw_contact_sheet(
 
 
 def draw_color_strip(low_label: str, high_label: str, colormap: str = "inferno", *, font_size: int = 16) -> RGBImage:
-    """Draw a horizontal colormap between the labels of its ends. `font_size` is in pixels."""
+    """Draw a horizontal color bar with a label at each end. `font_size` is in pixels."""
     left, right = draw_text(low_label, font_size), draw_text(high_label, font_size)
     ramp = np.linspace(get_colormap_minimum(colormap), 1, 9 * font_size)
     colors = colorize(np.repeat(ramp[None], max(6, 3 * font_size // 4), axis=0), colormap)
@@ -237,7 +240,7 @@ def draw_color_strip(low_label: str, high_label: str, colormap: str = "inferno",
 def _draw_sheet_header(
     title: str, legend: tuple[str, str] | None, colormap: str, width: int, height: int
 ) -> list[RGBImage]:
-    """Draw the title at the left and the legend at the right, in one line if they fit."""
+    """Draw the title and legend of a contact sheet, in one line if both fit, otherwise in two."""
     font_size, gap = min(36, max(11, height // 14)), max(4, height // 20)
     available_width = width - 2 * gap
     right = [] if legend is None else [draw_color_strip(*legend, colormap, font_size=min(32, max(11, height // 16)))]
@@ -259,7 +262,7 @@ def _draw_header_line(left: Sequence[RGBImage], right: Sequence[RGBImage], width
 
 
 def _choose_sheet_columns(n_images: int, width: int, height: int) -> int:
-    """Return the largest number of columns that fits, or the smaller one that leaves the fewest cells empty."""
+    """Return the number of columns of a contact sheet. It fits the page and leaves few cells empty."""
     max_columns = min(MAX_SHEET_COLUMNS, max(3, MAX_SHEET_WIDTH // (width + max(4, height // 20))))
     if n_images <= max_columns:
         return n_images
@@ -278,13 +281,13 @@ def draw_channel_grid(
     scale: str = "each",
     colormap: str | None = None,
 ) -> RGBImage:
-    """Draw the first `max_channels` channels (K,h,w) as a grid of maps. Each row is labeled with its first channel's number.
+    """Draw the channels (K,h,w) of a layer as a grid of maps. Each row is labeled with the number of its first channel.
 
-    `columns` is chosen so that the grid is about square. `scale`: the top color is the strongest value of "each" channel or
-    one "shared" by all. 0 always has the same color. `colormap` defaults to viridis, or diverging where values are negative.
-    Raises InputError or NonFiniteError for invalid features.
+    Only the first `max_channels` are drawn. `columns` is chosen so that the grid is about square. `scale`: the top color is
+    the strongest value of "each" channel, or one "shared" by all. 0 always has the same color. `colormap` defaults to
+    viridis, or diverging where values are negative. Raises InputError or NonFiniteError for invalid features.
     """
-    maps = _check_features(features, max_channels, scale)
+    maps = _select_channels(features, max_channels, scale)
     colormap = colormap or (DIVERGING if (maps < 0).any() else "viridis")
     sizes = np.abs(maps) if get_colormap_minimum(colormap) < 0 else np.maximum(maps, 0)
     strongest = sizes.max(axis=(1, 2) if scale == "each" else None, keepdims=True)
@@ -302,8 +305,8 @@ def draw_channel_grid(
     return out
 
 
-def _check_features(features: NDArray[np.floating[Any]], max_channels: int, scale: str) -> NDArray[np.float64]:
-    """Return the channels to draw (K,h,w)."""
+def _select_channels(features: NDArray[np.floating[Any]], max_channels: int, scale: str) -> NDArray[np.float64]:
+    """Check the features and return their first `max_channels` channels (K,h,w)."""
     array = np.asarray(features, dtype=np.float64)
     if array.ndim != 3 or array.size == 0:
         raise InputError(f"the features are {array.shape}; expected one sample's channels (K,h,w)")
@@ -319,7 +322,7 @@ def _check_features(features: NDArray[np.floating[Any]], max_channels: int, scal
 
 
 def _resize_channel(image: RGBImage) -> RGBImage:
-    """Enlarge pixels to squares of a readable size, or shrink a map that is too large."""
+    """Resize a channel's image to a readable size. Small pixels become squares."""
     longest = max(image.shape[:2])
     if longest > MAX_CHANNEL_PIXELS:
         return resize_to_fit(image, MAX_CHANNEL_PIXELS, MAX_CHANNEL_PIXELS)

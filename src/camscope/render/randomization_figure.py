@@ -1,4 +1,4 @@
-"""The figure of a randomization test: the maps of one image step by step, above the similarity curves of all images."""
+"""Figure of a model randomization test: the maps of one image at each step, above similarity curves of all images."""
 
 import textwrap
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ LEGEND = "pale: range of the seeds · orange: maps of different images, 95 % int
 
 
 class SimilarityCurve(NamedTuple):
-    """One similarity over the steps of a test, each array (1 + steps,)."""
+    """The curve of one similarity measure over the steps of a randomization test. Each array is (1 + steps,)."""
 
     name: str
     mean_values: FloatArray  # over images and seeds; NaN is a gap
@@ -31,14 +31,14 @@ class SimilarityCurve(NamedTuple):
 
 
 def draw_randomization_figure(
-    title: str, part_names: Sequence[str], maps: FloatArray, curves: Sequence[SimilarityCurve]
+    title: str, layer_names: Sequence[str], maps: FloatArray, curves: Sequence[SimilarityCurve]
 ) -> RGBImage:
-    """Draw the figure (H,W,3): `maps` (1 + steps,*S) of an image, the trained model's first, above a row for each curve."""
+    """Draw the maps (1 + steps,*S) of an image above one row per similarity curve. The first map is the trained model's."""
     matplotlib, figures, agg = (
         require(f"matplotlib{module}", extra="metrics") for module in ("", ".figure", ".backends.backend_agg")
     )
-    step_inches = float(np.clip(14 / (1 + len(part_names)), 0.64, 1.28))
-    names = [textwrap.fill(name, int(15 * step_inches)) for name in ("trained", *map(_shorten_name, part_names))]
+    step_inches = float(np.clip(14 / (1 + len(layer_names)), 0.64, 1.28))
+    names = [textwrap.fill(name, int(15 * step_inches)) for name in ("trained", *map(_shorten_layer_name, layer_names))]
     row_inches = [step_inches, *[CURVE_INCHES] * len(curves)]
     width, height = LEFT_INCHES + RIGHT_INCHES + step_inches * len(names), sum(row_inches) + 1.6
     edges = {
@@ -72,7 +72,7 @@ def draw_randomization_figure(
 
 
 def _draw_curve(axes: Any, curve: SimilarityCurve) -> None:
-    """Draw one curve with its null interval and its outcome at the right."""
+    """Draw one similarity curve, its null interval, and the test outcome at the right."""
     steps = np.arange(len(curve.mean_values))
     axes.set_ylabel(curve.name)
     axes.axhspan(curve.null_interval[0], curve.null_interval[2], color=NULL_COLOR, linewidth=0)
@@ -85,14 +85,14 @@ def _draw_curve(axes: Any, curve: SimilarityCurve) -> None:
         axes.annotate(textwrap.fill(curve.outcome, 30), xytext=(8, 0), textcoords="offset points", color=color, **place)
 
 
-def _shorten_name(part_name: str) -> str:
-    """Return the last part of a name, or the last two if the last is a number."""
-    parts = part_name.split(".")
+def _shorten_layer_name(layer_name: str) -> str:
+    """Shorten a layer name such as `layer4.1.conv2` to its last part. A final number keeps the part before it."""
+    parts = layer_name.split(".")
     return ".".join(parts[-2:] if parts[-1].isdigit() else parts[-1:])
 
 
 def _colorize_map(attribution: FloatArray) -> RGBImage:
-    """Return a map (*S) divided by its own maximum as colors (h,w,3); a volume is averaged along its depth."""
+    """Convert a map (*S) to colors (h,w,3), scaled by its maximum. A volume is averaged along its depth."""
     flat = np.nan_to_num(attribution, nan=0.0, posinf=0.0, neginf=0.0)
     while flat.ndim > 2:
         flat = flat.mean(0)

@@ -1,4 +1,4 @@
-"""Checks of images and maps, resizing, and encoding to file bytes and HTML: what all drawing functions share."""
+"""Check, resize and encode RGB images, as file bytes or HTML."""
 
 import base64
 import io
@@ -32,7 +32,7 @@ IMAGE_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def check_rgb_image(image: RGBImage) -> RGBImage:
-    """Return the image (H,W,3) unchanged. Raises InputError if it is not one."""
+    """Return the image unchanged. Raises InputError if it is not a uint8 array (H,W,3)."""
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise InputError(f"the image is {_describe_array(image)}; expected a uint8 array (H,W,3), RGB")
     if image.size == 0:
@@ -41,46 +41,46 @@ def check_rgb_image(image: RGBImage) -> RGBImage:
 
 
 def to_finite_float64(values: Values, *, image: RGBImage | None = None) -> NDArray[np.float64]:
-    """Return the values (H,W) as float64 after checking that they are finite and match the image's size, if one is given."""
+    """Convert a map (H,W) to float64. Raises an error if a value is not finite, or if the size of `image` differs."""
     return np.asarray(check_map_values(np.asarray(values, dtype=np.float64), image=image), dtype=np.float64)
 
 
 def check_map_values(values: Values, *, image: RGBImage | None = None) -> Values:
-    """Check values as `to_finite_float64` does and return them without a copy."""
+    """Return a map (H,W) unchanged. Raises an error if a value is not finite, or if the size of `image` differs."""
     if values.ndim != 2 or values.size == 0:
         raise InputError(f"the values are {_describe_array(values)}; expected one map (H,W)")
     bad = ~np.isfinite(values)
     if bad.any():
         row, column = np.argwhere(bad)[0]
         count = f"{bad.sum()} of {plural(values.size, 'value')}"
-        raise NonFiniteError(f"not finite: {count}, the first at ({row}, {column})")
+        raise NonFiniteError(f"the map has values that are not finite: {count}, the first at ({row}, {column})")
     if image is not None and values.shape != image.shape[:2]:
-        received = f"the map is {values.shape} and the image {image.shape[:2]}"
+        received = f"the map is {values.shape} and the image is {image.shape[:2]}"
         raise GeometryError(f"{received}; resize the map to the image's size first")
     return values
 
 
 def check_fraction(name: str, value: float) -> float:
-    """Return a number in 0..1. Raises InputError otherwise."""
+    """Return the value unchanged. Raises InputError if it is not in 0..1. `name` is the argument's name in the message."""
     if not 0 <= value <= 1:
         raise InputError(f"{name}={value}; expected a number in 0..1")
     return value
 
 
 def check_image_height(name: str, height: float) -> None:
-    """Raise InputError unless a height is a possible number of rows."""
+    """Raise InputError if an image height is not a number from 1 to MAX_IMAGE_ROWS."""
     if not (isinstance(height, int | float | np.number) and 1 <= height <= MAX_IMAGE_ROWS):
         raise InputError(f"{name}={height!r}; expected 1 to {MAX_IMAGE_ROWS:,} rows")
 
 
 def choose_line_width(image: RGBImage) -> int:
-    """Return a line width in pixels that looks equally thin on small and large images."""
+    """Return a line width in pixels that is proportional to the size of the image."""
     shortest = int(min(image.shape[:2]))
     return max(1, round(shortest / 250))
 
 
 def resize_to_fit(image: RGBImage, height: int, width: int | None = None) -> RGBImage:
-    """Resize an image (H,W,3) to the largest size of the same proportions in `height` rows and `width` columns.
+    """Resize an image (H,W,3) to fit into `height` rows and `width` columns. The aspect ratio is kept.
 
     Enlarged three times or more, pixels stay squares: interpolation would suggest detail that is not there.
     """
@@ -94,13 +94,13 @@ def resize_to_fit(image: RGBImage, height: int, width: int | None = None) -> RGB
         return image.copy()
     if size[0] * size[1] > MAX_IMAGE_PIXELS:
         pixels = f"{size[1]:,} x {size[0]:,} pixels"
-        raise InputError(f"height={height}: the image would have {pixels}, more than {MAX_IMAGE_PIXELS:,}")
+        raise InputError(f"height={height}: the image would have {pixels}, more than {MAX_IMAGE_PIXELS:,}; reduce it")
     method = cv2.INTER_AREA if factor < 1 else cv2.INTER_NEAREST if factor >= 3 else cv2.INTER_LINEAR
     return np.asarray(cv2.resize(image, size, interpolation=method), dtype=np.uint8)
 
 
 def encode_image(image: RGBImage, suffix: str) -> bytes:
-    """Encode an image (H,W,3): `.png` and `.webp` are lossless, `.jpg` has quality 95 without chroma subsampling.
+    """Encode an image (H,W,3) as lossless `.png` or `.webp`, or as `.jpg` of quality 95 without chroma subsampling.
 
     Raises InputError for another suffix, ImageError for an image larger than the format allows.
     """
@@ -134,7 +134,10 @@ REDUCED_SIZES = (1.0, 0.75, 0.5, 0.25)  # of both sides
 def encode_data_uri(
     image: NDArray[np.uint8], max_bytes: int = 40_000, encodings: Sequence[Encoding] = WEBP_ENCODINGS
 ) -> str:
-    """Encode an image (H,W,3) or (H,W,4) as a data URI: in the largest size and first encoding of at most `max_bytes` bytes."""
+    """Encode an image (H,W,3) or (H,W,4) as a data URI.
+
+    The image is reduced until an encoding needs at most `max_bytes` bytes. The smallest size is used in any case.
+    """
     from PIL import Image
 
     original = Image.fromarray(image)
@@ -150,7 +153,7 @@ def encode_data_uri(
 
 
 def build_figure_html(image: RGBImage, alt: str, caption: str) -> str:
-    """Return the HTML of a figure with a caption, at most about 300 kB. `alt` and `caption` are HTML already.
+    """Return the HTML of a figure with a caption, of about 300 kB at most. `alt` and `caption` must be escaped.
 
     The image is scaled down, and stored as JPEG where a PNG is too large. `Explanation.save` writes it at full size.
     """

@@ -1,4 +1,4 @@
-"""Draw text as an image: wrapped, truncated, never interpreted, in any script that an available font supports."""
+"""Draw text as an image, with line wrapping and a fallback to fonts of other scripts."""
 
 import unicodedata
 from collections.abc import Callable
@@ -31,9 +31,9 @@ def draw_text(
     text_color: Color = TEXT_COLOR,
     background: Color = BACKGROUND_COLOR,
 ) -> RGBImage:
-    """Draw text of `font_size` pixels as (h,w,3): at most `max_lines` lines, ellipsized, centered in `width` pixels.
+    """Draw centered text as an image (h,w,3) of `width` pixels. Text beyond `max_lines` lines ends in an ellipsis.
 
-    Without a `width` the tile is as wide as the text. An empty text is an empty line.
+    Without a `width` the image is as wide as the text. `font_size` is in pixels. An empty text is an empty line.
     """
     from PIL import Image, ImageDraw
 
@@ -51,12 +51,12 @@ def draw_text(
 
 
 def _wrap_text(text: str, max_lines: int, fits: Callable[[str], bool]) -> list[str]:
-    """Wrap the text to at most `max_lines` lines that fit. An ellipsis replaces what is left out."""
+    """Wrap a text to at most `max_lines` lines. A longer text ends in an ellipsis. `fits` checks the width of a line."""
     lines: list[str] = []
     for paragraph in text.splitlines():
         remaining = paragraph.strip()
         while remaining and len(lines) <= max_lines:
-            line = _take_line(remaining, fits)
+            line = _cut_first_line(remaining, fits)
             lines.append(line.rstrip())
             remaining = remaining[len(line) :].lstrip()
     if len(lines) > max_lines:
@@ -67,8 +67,8 @@ def _wrap_text(text: str, max_lines: int, fits: Callable[[str], bool]) -> list[s
     return lines or [""]
 
 
-def _take_line(text: str, fits: Callable[[str], bool]) -> str:
-    """Return the longest beginning that fits, cut between words where possible, at least one character."""
+def _cut_first_line(text: str, fits: Callable[[str], bool]) -> str:
+    """Return the beginning of a text that fits into one line, cut between words if possible. It has at least one character."""
     shortest, longest = 1, len(text)
     while shortest < longest:
         middle = (shortest + longest + 1) // 2
@@ -79,8 +79,11 @@ def _take_line(text: str, fits: Callable[[str], bool]) -> str:
 
 
 def _choose_text_and_font(text: str, font_size: int) -> tuple[str, "FreeTypeFont"]:
-    """Return the text with a font that has its letters. Letters no font has lose their accents or show as boxes."""
-    text = "".join(_replace_invisible(letter) for letter in text)
+    """Choose a font that can draw the text. Return the text and the font.
+
+    Characters that no font can draw lose their accents or are drawn as boxes.
+    """
+    text = "".join(_replace_undrawable_letter(letter) for letter in text)
     for candidate in (text, text.translate(ASCII_REPLACEMENTS)):
         if all(letter.isspace() or _can_draw_letter(None, letter) for letter in set(candidate)):
             return candidate, _load_font(None, font_size)
@@ -91,8 +94,8 @@ def _choose_text_and_font(text: str, font_size: int) -> tuple[str, "FreeTypeFont
     return text, _load_font(best, font_size)
 
 
-def _replace_invisible(letter: str) -> str:
-    """Return a drawable form of a letter: file names can hold control characters and lone surrogates."""
+def _replace_undrawable_letter(letter: str) -> str:
+    """Replace a control character or lone surrogate, as in some file names, by a space, `?` or nothing."""
     if letter == "\n":
         return letter
     category = unicodedata.category(letter)

@@ -1,4 +1,7 @@
-"""A volume with a map, its anatomical axes in millimeters in RAS+ (right, front, up), and one slice in true proportions."""
+"""A volume with a map, its anatomical axes and millimeters, and the drawing of one slice.
+
+Millimeters are in RAS+: x, y and z point to the patient's right, front and top.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from camscope.errors import GeometryError, InputError, NonFiniteError
 from camscope.plurals import plural
 from camscope.render.colors import DIVERGING, Scale, compute_display_range, fade_to_gray, normalize_between, overlay
-from camscope.render.legend import MaskOutlines, Masks, draw_outlines, prepare_outlines
+from camscope.render.regions_and_outlines import MaskOutlines, Masks, draw_outlines, prepare_outlines
 from camscope.render.rgb_image import RGBImage, Values, check_image_height
 
 AxisLetters: TypeAlias = tuple[str, str]  # at the low and at the high end of an axis
@@ -26,7 +29,7 @@ MIN_SIDE_PIXELS, MAX_SIDE_PIXELS = 320, 512  # default range of the longest side
 
 @dataclass(frozen=True)
 class AnatomicalView:
-    """A view of a volume along `normal_axis`: which axes are rows and columns of the image, and whether they are flipped."""
+    """A view of a volume along `normal_axis`: the array axes of rows and columns, and whether each is flipped."""
 
     normal_axis: int
     row_axis: int
@@ -36,18 +39,18 @@ class AnatomicalView:
     name: str = ""
 
     def extract_slices(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the slices (n,h,w,…) of an array (D,H,W,…) as the view shows them, sharing its memory."""
+        """Return the slices (n,h,w,…) of an array (D,H,W,…) in the orientation of this view. They share the array's memory."""
         transposed = array.transpose(self.normal_axis, self.row_axis, self.column_axis, *range(3, array.ndim))
         return transposed[:, :: -1 if self.is_row_flipped else 1, :: -1 if self.is_column_flipped else 1]
 
     def project_voxel(self, voxel: tuple[int, int, int], shape: tuple[int, ...]) -> tuple[float, float]:
-        """Return (row, column) of a voxel's center in edge coordinates of the slice."""
+        """Return (row, column) of a voxel's center in the slice. Pixel i covers [i, i+1]."""
         row, column = voxel[self.row_axis] + 0.5, voxel[self.column_axis] + 0.5
         row = shape[self.row_axis] - row if self.is_row_flipped else row
         return row, shape[self.column_axis] - column if self.is_column_flipped else column
 
     def get_edge_letters(self, axis_letters: tuple[AxisLetters, ...] | None) -> tuple[str, str, str, str]:
-        """Return the letters at the top, bottom, left and right edge, or empty strings where unknown."""
+        """Return the patient directions at the top, bottom, left and right edge, such as "A" and "R". Unknown letters are ""."""
         if axis_letters is None:
             return "", "", "", ""
         top, bottom = axis_letters[self.row_axis][:: -1 if self.is_row_flipped else 1]
@@ -88,55 +91,59 @@ class Volume:
 
     def __post_init__(self) -> None:
         if self.values.ndim != 3 or not self.values.size or self.image.shape not in (self.shape, (*self.shape, 3)):
-            received = f"the volume is {self.image.shape} and its map {self.values.shape}"
-            raise InputError(f"{received}; expected (D,H,W) or (D,H,W,3), and (D,H,W)")
+            received = f"the volume is {self.image.shape} and its map is {self.values.shape}"
+            raise InputError(f"{received}; expected (D,H,W) or (D,H,W,3) for the volume, and (D,H,W) for the map")
         if not (finite := np.isfinite(self.values)).all():
-            raise NonFiniteError(f"not finite: {(~finite).sum()} of {plural(finite.size, 'value')}")
+            raise NonFiniteError(
+                f"the map has values that are not finite: {(~finite).sum()} of {plural(finite.size, 'value')}"
+            )
         if self.covered is not None and self.covered.shape != self.shape:
-            raise GeometryError(f"covered is {self.covered.shape} and the map {self.shape}; expected one size")
+            raise GeometryError(
+                f"the mask covered is {self.covered.shape} and the map is {self.shape}; expected the same size"
+            )
         spacing = self.spacing
         if spacing is not None and (len(spacing) != 3 or not all(0 < length < np.inf for length in spacing)):
             raise InputError(f"spacing={self.spacing}: expected three positive numbers, millimeters per voxel")
         if self.axis_letters is not None and [len(pair) for pair in self.axis_letters] != [2, 2, 2]:
-            raise InputError(f"axis_letters={self.axis_letters}: expected a pair of letters for each of three axes")
+            raise InputError(f"axis_letters={self.axis_letters}: expected two letters for each of the three axes")
 
     @property
     def shape(self) -> VoxelIndex:
-        """(D,H,W)."""
+        """The shape (D,H,W) of the volume."""
         depth, height, width = self.values.shape
         return depth, height, width
 
     @cached_property
     def affine_matrix(self) -> NDArray[np.float64] | None:
-        """The checked affine, or None."""
+        """The affine as a checked float64 array, or None."""
         return None if self.affine is None else check_affine(self.affine)
 
     @cached_property
     def voxel_size(self) -> tuple[float, float, float]:
-        """Millimeters per voxel, or 1 where unknown."""
+        """Millimeters per voxel along each axis, or 1 if unknown."""
         if self.spacing is not None:
             return self.spacing
         return (1.0, 1.0, 1.0) if self.affine_matrix is None else compute_spacing(self.affine_matrix)
 
     @property
     def has_physical_size(self) -> bool:
-        """Whether lengths are in millimeters."""
+        """Whether the voxel size in millimeters is known."""
         return self.spacing is not None or self.affine is not None
 
     @cached_property
     def axis_end_letters(self) -> tuple[AxisLetters, ...] | None:
-        """Letters at the ends of each axis, or None."""
+        """The patient directions at the low and high end of each axis, such as ("L", "R"), or None if unknown."""
         if self.axis_letters is not None:
             return self.axis_letters
         return None if self.affine_matrix is None else get_axis_letters(self.affine_matrix)
 
     @cached_property
     def views(self) -> tuple[AnatomicalView, AnatomicalView, AnatomicalView]:
-        """The axial, coronal and sagittal view, or those along axis 0, 1 and 2."""
+        """The axial, coronal and sagittal view. If the directions are unknown, the views along axis 0, 1 and 2."""
         return choose_views(self.axis_end_letters)
 
     def get_view(self, axis: int | str | None) -> AnatomicalView:
-        """Return the view along an array axis or by name ("axial", "coronal", "sagittal"). None returns the first."""
+        """Return a view by array axis or by name: "axial", "coronal" or "sagittal". None returns the first view."""
         for view in self.views:
             if axis is None or axis in (view.name, view.normal_axis):
                 return view
@@ -144,12 +151,12 @@ class Volume:
 
     @cached_property
     def value_range(self) -> tuple[float, float]:
-        """The raw values at the ends of the shared scale."""
+        """The lowest and highest raw value of the color scale that all slices share."""
         return compute_display_range(self.values, self.scale, self.colormap)
 
     @cached_property
     def peak(self) -> VoxelIndex:
-        """The strongest voxel, the first of several. The middle of the volume if the map has none."""
+        """The voxel with the strongest map value. It is the middle of the volume if the map is empty or flat."""
         strengths = np.abs(self.values) if self.colormap == DIVERGING else self.values
         if self.covered is not None:
             strengths = np.where(self.covered, strengths, -np.inf)
@@ -160,7 +167,7 @@ class Volume:
 
     @cached_property
     def warning(self) -> str | None:
-        """The flag, or a note that nothing in the map stands out."""
+        """The warning to display: `flag`, or a note that the map is empty or flat, or None."""
         if self.flag is not None:
             return self.flag or None
         covered_values = self.values if self.covered is None else self.values[self.covered]
@@ -174,12 +181,12 @@ class Volume:
 
     @cached_property
     def outlines(self) -> MaskOutlines:
-        """The masks with their names and colors."""
+        """A (name, color, boolean mask) tuple for each mask."""
         return prepare_outlines(self.masks, self.shape)
 
     @cached_property
     def gray_image(self) -> RGBImage:
-        """The image as uint8, of one channel or three."""
+        """The image as uint8, (D,H,W) or (D,H,W,3)."""
         if self.image.dtype == np.uint8 and self.window is None:
             return self.image
         numbers = np.nan_to_num(self.image.astype(np.float32), posinf=0.0, neginf=0.0)
@@ -192,7 +199,7 @@ class Volume:
         return np.asarray(np.rint(numbers.clip(0, 255)), np.uint8)
 
     def resolve_voxel(self, voxel_index: tuple[int, ...] | None) -> VoxelIndex:
-        """Return a checked voxel index. None returns the peak."""
+        """Return the voxel index if it lies in the volume. None returns the peak."""
         if voxel_index is None:
             return self.peak
         in_range = (0 <= index < length for index, length in zip(voxel_index, self.shape, strict=False))
@@ -202,17 +209,17 @@ class Volume:
         return int(voxel_index[0]), int(voxel_index[1]), int(voxel_index[2])
 
     def get_slice_size_mm(self, view: AnatomicalView) -> tuple[float, float]:
-        """Return height and width of a slice in millimeters."""
+        """Return height and width of a view's slices in millimeters."""
         return self.extent_mm[view.row_axis], self.extent_mm[view.column_axis]
 
     @property
     def extent_mm(self) -> tuple[float, float, float]:
-        """Millimeters along each axis."""
+        """The size of the volume in millimeters along each axis."""
         depth, height, width = np.multiply(self.shape, self.voxel_size).tolist()
         return depth, height, width
 
     def choose_pixels_per_mm(self, size: int | None) -> float:
-        """Return pixels per millimeter for all drawings. `size` is that of the longest side in pixels."""
+        """Return the resolution of drawings in pixels per millimeter. `size` is the length of the longest side in pixels."""
         if size is not None:
             check_image_height("size", size)
         longest = max(self.extent_mm)
@@ -222,7 +229,7 @@ class Volume:
 
 
 def draw_slice(volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float) -> RGBImage:
-    """Draw one slice (h,w,3) with its part of the map."""
+    """Draw one slice of a volume with its map, (h,w,3)."""
     covered = None if volume.covered is None else view.extract_slices(volume.covered)[slice_index]
     masks = [(name, color, view.extract_slices(inside)[slice_index]) for name, color, inside in volume.outlines]
     image, values = (view.extract_slices(array)[slice_index] for array in (volume.gray_image, volume.values))
@@ -238,7 +245,10 @@ def draw_slice_overlay(
     outlines: MaskOutlines,
     pixels_per_mm: float,
 ) -> RGBImage:
-    """Draw a map over an image, both (h,w) as `view` shows them; values are interpolated before they are colored."""
+    """Draw a map (h,w) and outlines over an image (h,w) in the orientation of `view`.
+
+    The map is interpolated before it is colored.
+    """
     size = tuple(max(1, round(length * pixels_per_mm)) for length in volume.get_slice_size_mm(view))
     rgb = resize_plane(gray_image, size)
     rgb = np.repeat(rgb[..., None], 3, axis=2) if rgb.ndim == 2 else rgb
@@ -253,7 +263,7 @@ def draw_slice_overlay(
 
 
 def resize_plane(plane: NDArray[Any], size: tuple[int, ...], *, nearest: bool = False) -> NDArray[Any]:
-    """Resize a plane (h,w) or (h,w,3): area means when shrinking, linear when growing, or `nearest`."""
+    """Resize a slice (h,w) or (h,w,3) by area means when shrinking, and linearly when growing. `nearest` overrides both."""
     import cv2
 
     rows, columns = plane.shape[:2]
@@ -263,7 +273,10 @@ def resize_plane(plane: NDArray[Any], size: tuple[int, ...], *, nearest: bool = 
 
 
 def choose_views(axis_letters: tuple[AxisLetters, ...] | None) -> tuple[AnatomicalView, AnatomicalView, AnatomicalView]:
-    """Return the axial, coronal and sagittal view as in radiology; without all letters, the views along axis 0, 1 and 2."""
+    """Return the axial, coronal and sagittal view in the orientation of radiology.
+
+    If a direction is unknown, the views along axis 0, 1 and 2 are returned.
+    """
     axis_names = ["".join(sorted(pair)) for pair in axis_letters or ()]
     if axis_letters is None or sorted(axis_names) != ["AP", "IS", "LR"]:
         first, second, third = (
@@ -282,21 +295,25 @@ def choose_views(axis_letters: tuple[AxisLetters, ...] | None) -> tuple[Anatomic
 
 
 def check_affine(affine: ArrayLike) -> NDArray[np.float64]:
-    """Return the affine (4,4) from array index to millimeters in RAS+ as float64. Raises InputError if it is not one."""
+    """Check an affine matrix (4,4) from array index to millimeters in RAS+. Return it as float64."""
     matrix = np.asarray(affine, np.float64)
     if matrix.shape != (4, 4) or not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix[:3, :3]) < 3:
-        raise InputError(f"the affine is {matrix.tolist()}; expected a finite, invertible (4,4) from index to mm")
+        raise InputError(
+            f"the affine is {matrix.tolist()}; expected a finite, invertible (4,4) matrix from array index to mm"
+        )
     return matrix
 
 
 def compute_spacing(affine: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Return millimeters per voxel along each array axis."""
+    """Compute the voxel size in millimeters along each array axis."""
     lengths = np.sqrt((affine[:3, :3] ** 2).sum(0))
     return float(lengths[0]), float(lengths[1]), float(lengths[2])
 
 
 def compute_cell_affine(affine: ArrayLike | None, cells_to_voxels: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the affine (4,4) of a map's cells from that of the voxels and a matrix (3,4) from cell edges to voxel edges.
+    """Compute the affine (4,4) of the cells of a map.
+
+    `affine` is that of the voxels. `cells_to_voxels` (3,4) maps cell edges to voxel edges.
 
     The affine refers to voxel centers, which are at 0.5 in edge coordinates.
     """
@@ -308,7 +325,9 @@ def compute_cell_affine(affine: ArrayLike | None, cells_to_voxels: NDArray[np.fl
 
 
 def get_axis_letters(affine: NDArray[np.float64]) -> tuple[AxisLetters, AxisLetters, AxisLetters]:
-    """Return the letters at the low and high end of each array axis, for an oblique volume the nearest ones.
+    """Return the patient directions at the low and high end of each array axis, such as ("L", "R").
+
+    An oblique axis gets the nearest directions.
 
     >>> get_axis_letters(np.diag([-1.0, 1, 2, 1]))
     (('R', 'L'), ('P', 'A'), ('I', 'S'))
@@ -322,13 +341,13 @@ def get_axis_letters(affine: NDArray[np.float64]) -> tuple[AxisLetters, AxisLett
 
 
 def match_world_axes(affine: NDArray[np.float64]) -> tuple[int, ...]:
-    """Return which of x, y and z each array axis runs along: different ones, so that all together are nearest."""
+    """Assign each array axis to the nearest of the world axes x, y and z, as 0, 1 and 2. Each is used once."""
     cosines = np.abs(affine[:3, :3] / compute_spacing(affine))
     return max(permutations(range(3)), key=lambda axes: sum(cosines[axis, k] for k, axis in enumerate(axes)))
 
 
 def format_location(affine: NDArray[np.float64], voxel: ArrayLike) -> tuple[str, str, str]:
-    """Format a voxel's center as viewers do: `R 12.0`, `P 3.5`, `S 40.0`, in millimeters from the origin."""
+    """Format a voxel's position as medical viewers do: `R 12.0`, `P 3.5`, `S 40.0`, in millimeters from the origin."""
     point = affine[:3, :3] @ np.asarray(voxel, np.float64) + affine[:3, 3]
     x, y, z = (
         f"{pair[int(value > 0)]} {abs(round(value, 1)):.1f}"

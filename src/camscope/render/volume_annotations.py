@@ -1,4 +1,4 @@
-"""Annotations on a dark background: framed planes with edge letters, crosshairs, and the side panel."""
+"""Draw annotations of volumes on a dark background: frames with direction letters, crosshairs, and the side panel."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from camscope.render.image_grid import (
     paste_tile,
     stack_tiles,
 )
-from camscope.render.legend import draw_outline_keys, truncate_legend_line
+from camscope.render.regions_and_outlines import draw_outline_legend_items, truncate_legend_line
 from camscope.render.rgb_image import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, Color, RGBImage
 from camscope.render.text import draw_text
 from camscope.render.volume import AnatomicalView, Volume, VoxelIndex, format_location, match_world_axes
@@ -32,12 +32,12 @@ stack_on_dark = partial(stack_tiles, background=DARK_BACKGROUND_COLOR)
 
 
 def choose_font_size(width: int) -> int:
-    """Return the font size in pixels for a drawing of this width."""
+    """Return the font size in pixels for a drawing of `width` pixels."""
     return min(22, max(11, width // 26))
 
 
 def compute_letter_margin(font_size: int) -> int:
-    """Return the margin in pixels around a plane for its edge letters."""
+    """Return the margin in pixels around a plane that leaves room for its direction letters."""
     return round(1.5 * font_size)
 
 
@@ -49,7 +49,7 @@ def add_plane_frame(
     *,
     text_color: Color = LIGHT_TEXT_COLOR,
 ) -> RGBImage:
-    """Add a title above a plane (h,w,3), and letters at its four edges."""
+    """Add a title above a plane (h,w,3), and the letters of patient directions at its four edges."""
     margin, title_tile = compute_letter_margin(font_size), draw_text_on_dark(title, font_size, text_color=text_color)
     above, below = (margin, margin) if any(edge_letters) else (2, 4)
     out = pad_on_dark(plane, above, below, margin, margin)
@@ -72,14 +72,14 @@ def add_plane_frame(
     return out
 
 
-def compute_plane_corner(font_size: int, has_letters: bool) -> tuple[int, int]:
-    """Return (row, column) of a plane's first pixel in its frame."""
+def compute_plane_offset(font_size: int, has_letters: bool) -> tuple[int, int]:
+    """Return (row, column) of the plane's top left pixel in the image that `add_plane_frame` returns."""
     margin = compute_letter_margin(font_size)
     return draw_text_on_dark("", font_size).shape[0] + (margin if has_letters else 2), margin
 
 
 def draw_crosshair(plane: RGBImage, row: float, column: float, color: Color) -> RGBImage:
-    """Draw thin half-transparent lines through a point, leaving the point itself free."""
+    """Draw a thin, half-transparent crosshair around a point. The point itself stays free."""
     out = plane.copy()
     i, j = min(int(row), plane.shape[0] - 1), min(int(column), plane.shape[1] - 1)
     for arm in (
@@ -93,20 +93,23 @@ def draw_crosshair(plane: RGBImage, row: float, column: float, color: Color) -> 
 
 
 def format_plane_title(volume: Volume, view: AnatomicalView, voxel: VoxelIndex) -> str:
-    """Format a plane's name, number and position: `axial 17 · S 12.0 mm` or `axis 0: 17`."""
+    """Format a plane's name, slice index and position, such as `axial 17 · S 12.0 mm` or `axis 0: 17`."""
     separator = " " if view.name.isalpha() else ": "
     return f"{view.name}{separator}{voxel[view.normal_axis]}{format_slice_position(volume, voxel, view.normal_axis)}"
 
 
 def get_middle_voxel(volume: Volume, view: AnatomicalView, slice_index: int) -> VoxelIndex:
-    """Return the voxel in the middle of a slice."""
+    """Return the index of the voxel in the middle of a slice."""
     voxel = [length // 2 for length in volume.shape]
     voxel[view.normal_axis] = slice_index
     return voxel[0], voxel[1], voxel[2]
 
 
 def format_slice_position(volume: Volume, voxel: VoxelIndex, normal_axis: int) -> str:
-    """Format a slice's position: ` · S 12.0 mm` with an affine, ` · 85.0 mm` from the first slice, or ''."""
+    """Format a slice's position in millimeters, such as ` · S 12.0 mm`.
+
+    Without an affine it is the distance from the first slice, and without a voxel size it is empty.
+    """
     if volume.affine_matrix is not None:
         world_axis = match_world_axes(volume.affine_matrix)[normal_axis]
         return f" · {format_location(volume.affine_matrix, voxel)[world_axis]} mm"
@@ -116,7 +119,7 @@ def format_slice_position(volume: Volume, voxel: VoxelIndex, normal_axis: int) -
 def draw_side_panel(
     volume: Volume, font_size: int, pixels_per_mm: float, height: int, text_lines: Sequence[str], *, bar: bool = True
 ) -> RGBImage:
-    """Draw a panel of about `height` rows: a warning, the color bar, text lines, the outline legend and a ruler."""
+    """Draw a side panel of about `height` rows, with warning, color bar, text lines, legend of masks, and ruler."""
     edge, gap = max(2, font_size // 4), font_size // 2
     panel_width = 12 * font_size
     pieces = []
@@ -124,7 +127,7 @@ def draw_side_panel(
         pieces.append(draw_text(volume.warning, font_size, width=panel_width, max_lines=4, background=WARNING_COLOR))
     parts = [part for text in text_lines for part in text.split(" · ") if part]
     below = [draw_text_on_dark(truncate_legend_line(part), font_size) for part in parts]
-    below += [pad_on_dark(key, left=edge) for key in draw_outline_keys(volume.outlines, font_size)]
+    below += [pad_on_dark(key, left=edge) for key in draw_outline_legend_items(volume.outlines, font_size)]
     if volume.has_physical_size:
         below.append(pad_on_dark(draw_ruler(pixels_per_mm, panel_width // 2, font_size), left=edge))
     if bar and volume.alpha > 0:
@@ -144,7 +147,7 @@ def draw_side_panel(
 
 
 def draw_ruler(pixels_per_mm: float, width: int, font_size: int) -> RGBImage:
-    """Draw a ruler (h,w,3): a line of a round number of millimeters with its label."""
+    """Draw a scale bar (h,w,3): a line labeled with its length in millimeters."""
     length = max((mm for mm in RULER_LENGTHS_MM if mm * pixels_per_mm <= width), default=RULER_LENGTHS_MM[0])
     pixels = max(2, round(length * pixels_per_mm))
     text = draw_text_on_dark(f"{length} mm", font_size)
@@ -155,13 +158,13 @@ def draw_ruler(pixels_per_mm: float, width: int, font_size: int) -> RGBImage:
 
 
 def describe_orientation(view: AnatomicalView, volume: Volume) -> str:
-    """Describe the patient's sides of a slice as text, for images too small for edge letters."""
+    """Describe the orientation of a view as text, such as `top A, left R`. It is empty if unknown."""
     top, _, left, _ = view.get_edge_letters(volume.axis_end_letters)
     return f"top {top}, left {left}" if top and left else ""
 
 
 def describe_voxel(volume: Volume, voxel: VoxelIndex) -> list[str]:
-    """Describe a voxel's map value, index and position."""
+    """Describe a voxel as lines of text: its map value, index and position."""
     value = float(volume.values[voxel])
     label = "peak" if voxel == volume.peak and not volume.warning else "value"
     descriptions = [f"{label} {format_range_number(value, value, value)}", f"voxel {voxel[0]}, {voxel[1]}, {voxel[2]}"]
@@ -171,5 +174,8 @@ def describe_voxel(volume: Volume, voxel: VoxelIndex) -> list[str]:
 
 
 def describe_peak(volume: Volume) -> list[str]:
-    """Describe the peak, if the map has one and is visible."""
+    """Describe the voxel with the strongest map value as lines of text.
+
+    The list is empty if the map is invisible, empty or flat.
+    """
     return describe_voxel(volume, volume.peak) if volume.alpha > 0 and not volume.warning else []

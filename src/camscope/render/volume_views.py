@@ -1,4 +1,4 @@
-"""Views of a volume with its map: three planes through a voxel, numbered slices side by side, and maximum projections."""
+"""Draw a volume with its map: three planes through a voxel, slices side by side, or maximum projections."""
 
 from typing import Literal
 
@@ -24,7 +24,7 @@ from camscope.render.volume_annotations import (
     arrange_on_dark,
     choose_font_size,
     compute_letter_margin,
-    compute_plane_corner,
+    compute_plane_offset,
     describe_orientation,
     describe_peak,
     describe_voxel,
@@ -51,7 +51,7 @@ def draw_planes(
     caption: str = "",
     bar: bool = True,
 ) -> RGBImage:
-    """Draw the three planes of a volume (D,H,W) through a voxel, by default the peak, with its description.
+    """Draw three orthogonal planes of a volume (D,H,W) through a voxel. The default is the voxel of the strongest map value.
 
     With the volume's `axis_letters` or `affine`, the planes are axial, coronal and sagittal as in radiology: the patient's
     right at the left, the front at the top or left. Otherwise they are along axis 0, 1 and 2. Slices are numbered from 0.
@@ -91,16 +91,16 @@ def draw_planes(
 
 
 def _draw_bare_planes(volume: Volume, voxel: VoxelIndex, height: int) -> RGBImage:
-    """Draw the planes alone (height,w,3), for heights without room for text."""
+    """Draw three planes (height,w,3) without text, for images that are too small for text."""
     pixels_per_mm = (height - EDGE_PIXELS) / sum(volume.get_slice_size_mm(view)[0] for view in volume.views[:2])
     first, second, third = (_draw_plane_with_crosshair(volume, view, voxel, pixels_per_mm) for view in volume.views)
     return resize_to_fit(arrange_on_dark([[first], [second, third]], EDGE_PIXELS // 2), height)
 
 
 def _compute_pixels_per_mm(volume: Volume, height: int, font_size: int) -> float:
-    """Return pixels per millimeter such that two planes with all annotations fill `height` rows."""
+    """Return the pixels per millimeter at which two annotated planes fill `height` rows."""
     has_letters = volume.axis_end_letters is not None
-    annotation_rows = 2 * compute_plane_corner(font_size, has_letters=has_letters)[0] + font_size
+    annotation_rows = 2 * compute_plane_offset(font_size, has_letters=has_letters)[0] + font_size
     annotation_rows += 2 * (compute_letter_margin(font_size) if has_letters else 4)
     rows = sum(volume.get_slice_size_mm(view)[0] for view in volume.views[:2])
     return max(height / 4, height - annotation_rows) / rows
@@ -128,7 +128,7 @@ def draw_slices(
     size: int | None = None,
     caption: str = "",
 ) -> RGBImage:
-    """Draw `n_slices` evenly spaced slices of a volume (D,H,W) along an axis, including the peak's, which is framed.
+    """Draw evenly spaced slices of a volume (D,H,W) along an axis. The slice with the strongest map value is framed.
 
     `axis`: 0, 1, 2, or "axial", "coronal", "sagittal" where the volume's axes are known. Default: the first or the axial one.
     Slices are numbered from 0. `size`: pixels of a slice's longer side. `columns`: slices side by side.
@@ -167,7 +167,7 @@ def _draw_slice_cell(
 
 
 def _choose_slice_columns(n_slices: int, height_to_width: float) -> int:
-    """Return the columns for a grid about 1.5 times as wide as high with few empty cells."""
+    """Return the number of columns of a grid of slices. The grid is about 1.5 times as wide as high."""
     best = max(1, min(n_slices, round((n_slices * 1.5 * height_to_width) ** 0.5)))
     candidates = range(max(1, best - 1), min(n_slices, best + 1) + 1)
     return min(candidates, key=lambda columns: (-n_slices % columns, abs(columns - best), -columns))
@@ -181,7 +181,7 @@ def draw_projection(
     size: int | None = None,
     caption: str = "",
 ) -> RGBImage:
-    """Draw the strongest map value along an axis of a volume (D,H,W) over the image's mean or maximum along it.
+    """Draw the projection of a volume (D,H,W) along an axis: the map's maximum over the image's mean or maximum.
 
     Without `axis` (as in `draw_slices`) all three projections are drawn side by side at one scale. In a signed map the value
     of the largest magnitude keeps its sign. What is covered anywhere along the line of sight counts as covered.
@@ -198,7 +198,10 @@ def draw_projection(
 
 
 def project_strongest(values: Values, axis: int, colormap: str) -> Values:
-    """Return the maximum of a map (D,H,W) along an axis, for a signed map the value of the largest magnitude."""
+    """Return the maximum of a map (D,H,W) along an axis.
+
+    For the diverging colormap, return the value of the largest magnitude with its sign.
+    """
     if colormap != DIVERGING:
         return np.asarray(values.max(axis))
     high, low = values.max(axis), values.min(axis)
@@ -218,6 +221,6 @@ def _draw_projected_view(
 
 
 def _stretch_contrast(image: Values) -> RGBImage:
-    """Stretch an image from black to white: means of many slices are all mid-gray."""
+    """Stretch the contrast of an image to the full range from black to white."""
     low, high = float(image.min()), float(image.max())
     return np.asarray(np.rint((image - low) * (255 / (high - low) if high > low else 0)), np.uint8)

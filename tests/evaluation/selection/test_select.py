@@ -26,7 +26,7 @@ pytest.importorskip("scipy")
 from scipy import stats
 
 from camscope.batch import build_manifest
-from camscope.cli.benchmark import write_phantoms
+from camscope.cli.benchmark import write_phantom_dataset
 from camscope.evaluation.map_metrics import get_default_region_size
 from camscope.evaluation.selection import candidates as candidate_scores
 from camscope.evaluation.selection import select as file
@@ -297,7 +297,7 @@ def test_a_mask_is_brought_to_the_models_input():
 
 def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_phantoms(tmp_path / "set", 16, 700)
+    write_phantom_dataset(tmp_path / "set", 16, 700)
     words = ["choose", "set/list.csv", "--masks", "mask", "--methods", "gradcam,saliency", "--layers", "layer4"]
     result = CliRunner().invoke(app, [*words, "--images", "16", "--save", "choice.toml"])
     assert result.exit_code == 0, result.output
@@ -373,7 +373,7 @@ def test_what_is_removed_is_a_fourteenth_of_the_shortest_side(shape):
 def test_wrong_use_is_noticed_before_the_model_is_loaded(tmp_path, monkeypatch, words, saying):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(base, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
-    write_phantoms(tmp_path / "set", 8, 700)
+    write_phantom_dataset(tmp_path / "set", 8, 700)
     (tmp_path / "empty").mkdir()
     result = CliRunner().invoke(app, ["choose", "set/list.csv", *words])
     assert result.exit_code == 2
@@ -385,7 +385,7 @@ def test_what_is_left_out_is_counted_in_english():
 
 
 def test_an_image_that_is_asked_for_no_class_is_left_out(tmp_path, model):
-    write_phantoms(tmp_path, 8, 700)
+    write_phantom_dataset(tmp_path, 8, 700)
     lines = (tmp_path / "list.csv").read_text().splitlines()
     (tmp_path / "list.csv").write_text("\n".join([*lines[:-1], lines[-1].rpartition(",")[0] + ",tulip"]))
     found, left_out = load_samples(build_manifest(tmp_path / "list.csv"), GradCAM(model))

@@ -1,4 +1,4 @@
-"""Draw colored regions and mask outlines in distinguishable colors, and their legends."""
+"""Draw colored regions and mask outlines on images, and draw their legends."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from camscope.errors import GeometryError, InputError
 from camscope.mask_labels import find_multiple_labels, format_name_list
 from camscope.plurals import plural
 from camscope.render.colors import ROWS_PER_BAND, hatch_uncovered
+from camscope.render.contours_and_boxes import draw_polygon, find_contours
 from camscope.render.image_grid import arrange_tiles, pad_image, paste_tile, stack_tiles
 from camscope.render.rgb_image import (
     DARK_BACKGROUND_COLOR,
@@ -22,7 +23,6 @@ from camscope.render.rgb_image import (
     check_rgb_image,
     to_finite_float64,
 )
-from camscope.render.shapes import draw_polygon, find_contours
 from camscope.render.text import ELLIPSIS, draw_text
 
 # The first eight are after Okabe & Ito (2008), distinguishable with any color vision; more than twelve are not.
@@ -45,7 +45,7 @@ MAX_LINE_LETTERS = 36  # characters
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """The meaning of a color: a title next to its swatch, and lines below it."""
+    """An entry of a legend: a color, a title, and lines of text below the title."""
 
     color: Color
     title: str
@@ -53,9 +53,11 @@ class LegendEntry:
 
 
 def choose_region_colors(count: int) -> tuple[Color, ...]:
-    """Return `count` distinguishable colors. Raises InputError for more than twelve."""
+    """Return `count` distinguishable colors, at most twelve. Raises InputError for more."""
     if not 0 < count <= len(REGION_COLORS):
-        raise InputError(f"{plural(count, 'color')}: expected 1 to {len(REGION_COLORS)}, more are not distinguishable")
+        raise InputError(
+            f"{plural(count, 'color')}: expected 1 to {len(REGION_COLORS)}, because more colors are hard to distinguish"
+        )
     return REGION_COLORS[:count]
 
 
@@ -68,7 +70,7 @@ def draw_regions(
     alpha: float = 0.8,
     covered: NDArray[np.bool_] | None = None,
 ) -> RGBImage:
-    """Draw each pixel of an image (H,W,3) in the color of its region over the image in gray.
+    """Draw colored regions over a gray copy of an image (H,W,3).
 
     `color_index` (H,W) selects the color and `strength` (H,W) in 0..1 its opacity. `alpha` is the opacity of strength 1. The
     opacity rises early, as in `overlay`, and strength 0 leaves gray. `covered` is as in `overlay`. Raises InputError,
@@ -80,9 +82,12 @@ def draw_regions(
     opacity = check_fraction("alpha", alpha) * (1 - missing**2)
     if color_index.shape != opacity.shape:
         received = f"the color indices are {color_index.shape} and their strengths {opacity.shape}"
-        raise GeometryError(f"{received}; expected one size")
+        raise GeometryError(f"{received}; expected the same size")
     if color_index.min() < 0 or color_index.max() >= len(colors):
-        raise InputError(f"color indices {color_index.min()} to {color_index.max()} for {plural(len(colors), 'color')}")
+        received = (
+            f"color_index has indices {color_index.min()} to {color_index.max()} for {plural(len(colors), 'color')}"
+        )
+        raise InputError(f"{received}; expected indices below {len(colors)}")
     gray = np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)[..., None].repeat(3, axis=2)
     out = gray.copy() if covered is None else hatch_uncovered(gray, covered)
     table = np.asarray(colors, dtype=np.float64)
@@ -94,7 +99,7 @@ def draw_regions(
 
 
 def draw_region_legend(entries: Sequence[LegendEntry], font_size: int = 16, *, heading: str = "") -> RGBImage:
-    """Draw legend entries below each other with swatches at the left. `font_size` is in pixels, long lines are truncated."""
+    """Draw a legend with one colored swatch per entry. `font_size` is in pixels. Long lines are truncated."""
     if not entries:
         raise InputError("the legend has no entries; expected at least one")
     small = round(0.85 * font_size)
@@ -123,25 +128,25 @@ OUTLINE_COLORS: tuple[Color, ...] = ((102, 255, 255), (204, 153, 255), (153, 204
 
 
 def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> MaskOutlines:
-    """Return (name, color, boolean mask) for one mask or a mapping of named masks of the given shape.
+    """Check masks of the given shape. Return a (name, color, boolean mask) tuple for each.
 
-    0 is outside. A single mask has the name "". Raises GeometryError for another shape, and InputError for more masks than
-    colors, several labels in a mask, or NaN.
+    `masks` is one mask, which gets the name "", or a mapping of named masks. 0 is outside. Raises GeometryError for another
+    shape, and InputError for more masks than colors, several labels in a mask, or NaN.
     """
     if masks is None:
         return []
     named: Mapping[str, ArrayLike] = masks if isinstance(masks, Mapping) else {"": masks}
     if len(named) > len(OUTLINE_COLORS):
-        limit = f"expected at most {len(OUTLINE_COLORS)}: more colors are not distinguishable"
-        raise InputError(f"{plural(len(named), 'mask')}; {limit}")
+        n_masks, limit = plural(len(named), "mask"), len(OUTLINE_COLORS)
+        raise InputError(f"{n_masks}; expected at most {limit}, because more colors are hard to distinguish")
     return [
-        (str(name), color, _check_mask(name, mask, tuple(shape)))
+        (str(name), color, _to_boolean_mask(name, mask, tuple(shape)))
         for (name, mask), color in zip(named.items(), OUTLINE_COLORS, strict=False)
     ]
 
 
 def draw_outlines(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
-    """Draw each mask's outline along its pixel edges on an image (H,W,3). Masks are scaled to the image."""
+    """Draw the outline of each mask on an image (H,W,3). Masks are scaled to the size of the image."""
     out = check_rgb_image(image).copy()
     for _, color, inside in outlines:
         ratio = np.divide(out.shape[:2], inside.shape)
@@ -150,8 +155,8 @@ def draw_outlines(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
     return out
 
 
-def draw_outline_keys(outlines: MaskOutlines, font_size: int, *, width: int | None = None) -> list[RGBImage]:
-    """Return legend pieces on a dark background: a line in the mask's color and its name. Unnamed masks are left out."""
+def draw_outline_legend_items(outlines: MaskOutlines, font_size: int, *, width: int | None = None) -> list[RGBImage]:
+    """Draw one legend item per named mask: a line in the mask's color, and the name."""
     keys = []
     for name, color, _ in outlines:
         if name:
@@ -164,11 +169,11 @@ def draw_outline_keys(outlines: MaskOutlines, font_size: int, *, width: int | No
 
 
 def add_outline_legend(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
-    """Add the legend of named outlines below an image. Without names the image is returned unchanged."""
+    """Add a legend of the named masks below an image. If no mask has a name, return the image unchanged."""
     height, width = image.shape[:2]
     size = min(28, max(11, min(height, width) // 28))
     rows: list[list[RGBImage]] = [[]]
-    for piece in draw_outline_keys(outlines, size, width=width):
+    for piece in draw_outline_legend_items(outlines, size, width=width):
         spaced = pad_image(piece, left=size // 2, background=DARK_BACKGROUND_COLOR)
         if rows[-1] and sum(key.shape[1] for key in rows[-1]) + spaced.shape[1] > width:
             rows.append([])
@@ -180,13 +185,15 @@ def add_outline_legend(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
     return np.concatenate(out)
 
 
-def _check_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+def _to_boolean_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     array: NDArray[Any] = np.asarray(mask)
     description = f"the mask {name}".rstrip()
     if array.dtype.kind not in "biuf" or np.isnan(array).any():
-        raise InputError(f"{description} holds {array.dtype} or NaN; expected True and False, or numbers")
+        raise InputError(
+            f"{description} of type {array.dtype} is not numeric or contains NaN; expected booleans or numbers"
+        )
     if array.shape != shape:
-        raise GeometryError(f"{description} is {array.shape} and the image {shape}; expected one size")
+        raise GeometryError(f"{description} is {array.shape} and the image is {shape}; expected the same size")
     if names := find_multiple_labels(array):
         advice = f"pass each by its name, as {{'{names[0]}': mask == {names[0]}}}, or mask != 0 for all"
         raise InputError(f"{description} holds {format_name_list(names)}; expected one region: {advice}")

@@ -1,4 +1,7 @@
-"""Contours and boxes of a map, with (row, column) on pixel edges: pixel i covers [i, i+1]; and signals over their map."""
+"""Find and draw contours and boxes of a map, and draw signals over a map.
+
+Coordinates (row, column) refer to pixel edges: pixel i covers [i, i+1].
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +34,7 @@ LANE_MARGIN = 0.08  # of a lane, above and below its line
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle of whole pixels around connected values, and the largest value in it."""
+    """A rectangle around connected pixels, in whole pixels, and the largest value of these pixels."""
 
     left: int
     top: int
@@ -41,7 +44,9 @@ class Box:
 
 
 def find_contours(values: Values, level: float) -> list[NDArray[np.float64]]:
-    """Return closed polygons (M,2) along the edges of pixels whose value is >= `level`. Holes have polygons too.
+    """Return the contours of all regions with values >= `level`, as closed polygons (M,2) along pixel edges.
+
+    Holes have polygons too.
 
     The first point is not repeated at the end. Pixels that touch at a corner share a polygon.
     """
@@ -55,7 +60,7 @@ def find_contours(values: Values, level: float) -> list[NDArray[np.float64]]:
 
 
 def find_boxes(values: Values, threshold: float) -> list[Box]:
-    """Return one box per group of touching pixels >= `threshold`, strongest peak first."""
+    """Return one bounding box per connected region of values >= `threshold`, sorted by the largest value."""
     import cv2
 
     numbers = to_finite_float64(values)
@@ -71,7 +76,7 @@ def find_boxes(values: Values, threshold: float) -> list[Box]:
 def draw_contours(
     image: RGBImage, values: Values, levels: float | Sequence[float], *, colormap: str = "inferno"
 ) -> RGBImage:
-    """Draw contours of a map (H,W) at each level on an image (H,W,3), in the level's color with a contrasting rim."""
+    """Draw contours of a map (H,W) on an image (H,W,3). Each level has its color of the colormap."""
     to_finite_float64(values, image=check_rgb_image(image))
     out = image.copy()
     for level in np.sort(np.atleast_1d(np.asarray(levels, dtype=np.float64))):
@@ -84,9 +89,9 @@ def draw_contours(
 def draw_boxes(
     image: RGBImage, boxes: Sequence[Box], labels: Sequence[str] | None = None, *, color: Color = CYAN
 ) -> RGBImage:
-    """Draw boxes on an image (H,W,3), each with its label above it, or inside if there is no room."""
+    """Draw boxes on an image (H,W,3). Labels are drawn above the boxes, or inside where the image ends."""
     if labels is not None and len(labels) != len(boxes):
-        raise InputError(f"{plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one per box")
+        raise InputError(f"{plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one label per box")
     out = check_rgb_image(image).copy()
     for box in reversed(boxes):
         bottom, right = box.top + box.height, box.left + box.width
@@ -99,7 +104,7 @@ def draw_boxes(
 
 
 def draw_polygon(out: RGBImage, polygon: NDArray[np.float64], color: Color, *, thin: bool = False) -> None:
-    """Draw a closed line in place over a wider one of opposite lightness, so that it shows on any photo."""
+    """Draw a polygon on an image in place, with a light or dark rim that makes it visible on any photo."""
     import cv2
 
     points = np.rint((polygon[:, ::-1] - 0.5) * 2**SUBPIXEL_BITS).astype(np.int32)
@@ -111,7 +116,7 @@ def draw_polygon(out: RGBImage, polygon: NDArray[np.float64], color: Color, *, t
 
 
 def _paste_label(out: RGBImage, tile: RGBImage, box: Box) -> None:
-    """Paste a label in place above the box, or inside it without room, and always within the image."""
+    """Paste the image of a label above a box in place, or inside the box where the image ends."""
     rows, columns = min(tile.shape[0], out.shape[0]), min(tile.shape[1], out.shape[1])
     top = box.top - rows if box.top >= rows else box.top
     top, left = min(top, out.shape[0] - rows), min(box.left, out.shape[1] - columns)
@@ -127,14 +132,14 @@ def draw_signal_trace(
     width: int = 960,
     lane_height: int = 160,
 ) -> RGBImage:
-    """Draw signals (C,L) uint8 as lines, one lane each, over the colors of a map (L,) in 0..1 (diverging: -1..1).
+    """Draw each signal of (C,L) uint8 as a line over the colors of a map (L,). The map is in 0..1, or -1..1 if diverging.
 
     The background is colored as strongly as the map's value. Returns (C·lane,width,3); raises InputError if lengths differ.
     """
     import cv2
 
     if signals.ndim != 2 or values.shape != signals.shape[1:] or not signals.size:
-        raise InputError(f"signals are {signals.shape} and the map {values.shape}; expected (C,L) and (L,)")
+        raise InputError(f"the signals are {signals.shape} and the map is {values.shape}; expected (C,L) and (L,)")
     check_fraction("alpha", alpha)
     positions = (np.arange(width) + 0.5) / width * len(values) - 0.5
     column_values = np.interp(positions, np.arange(len(values)), values)

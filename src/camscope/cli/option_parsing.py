@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def parse_overlay_options(
     colormap: str, alpha: float, contour: str | None = None, boxes: float | None = None
 ) -> dict[str, Any]:
-    """Parse options of appearance as settings of `Explanation.overlay`; raise typer.BadParameter for a wrong value."""
+    """Convert the options of appearance to arguments of `Explanation.overlay`. Raise typer.BadParameter for a wrong value."""
     from camscope.render import COLORMAPS
 
     if colormap not in ("auto", *COLORMAPS):
@@ -35,7 +35,7 @@ def parse_overlay_options(
 
 
 def parse_targets(target: str | None, targets: str | None) -> list[int | str | None]:
-    """Parse the target classes as unique indices and names; None means the top class of each image."""
+    """Parse `--target` or `--targets` to unique class indices or names. None stands for the top class of each image."""
     if target is not None and targets is not None:
         raise base.option_error("--targets", "pass one class with --target or several with --targets, not both")
     class_names = base.split_list(targets) if targets is not None else [target]
@@ -52,7 +52,10 @@ def parse_targets(target: str | None, targets: str | None) -> list[int | str | N
 
 @dataclass(frozen=True)
 class ExplainerOptions:
-    """The methods, layers and settings that the user chose, and the digest of the model for which a file chose them."""
+    """The methods, layers and settings that the user chose.
+
+    `model_digest` is the hash of the model for which a `--choice` file was written.
+    """
 
     methods: "dict[str, type[Explainer]]"
     layers: list[str] | None
@@ -83,7 +86,10 @@ class ExplainerOptions:
         return cls(methods, layers, parse_settings(setting_pairs or (), methods), model_digest)
 
     def build(self, model: "nn.Module", preprocess: str | None, *, show_method_bars: bool = True) -> "list[Explainer]":
-        """Create an explainer per method and layer, or only one if the method takes no layer or several."""
+        """Create an explainer for each method and layer.
+
+        A method that takes no layer, or several at once, gets one explainer.
+        """
         from camscope.explainers.comparison.grid_layout import create_at_layers
         from camscope.hooks.base import unwrap
         from camscope.model_card import compute_model_digest
@@ -92,13 +98,13 @@ class ExplainerOptions:
             base.print_note("the choice was made for another model or other weights")
         explainers: list[Explainer] = []
         for name, explainer_cls in self.methods.items():
-            bar_setting = progress.method_bar_settings(explainer_cls, show=show_method_bars)
+            bar_setting = progress.build_method_bar_settings(explainer_cls, show=show_method_bars)
             settings = {"preprocess": preprocess, **bar_setting, **self.settings_by_method[name]}
             explainers += create_at_layers(explainer_cls, model, self.layers, settings)
         return explainers
 
     def check_single_layer(self) -> None:
-        """Raise typer.BadParameter if several layers are named and a method takes only one."""
+        """Raise typer.BadParameter if the user named several layers and a method accepts only one."""
         from camscope.explainers.comparison.grid_layout import accepts_layer_choice, accepts_several_layers
 
         for name, method in self.methods.items() if self.layers and len(self.layers) > 1 else ():
@@ -108,7 +114,7 @@ class ExplainerOptions:
 
 
 def _parse_layers(names: str | None, explainer_classes: "dict[str, type[Explainer]]") -> list[str] | None:
-    """Parse `--layers`; raise typer.BadParameter if it names no layer, or if no method takes a layer."""
+    """Parse `--layers`. Raise typer.BadParameter if the list is empty, or if no method takes a layer."""
     from camscope.explainers.comparison.grid_layout import accepts_layer_choice
 
     if names is None:
@@ -116,8 +122,8 @@ def _parse_layers(names: str | None, explainer_classes: "dict[str, type[Explaine
     if not (layers := list(dict.fromkeys(base.split_list(names)))):
         raise base.option_error("--layers", "no layer is named")
     if not any(map(accepts_layer_choice, explainer_classes.values())):
-        subject = f"{' and '.join(explainer_classes)} {'has' if len(explainer_classes) == 1 else 'have'}"
-        raise base.option_error("--layers", f"{subject} no layer setting")
+        methods_have = f"{' and '.join(explainer_classes)} {'has' if len(explainer_classes) == 1 else 'have'}"
+        raise base.option_error("--layers", f"{methods_have} no layer setting")
     return layers
 
 
@@ -127,29 +133,29 @@ BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": Fa
 
 
 class NotExpressible:
-    """Marker for types that have no text form, such as a tensor or a callable."""
+    """Marker for a type whose values cannot be written as text, such as a tensor or a callable."""
 
 
 @dataclass(frozen=True)
 class ListOf:
-    """A list of items of these types, written with commas."""
+    """The type of a comma-separated list whose items have these types."""
 
     item_types: tuple[Any, ...]
 
 
 def list_settings(explainer_cls: type) -> dict[str, tuple[Any, ...]]:
-    """Map each setting of a constructor to its value types, if some of them can be written as text."""
+    """Map each constructor parameter that text can express to the types of its values."""
     hints = get_type_hints(explainer_cls.__init__)  # type: ignore[misc]  # only the signature is read
     names = [name for name in inspect.signature(explainer_cls).parameters if name not in EXCLUDED_PARAMETERS]
     value_types = {name: tuple(_iter_value_types(hints.get(name))) for name in names}
     return {name: types for name, types in value_types.items() if set(types) - {NoneType, NotExpressible}}
 
 
-def parse_settings(pairs: Sequence[str], explainer_classes: dict[str, type]) -> dict[str, dict[str, Any]]:
-    """Parse `name=value` pairs into keyword arguments per method; a name applies to every method that has it."""
+def parse_settings(setting_pairs: Sequence[str], explainer_classes: dict[str, type]) -> dict[str, dict[str, Any]]:
+    """Parse `name=value` pairs to keyword arguments for each method. A method ignores the names that it does not have."""
     settings_by_method = {name: list_settings(method) for name, method in explainer_classes.items()}
     parsed: dict[str, dict[str, Any]] = {name: {} for name in explainer_classes}
-    for pair in pairs:
+    for pair in setting_pairs:
         key, equals, value = pair.partition("=")
         accepting_methods = [name for name, settings in settings_by_method.items() if key in settings]
         if not equals or not accepting_methods:
@@ -163,7 +169,7 @@ def parse_settings(pairs: Sequence[str], explainer_classes: dict[str, type]) -> 
 def _explain_rejected_setting(
     pair: str, explainer_classes: dict[str, type], settings_by_method: dict[str, dict[str, tuple[Any, ...]]]
 ) -> str:
-    """Describe why no method accepts a `name=value` pair."""
+    """Explain why no method accepts a `name=value` pair of `--set`."""
     key, equals, _ = pair.partition("=")
     if equals and key in PARAMETERS_WITH_OPTION:
         return f"{key!r} has its own option: --{'layers' if key == 'layer' else key}"
@@ -176,7 +182,7 @@ def _explain_rejected_setting(
 
 
 def _iter_value_types(annotation: Any) -> Iterable[Any]:
-    """Yield the value types of an annotation: builtin types, literal values, `ListOf` or `NotExpressible`."""
+    """Yield the types in an annotation as builtin types, literal values, `ListOf` or `NotExpressible`."""
     if get_origin(annotation) in (Union, UnionType):
         for part in get_args(annotation):
             yield from _iter_value_types(part)
@@ -191,7 +197,10 @@ def _iter_value_types(annotation: Any) -> Iterable[Any]:
 
 
 def _parse_value(name: str, value: str, value_types: tuple[Any, ...]) -> Any:
-    """Parse text as the narrowest of the value types; text with a comma becomes a list if one is allowed."""
+    """Convert text to the first type that fits: none, bool, literal, list, int, float, str.
+
+    Only text with a comma becomes a list, unless no single number or text is allowed.
+    """
     if NoneType in value_types and value.lower() == "none":
         return None
     if bool in value_types and value.lower() in BOOLEAN_WORDS:
