@@ -16,7 +16,7 @@ NO_RELU = (
     ModelError,
     r"\w+ changes the backward pass of ReLUs, and none can be reached in this model \(what was found: ",
 )
-NO_RULE = (ModelError, r"lrp has no rule for a part of \w+: .*layer_norm \(1 x\)")
+NO_RULE = (ModelError, r"lrp has no rule for these operations of \w+: .*layer_norm \(1 x\)")
 
 # (method, a case of `nets`, or what else is asked of it) -> the error, and what it says
 REFUSED: dict[tuple[str, str], tuple[type[CamscopeError], str]] = {

@@ -286,7 +286,7 @@ class Bad(nn.Module):
 def test_a_bad_gradient_or_score_is_an_error_that_names_it(where, words, what):
     model, x = plain(Spoiled)
     model.where, model.what = where, what
-    with pytest.raises(NonFiniteError, match=words + r'; pass on_nonfinite="warn"'):
+    with pytest.raises(NonFiniteError, match=words + r'; to continue anyway, pass on_nonfinite="warn"'):
         HiResCAM(model, "middle").attribute(x, 1)
 
 

@@ -76,7 +76,9 @@ TRANSFORMS = {
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_inside_a_transform_the_error_says_to_call_it_outside(transform):
     for call in tools(Net().eval()):
-        with pytest.raises(InputError, match=r"torch\.func .*: call it outside, with the whole batch"):
+        with pytest.raises(
+            InputError, match=r"torch\.func .*: call camscope outside of torch.func, with the whole batch"
+        ):
             TRANSFORMS[transform](call, x())
 
 
