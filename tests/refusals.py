@@ -9,7 +9,7 @@ CALLABLE, PLAIN, LINEAR = "a callable target", "plain", "linear"
 NOT_LINEAR = (ModelError, r"not 'head' of the mean or sum of layer '\w+': something that is not linear lies between")
 
 ATTENTION = ("rollout", "gradrollout", "chefer", "legrad", "gradeclip")
-NO_ATTENTION = (LayerError, "no self-attention was seen in the forward pass: the method is for transformers")
+NO_ATTENTION = (LayerError, "no self-attention ran in the forward pass: this method requires a transformer")
 
 RECTIFIED = ("guidedbackprop", "deconvnet", "guidedgradcam")
 NO_RELU = (

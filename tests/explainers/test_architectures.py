@@ -58,7 +58,7 @@ def video():
 ARCHITECTURES = [vit, swin, convnext, densenet, video]
 REFUSES_ATTENTION = {
     swin: "it works in windows",
-    **dict.fromkeys((convnext, densenet, video), "no self-attention was seen"),
+    **dict.fromkeys((convnext, densenet, video), "no self-attention ran"),
 }
 NOT_LINEAR_BEHIND = {vit, convnext, densenet}  # attention, a norm, a ReLU: the original CAM has no map there
 

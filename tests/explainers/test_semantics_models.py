@@ -374,7 +374,7 @@ def test_a_layer_of_integers():
             return self.after(y * self.mask((y > 0).long()))
 
     model, x = plain(Rounded)
-    with pytest.raises(LayerError, match=r"layer 'mask' returns no floating tensor.*int64"):
+    with pytest.raises(LayerError, match=r"layer 'mask' returns no floating-point tensor.*int64"):
         HiResCAM(model, "mask").attribute(x, 1)
 
 
@@ -462,7 +462,7 @@ def test_two_candidates_are_listed_and_output_chooses():
     for key, factor in (("raw", 1), ("double", 3)):
         heat = HiResCAM(net, "packing", output_index=key, layout="channels_first").attribute(x, 1)
         torch.testing.assert_close(heat, factor * truth(model, x, 1), rtol=1e-10, atol=1e-16)
-    with pytest.raises(LayerError, match=r"no floating tensor .*output_index='other'"):
+    with pytest.raises(LayerError, match=r"no floating-point tensor .*output_index='other'"):
         HiResCAM(net, "packing", output_index="other").attribute(x, 1)
 
 
@@ -594,7 +594,7 @@ def test_a_flattened_map_is_not_taken_for_tokens():
 
 def test_strides_that_differ_do_not_turn_channels_into_rows():
     block = nn.Sequential(nn.Conv2d(1, 16, 3, stride=(4, 16), padding=1), nn.ReLU())
-    with pytest.raises(LayerError, match="may be channels first or channels last"):
+    with pytest.raises(LayerError, match="may have channels first or channels last"):
         infer_layout((1, 16, 16, 4), (1, 1, 64, 64), block)
     assert infer_layout((1, 16, 16, 4), (1, 1, 64, 64), block[0]).grid == (16, 4)
 
@@ -659,7 +659,7 @@ def test_one_thing_where_a_list_is_asked_for():
     with pytest.raises(InputError, match="expects a list of images"):
         tool.explain_batch("cat.jpg")
     for layer in (4, ["middle", "last"]):
-        with pytest.raises(LayerError, match="expected one name or module"):
+        with pytest.raises(LayerError, match="expected one layer name or module"):
             GradCAM(model, layer)
 
 
@@ -679,7 +679,9 @@ def test_tokens_that_lie_on_no_map_of_the_model_are_an_error():
             return self.head(self.block(queries + self.attention(queries, places, places)[0]).mean(1))
 
     model, x = Queries(16, patch=8), torch.randn(1, 3, 40, 40)  # 16 questions would be 4 x 4 patches of 10 pixels
-    with pytest.raises(LayerError, match=r"layer 'block': .*grids that fit: none; pass layout=Layout"):
+    with pytest.raises(
+        LayerError, match=r"layer 'block': .*expected one grid that fits, found: none; pass layout=Layout"
+    ):
         HiResCAM(model, "block").attribute(x, 1)
     assert GradCAM(model).explain(x, 1).grid == (5, 5)
 
@@ -812,7 +814,7 @@ def test_a_grid_of_other_proportions_than_the_input_is_questioned():
 
 def test_a_layer_whose_last_axis_is_its_channels_is_not_read_as_a_map_of_them():
     windows = nn.Sequential(nn.LayerNorm(192), nn.Linear(192, 192))  # (N, windows, patches of each, K)
-    with pytest.raises(LayerError, match="has its channels last, and the axes before them are not a grid"):
+    with pytest.raises(LayerError, match="has channels last, but its other axes do not have the aspect ratio"):
         infer_layout((1, 4, 196, 192), (1, 3, 224, 224), windows)
     assert infer_layout((1, 7, 7, 192), (1, 3, 224, 224), windows) == Layout("channels_last", (7, 7))
 
@@ -835,7 +837,7 @@ def test_ambiguous_tokens_are_an_error_that_layout_or_reshape_settles():
     model.embed = nn.PixelUnshuffle(8)  # patches without a convolution, whose grid would be known
     model.block = nn.Linear(192, 192)
     x = torch.randn(1, 3, 24, 24)  # 9 tokens: 3 x 3, or 2 x 2 patches of 12 and five more
-    with pytest.raises(LayerError, match=r"layer 'block': .*grids that fit: .*pass layout=Layout"):
+    with pytest.raises(LayerError, match=r"layer 'block': .*expected one grid that fits, found: .*pass layout=Layout"):
         HiResCAM(model, "block").attribute(x, 1)
     by_layout = HiResCAM(model, "block", layout=Layout("tokens", (3, 3))).attribute(x, 1)
     by_reshape = HiResCAM(model, "block", reshape=lambda y: y.transpose(1, 2).unflatten(2, (3, 3))).attribute(x, 1)
@@ -894,7 +896,9 @@ def test_a_cube_of_equal_sides_is_ambiguous_where_a_layer_works_on_the_last_axis
             return self.head(self.act(self.norm(self.conv(x).permute(0, 2, 3, 1))).mean((1, 2)))
 
     x = torch.randn(1, 3, 16, 16)
-    with pytest.raises(LayerError, match=r"layer 'act': output \(1, 8, 8, 8\).*may be channels first or channels last"):
+    with pytest.raises(
+        LayerError, match=r"layer 'act': output \(1, 8, 8, 8\).*may have channels first or channels last"
+    ):
         HiResCAM(Permuting(), "act").attribute(x, 1)
 
 

@@ -90,7 +90,9 @@ def test_lazy_layers_are_an_error_before_anything_runs_and_stay_lazy():
         lambda model: inspect_layers(model, x()),
         lambda model: extract_features(model, "0", x()),
     ):
-        with pytest.raises(ModelError, match=r"layer '0' \(LazyConv2d\) has no weights yet: run the model once"):
+        with pytest.raises(
+            ModelError, match=r"layer '0' \(LazyConv2d\) has no weights yet: before explaining, run model\(x\) once"
+        ):
             call(model.eval())
     assert isinstance(model[0], nn.LazyConv2d)
     model(x())
