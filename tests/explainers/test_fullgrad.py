@@ -294,7 +294,7 @@ def test_parts_without_gradients_get_them(way):
 def test_an_input_that_is_cut_off_is_an_error():
     model, x = steps(Blind)
     model.way = "detach"
-    with untouched(model, x), pytest.raises(ModelError, match="the model detaches it"):
+    with untouched(model, x), pytest.raises(ModelError, match="the model detaches the input"):
         FullGrad(model).attribute(x, 1)
     with pytest.raises(ModelError, match="the target does not depend on the model"):
         FullGrad(Steps().double().eval()).attribute(x, lambda output: torch.ones(2))

@@ -292,7 +292,7 @@ def test_a_tensor_on_another_device_is_an_error_that_names_both():
     [
         (torch.zeros(2, 3, 8, 8, dtype=torch.int64), "the input is int64, and the model does not convert it"),
         (torch.zeros(2, 3, 8, 8, dtype=torch.bool), "the input is torch.bool; expected a float tensor"),
-        (torch.zeros(3, 8), r"the input is \(3, 8\); expected \(N,C,H,W\)"),
+        (torch.zeros(3, 8), r"the input has shape \(3, 8\); expected \(N,C,H,W\)"),
         (np.zeros((2, 3, 8, 8)), "the input is a ndarray; expected a float tensor"),
         (None, "the input is a NoneType"),
     ],
@@ -709,7 +709,7 @@ def test_tokens_kept_by_windows_are_refused_until_they_are_in_rows(hiera):
             model(torch.cat([x[:1], changed]))
         handle.remove()
         places[name] = (kept[0][1] - kept[0][0]).abs().sum(1)
-    with pytest.raises(LayerError, match=r"the 32 tokens are stored window by window.* merged to 2"):
+    with pytest.raises(LayerError, match=r"the 32 tokens are stored window by window.* merges them to 2"):
         GradCAM(model, "blocks.0").attribute(x, 1)
     with pytest.raises(LayerError, match="stored window by window"):
         GradCAM(model, "blocks.1").attribute(x, 1)

@@ -456,7 +456,7 @@ def test_blocks_that_cannot_be_told_are_refused_by_the_method_that_needs_them():
     model, x = little()
     shared = model.layers[0]
     model.layers = nn.ModuleList([shared, shared])
-    with untouched(model, x), pytest.raises(LayerError, match="2 self-attentions, and 2 blocks around them"):
+    with untouched(model, x), pytest.raises(LayerError, match="2 self-attentions in 2 blocks"):
         LeGrad(model).attribute(x, 1)
     assert Chefer(model).attribute(x, 1).shape == (2, 5, 4)
 

@@ -429,7 +429,9 @@ def test_a_baseline_that_is_none_says_what_to_pass():
     broken[0, 0, :2] = torch.tensor([torch.nan, torch.inf])
     with pytest.raises(InputError, match=r"^the baseline has 2 NaN or infinite values of 576: .*nan_to_num"):
         IntegratedGradients(model, baseline=broken).attribute(x, 1)
-    with pytest.raises(InputError, match=r"the input is \(3, 16, 12\): pass a tensor \(3, 16, 12\), an image"):
+    with pytest.raises(
+        InputError, match=r"expected \(3, 16, 12\), the shape of the input: pass a tensor \(3, 16, 12\), an image"
+    ):
         IntegratedGradients(model, baseline=torch.zeros(3, 5, 5)).attribute(x, 1)
 
 

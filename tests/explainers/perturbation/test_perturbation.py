@@ -267,7 +267,7 @@ def test_segments_of_any_array_and_what_is_none():
         assert torch.equal(SegmentAblation(model, segments=same).attribute(x, 1), expected)
     with pytest.raises(InputError, match=r"the segments are a list: .* torch\.tensor"):
         SegmentAblation(model, segments=labels.tolist())
-    with pytest.raises(InputError, match="callable gave NoneType: expected a label map"):
+    with pytest.raises(InputError, match="segments function returned NoneType; expected a label map"):
         SegmentAblation(model, segments=lambda one: None).attribute(x, 1)
     with pytest.raises(InputError, match="an array of object"):
         SegmentAblation(model, segments=labels.astype(object)).attribute(x, 1)

@@ -184,7 +184,7 @@ class Explainer(BaseMethod):
         additional_forward_args: Any = None,
         **kwargs: Any,
     ) -> list[Explanation]:
-        """Return the explanations of one image by several methods, which get the settings of this explainer.
+        """Return the explanations of one image by several methods, with the settings of this explainer.
 
         Args:
             image: See `explain`.
