@@ -9,14 +9,14 @@ CALLABLE, PLAIN, LINEAR = "a callable target", "plain", "linear"
 NOT_LINEAR = (ModelError, r"not 'head' of the mean or sum of layer '\w+': something that is not linear lies between")
 
 ATTENTION = ("rollout", "gradrollout", "chefer", "legrad", "gradeclip")
-NO_ATTENTION = (LayerError, "no self-attention was seen in the forward pass: the method is for transformers")
+NO_ATTENTION = (LayerError, "no self-attention ran in the forward pass: this method requires a transformer")
 
 RECTIFIED = ("guidedbackprop", "deconvnet", "guidedgradcam")
 NO_RELU = (
     ModelError,
     r"\w+ changes the backward pass of ReLUs, and none can be reached in this model \(what was found: ",
 )
-NO_RULE = (ModelError, r"lrp has no rule for a part of \w+: .*layer_norm \(1 x\)")
+NO_RULE = (ModelError, r"lrp has no rule for these operations of \w+: .*layer_norm \(1 x\)")
 
 # (method, a case of `nets`, or what else is asked of it) -> the error, and what it says
 REFUSED: dict[tuple[str, str], tuple[type[CamscopeError], str]] = {

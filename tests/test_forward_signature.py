@@ -93,7 +93,7 @@ def test_positional_arguments_keep_their_places():
 @pytest.mark.parametrize("kind", [TwoKeywords, AnyKeyword])
 def test_where_several_keywords_may_be_the_image_the_error_asks_for_one(kind):
     model, _, x = like(kind)
-    with pytest.raises(InputError, match=r"takes keywords only .*input_key='image'"):
+    with pytest.raises(InputError, match=r"takes keyword arguments only .*input_key='image'"):
         GradCAM(model).attribute(x, 1)
 
 
@@ -111,7 +111,7 @@ class Broken(Plain):
 @pytest.mark.parametrize("layer", ["conv", None])
 def test_a_dict_model_without_a_key_is_an_error_that_names_the_setting(kind, key, layer):
     model, _, x = like(kind)
-    with pytest.raises(InputError, match=f"{kind.__name__} takes a dict, and got a tensor: .* input_key='{key}'"):
+    with pytest.raises(InputError, match=f"{kind.__name__} takes a dict, but received a tensor. .* input_key='{key}'"):
         GradCAM(model, layer).attribute(x, 1)
 
 

@@ -140,14 +140,14 @@ def test_it_is_a_value_of_plain_numbers():
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda: Placement.identity((0, 3)), r"size of \(0, 3\)"),
+        (lambda: Placement.identity((0, 3)), r"size is \(0, 3\)"),
         (lambda: Placement(np.zeros((2, 3)), (3, 3), (3, 3)), "invertible"),
         (lambda: Placement(np.array([[1, 0, np.nan], [0, 1, 0]]), (3, 3), (3, 3)), "finite"),
-        (lambda: Placement(np.eye(2), (3, 3), (3, 3)), "2 x 3"),
+        (lambda: Placement(np.eye(2), (3, 3), (3, 3)), r"expected \(2, 3\)"),
         (lambda: CHAIN.project(np.zeros((7, 7, 7))), r"shape \(7, 7, 7\)"),
-        (lambda: CHAIN.resized((1.5, 2)), "whole numbers"),
+        (lambda: CHAIN.resized((1.5, 2)), "expected 2 integers"),
         (lambda: CHAIN.to_image([[1, 2, 3]]), r"expected \(M, 2\)"),
-        (lambda: CHAIN.transposed((0, 0)), "do not reorder"),
+        (lambda: CHAIN.transposed((0, 0)), "expected each of the 2 axes once"),
         (lambda: Placement.from_dict({"matrix": []}), "to_dict"),
     ],
 )

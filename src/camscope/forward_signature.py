@@ -1,4 +1,4 @@
-"""The signature of a model's forward: its keywords, and how it takes the image."""
+"""The signature of a model's forward: its keyword arguments, and the argument that is the image."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class InputKey:
     in_dict: bool = False
 
     def call_with_input(self, model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the model; for a model that takes a dict, the keyword arguments go into the dict as well."""
+        """Call the model with the image x under this key. For a model that takes a dict, kwargs go into the dict, too."""
         if self.in_dict:
             return model({self.name: x, **kwargs}, *args)
         return model(*args, **{self.name: x, **kwargs})
@@ -37,7 +37,10 @@ def call_model(
     *,
     frames_first: bool = False,
 ) -> Any:
-    """Call the model with x under `key`; with `frames_first`, (N,C,T,H,W) is passed as (N,T,C,H,W)."""
+    """Call the model with the image x, passed as the argument `key`.
+
+    With `frames_first`, (N,C,T,H,W) is passed as (N,T,C,H,W).
+    """
     x = x.transpose(1, 2) if frames_first else x
     if key is not None:
         return key.call_with_input(model, x, args, kwargs)
@@ -67,13 +70,13 @@ class _DictAccess(TorchFunctionMode):
 
 def _dict_error(model: nn.Module, key: str) -> InputError:
     return InputError(
-        f"the forward of {type(model).__name__} takes a dict, and got a tensor: name the key of the image, such as "
+        f"the forward of {type(model).__name__} takes a dict, but received a tensor. Pass the key of the image, such as "
         f"input_key={key} in the constructor of the method"
     )
 
 
 def _read_parameters(model: nn.Module) -> list[Parameter]:
-    """Return the parameters of a model's forward, through its decorators; *args and **kwargs if they cannot be read."""
+    """Return the parameters of a model's forward, also through decorators. If they cannot be read, return *args and **kwargs."""
     try:
         return list(signature(model.forward).parameters.values())
     except (TypeError, ValueError):  # a builtin, for example
@@ -81,7 +84,7 @@ def _read_parameters(model: nn.Module) -> list[Parameter]:
 
 
 def list_forward_keywords(model: nn.Module) -> frozenset[str]:
-    """Return all keywords of a model's forward, including those of a TypedDict: `**kwargs: Unpack[SomeTypedDict]`."""
+    """Return the names of all keyword arguments of a model's forward, including those of `Unpack[SomeTypedDict]`."""
     keywords: set[str] = set()
     for parameter in _read_parameters(model):
         if parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
@@ -95,7 +98,7 @@ def list_forward_keywords(model: nn.Module) -> frozenset[str]:
 
 
 def find_input_key(model: nn.Module, name: str | None = None) -> InputKey | None:
-    """Find how a model takes its image; None means as its first argument.
+    """Find the argument of the model's forward that takes the image. None: the first argument.
 
     `name` is a keyword of its forward, or a key of the dict that its forward takes. Without a name it is `pixel_values` where
     forward has that keyword, or the only keyword of a forward without positional parameters. InputError where several keywords
@@ -120,6 +123,6 @@ def find_input_key(model: nn.Module, name: str | None = None) -> InputKey | None
             return InputKey(candidates[0])
     keywords = ", ".join(names) or "none by name"
     raise InputError(
-        f"the forward of {type(model).__name__} takes keywords only ({keywords}): name the one that is the image, such as "
-        f"input_key='image' in the constructor of the method"
+        f"the forward of {type(model).__name__} takes keyword arguments only ({keywords}). Pass the name of the image "
+        "argument, such as input_key='image' in the constructor of the method"
     )

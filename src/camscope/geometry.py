@@ -1,4 +1,4 @@
-"""The place of a map: from the model's input back to the pixels or voxels of the original image.
+"""The placement of a map: transform coordinates and maps between the model's input and the original image.
 
 Coordinates are continuous and in array order, (row, column) or (depth, row, column). Pixel i covers [i, i + 1], so its
 center is i + 0.5, and a plane of n pixels reaches from 0 to n.
@@ -53,10 +53,12 @@ class Placement:
         n = len(self.input_size)
         if matrix.shape != (n, n + 1):
             raise GeometryError(
-                f"the matrix of a placement in {plural(n, 'dimension')} is {n} x {n + 1}; it is {matrix.shape}"
+                f"the matrix of a placement has shape {matrix.shape}; expected ({n}, {n + 1}) for {plural(n, 'dimension')}"
             )
         if not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix[:, :n]) < n:
-            raise GeometryError(f"the matrix of a placement has to be finite and invertible; it is {matrix.tolist()}")
+            raise GeometryError(
+                f"the matrix of a placement is {matrix.tolist()}; expected a finite and invertible matrix"
+            )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Placement) and self._comparison_key() == other._comparison_key()
@@ -66,24 +68,26 @@ class Placement:
 
     @classmethod
     def identity(cls, size: Sequence[int]) -> Self:
-        """Return the placement of an image that is the model's input."""
+        """Return the placement of an input that is the image itself."""
         return cls(np.eye(len(size), len(size) + 1), tuple(size), tuple(size))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Create the placement that `to_dict` wrote."""
+        """Create a placement from the dict that `to_dict` returned."""
         try:
             return cls(np.array(data["matrix"], np.float64), tuple(data["input_size"]), tuple(data["image_size"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise GeometryError(f"not a stored placement: {error!r}; expected what Placement.to_dict writes") from error
+            raise GeometryError(
+                f"the dict is not a placement ({error!r}); expected the result of Placement.to_dict"
+            ) from error
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """Return plain numbers for JSON."""
+        """Return the placement as a dict of plain numbers for JSON."""
         sizes = {"input_size": list(self.input_size), "image_size": list(self.image_size)}
         return {"matrix": self.matrix.tolist(), **sizes}
 
     def on_resized_image(self, size: Sequence[int]) -> Self:
-        """Return the placement on the same image at another size."""
+        """Return the placement on a resized version of the image."""
         if tuple(size) == self.image_size:
             return self
         size = _check_plane_size(size, self._n_axes)
@@ -93,59 +97,66 @@ class Placement:
     # Steps of preprocessing. Each returns the placement after that step.
 
     def resized(self, size: Sequence[int]) -> Self:
-        """Return the placement after resizing the input to `size`."""
+        """Return the placement after the input is resized to `size`."""
         size = _check_plane_size(size, self._n_axes)
         return self._precompose(np.diag(np.divide(self.input_size, size)), np.zeros(self._n_axes), size)
 
     def cropped(self, start: Sequence[int], size: Sequence[int]) -> Self:
-        """Return the placement after cutting out `size` pixels from `start`. Outside the input the crop is padded."""
+        """Return the placement after the input is cropped to `size` pixels from `start`.
+
+        Outside the input the crop is padded.
+        """
         return self._precompose(np.eye(self._n_axes), _check_whole_numbers(start, self._n_axes, "start"), size)
 
     def padded(self, before: Sequence[int], after: Sequence[int]) -> Self:
-        """Return the placement after adding pixels before and after each axis."""
+        """Return the placement after pixels are added before and after each axis of the input."""
         first = _check_whole_numbers(before, self._n_axes, "before")
         last = _check_whole_numbers(after, self._n_axes, "after")
         return self.cropped((-first).tolist(), (first + last + self.input_size).tolist())
 
     def flipped(self, axis: int) -> Self:
-        """Return the placement after reversing one axis."""
+        """Return the placement after one axis of the input is reversed."""
         linear, offset = np.eye(self._n_axes), np.zeros(self._n_axes)
         linear[axis, axis], offset[axis] = -1, self.input_size[axis]
         return self._precompose(linear, offset, self.input_size)
 
     def transposed(self, axes: Sequence[int]) -> Self:
-        """Return the placement after reordering the axes as numpy's `transpose` does."""
+        """Return the placement after the axes of the input are reordered, as by NumPy's `transpose`."""
         if sorted(axes) != list(range(self._n_axes)):
-            raise GeometryError(f"axes {tuple(axes)} do not reorder {plural(self._n_axes, 'axis')}")
+            raise GeometryError(f"axes is {tuple(axes)}; expected each of the {plural(self._n_axes, 'axis')} once")
         return self._precompose(
             np.eye(self._n_axes)[list(axes)].T, np.zeros(self._n_axes), [self.input_size[axis] for axis in axes]
         )
 
     def composed(self, inner: Self) -> Self:
-        """Return the placement after `inner`, which takes this input as its image."""
+        """Return the placement of `inner`'s input on the image of this placement. The input of this placement is the
+        image of `inner`.
+        """
         if inner.image_size != self.input_size:
-            raise GeometryError(f"a placement on an image {inner.image_size} cannot follow an input {self.input_size}")
+            raise GeometryError(
+                f"the image size of the inner placement is {inner.image_size}; expected {self.input_size}, the input size"
+            )
         return self._precompose(inner.matrix[:, :-1], inner.matrix[:, -1], inner.input_size)
 
     # Coordinates and maps.
 
     def cell_to_image_matrix(self, grid: Sequence[int]) -> NDArray[np.float64]:
-        """Compute the matrix (n,n+1) from cell coordinates of a map, which spans the input, to the image."""
+        """Return the matrix (n,n+1) that transforms cell coordinates of a map to coordinates of the image."""
         grid = _check_plane_size(grid, self._n_axes)
         scaled = self.matrix[:, : self._n_axes] * np.divide(self.input_size, grid)
         return np.column_stack([scaled, self.matrix[:, self._n_axes]])
 
     def to_image(self, points: ArrayLike) -> NDArray[np.float64]:
-        """Map points (M,n) of the model's input to the original image."""
+        """Transform points (M,n) of the model's input to points of the original image."""
         return _check_points(points, self._n_axes) @ self.matrix[:, :-1].T + self.matrix[:, -1]
 
     def to_input(self, points: ArrayLike) -> NDArray[np.float64]:
-        """Map points (M,n) of the original image to the model's input."""
+        """Transform points (M,n) of the original image to points of the model's input."""
         inverse = _invert_affine(self.matrix)
         return _check_points(points, self._n_axes) @ inverse[:, :-1].T + inverse[:, -1]
 
     def project(self, attribution: ArrayLike) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """Resample a map (h,w) at the center of each pixel of the original image: values (H,W) and covered (H,W).
+        """Resample a map (h,w) on the original image. Return the values (H,W), and a mask (H,W) of the covered pixels.
 
         Values are interpolated linearly between the centers of cells; the outermost cells reach to the border of the input.
         Pixels outside of the input are 0, and False in `covered`. float64 stays float64, everything else becomes float32.
@@ -154,7 +165,7 @@ class Placement:
         attribution = attribution if attribution.dtype == np.float64 else attribution.astype(np.float32)
         if attribution.ndim != self._n_axes or not attribution.size:
             raise GeometryError(
-                f"a map of shape {attribution.shape}; expected one with {plural(self._n_axes, 'axis')}, none of them empty"
+                f"the map has shape {attribution.shape}; expected {plural(self._n_axes, 'axis')} of length 1 or more"
             )
         inverse = _invert_affine(self.cell_to_image_matrix(attribution.shape))
         depends = inverse[:, :-1] != 0
@@ -170,7 +181,7 @@ class Placement:
         return (self.matrix.tobytes(), self.input_size, self.image_size)
 
     def _precompose(self, linear: FloatArray, offset: ArrayLike, size: Sequence[int]) -> Self:
-        """Return the placement with a new input, whose coordinates `linear` and `offset` map to the old one."""
+        """Return the placement for a new input. `linear` and `offset` map coordinates of the new input to the old input."""
         matrix = np.column_stack([self.matrix[:, :-1] @ linear, self.to_image(np.asarray(offset)[None])[0]])
         return type(self)(matrix, _check_plane_size(size, self._n_axes), self.image_size)
 
@@ -178,7 +189,7 @@ class Placement:
 def project_mask_to_input(
     mask: NDArray[np.bool_], input_size: Sequence[int], to_image: Callable[[FloatArray], NDArray[np.float64]]
 ) -> NDArray[np.bool_]:
-    """Sample the mask of an image at the center of each pixel of the model's input.
+    """Resample a mask of the image at the pixel centers of the model's input.
 
     `to_image` maps points of the input to the image. Input pixels outside the image are False.
     """
@@ -193,21 +204,21 @@ def project_mask_to_input(
 def _check_plane_size(size: Sequence[int], n_axes: int) -> tuple[int, ...]:
     numbers = _check_whole_numbers(size, n_axes, "size")
     if n_axes == 0 or numbers.min() < 1:
-        raise GeometryError(f"a size of {tuple(size)}; expected positive whole numbers")
+        raise GeometryError(f"the size is {tuple(size)}; expected positive integers")
     return tuple(numbers.tolist())
 
 
 def _check_whole_numbers(values: Sequence[int], n_axes: int, name: str) -> NDArray[np.int64]:
     numbers = np.asarray(values)
     if numbers.shape != (n_axes,) or not np.equal(numbers, np.round(numbers)).all():
-        raise GeometryError(f"{name} {values!r}; expected {plural(n_axes, 'whole number')}, one for each axis")
+        raise GeometryError(f"{name} is {values!r}; expected {plural(n_axes, 'integer')}, one for each axis")
     return numbers.astype(np.int64)
 
 
 def _check_points(points: ArrayLike, n_axes: int) -> NDArray[np.float64]:
     array = np.asarray(points, np.float64)
     if array.ndim == 0 or array.shape[-1] != n_axes:
-        raise GeometryError(f"points of shape {array.shape}; expected (M, {n_axes})")
+        raise GeometryError(f"the points have shape {array.shape}; expected (M, {n_axes})")
     return array
 
 
@@ -219,7 +230,7 @@ def _invert_affine(matrix: FloatArray) -> NDArray[np.float64]:
 def _project_separable(
     attribution: FloatArray, inverse: FloatArray, size: Sequence[int], axes: Sequence[int]
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Resample one axis after the other, which is exact and fast."""
+    """Resample a map along one axis after the other. This is exact and fast."""
     values = attribution.transpose(axes)
     covered = np.ones((), np.bool_)
     for axis, length in enumerate(size):
@@ -242,7 +253,7 @@ def _project_separable(
 def _project_affine(
     attribution: FloatArray, inverse: FloatArray, size: Sequence[int]
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Resample by any affine transform, linear in each of the n cell coordinates, block by block."""
+    """Resample a map by any affine transform, with linear interpolation."""
     values, covered = np.zeros(size, attribution.dtype), np.zeros(size, np.bool_)
     step = max(1, PIXELS_PER_BLOCK // max(1, int(np.prod(size[1:]))))
     for start in range(0, size[0], step):
@@ -258,7 +269,7 @@ def _project_affine(
 
 
 def _interpolate(attribution: FloatArray, cells: FloatArray) -> FloatArray:
-    """Interpolate at cell coordinates (n,M): the weighted sum (M,) of the 2^n nearest cells."""
+    """Interpolate a map at cell coordinates (n,M) linearly. Return the values (M,)."""
     pairs = [_split_coordinate(cell, length) for cell, length in zip(cells, attribution.shape, strict=True)]
     total = np.zeros(cells.shape[1], np.float64)
     for corner in itertools.product((0, 1), repeat=attribution.ndim):
@@ -271,7 +282,7 @@ def _interpolate(attribution: FloatArray, cells: FloatArray) -> FloatArray:
 
 
 def _split_coordinate(cell: FloatArray, length: int) -> tuple[NDArray[np.int64], FloatArray]:
-    """Split coordinates into the cell below and the fraction of the distance to the next one."""
+    """Split cell coordinates into the index of the cell below and the fraction to the next cell."""
     position = np.clip(cell - 0.5, 0, length - 1)
     low = np.floor(position).astype(np.int64)
     return low, position - low

@@ -1,4 +1,4 @@
-"""Labels of masks: the values that a mask holds, and which of them count. Labels are merged only on request."""
+"""Labels of masks: the values in a mask, and the choice of the labels that belong to the region."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class LabelImage:
 
     @classmethod
     def from_colors(cls, pixels: NDArray[Any]) -> "LabelImage":
-        """Create labels from an image (*S,3) uint8; an image without colors has its gray levels as labels."""
+        """Create labels from an RGB image (*S,3) uint8. For a gray image, the labels are its gray levels."""
         first = pixels[..., 0]
         if all(np.array_equal(first, pixels[..., channel]) for channel in (1, 2)):
             return cls(first)
@@ -34,11 +34,11 @@ class LabelImage:
 
     @property
     def foreground(self) -> NDArray[np.bool_]:
-        """Whether each pixel has a label (*S); NaN is no label."""
+        """A mask (*S) of the pixels with a label."""
         return np.asarray((self.values != 0) & (self.values == self.values))
 
     def label_names(self, most: int | None = None) -> tuple[str, ...]:
-        """Return the labels in order, at most `most`: `1`, `255`, or `#ff0000`."""
+        """Return the names of the labels in order, such as `1`, `255` or `#ff0000`. `most`: maximum number of names."""
         inside = self.values[self.foreground]
         if not inside.size:
             return ()
@@ -46,7 +46,7 @@ class LabelImage:
         return tuple(map(self._format_label, [low] if low == inside.max() else np.unique(inside)[:most]))
 
     def mask_of_labels(self, labels: Iterable[str]) -> NDArray[np.bool_]:
-        """Return where the label is one of these (*S)."""
+        """Return a mask (*S) of the pixels that have one of these labels."""
         names = set(labels)
         values = [value for value in np.unique(self.values[self.foreground]) if self._format_label(value) in names]
         return np.isin(self.values, values)
@@ -66,7 +66,7 @@ class LabelChoice:
     first_label: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def select_mask(self, label_image: LabelImage) -> NDArray[np.bool_]:
-        """Return the pixels that count (*S); CategoryError for several labels without a choice."""
+        """Return a mask (*S) of the pixels with the chosen labels. Raise CategoryError for several labels without a choice."""
         if self.categories == (ALL_LABELS,):
             return label_image.foreground
         if self.categories:
@@ -74,7 +74,7 @@ class LabelChoice:
         names = label_image.label_names()
         if len(names) > 1:
             raise CategoryError(
-                f"the mask holds {format_name_list(names)} and no label was chosen; {format_choice_hint(names)}"
+                f"the mask holds {format_name_list(names)}, but no label was chosen; {format_choice_hint(names)}"
             )
         if names and (first := self.first_label.setdefault("label", names[0])) != names[0]:
             both = (first, names[0])
@@ -83,17 +83,17 @@ class LabelChoice:
 
 
 def _normalize_label(name: str) -> str:
-    """Return a label in the spelling of this module; CategoryError for text that cannot be one."""
+    """Return a label in its standard spelling. Raise CategoryError for an invalid label."""
     try:
         return name.lower() if name.startswith("#") and int(name[1:], 16) >= 0 else f"{float(name):.9g}"
     except ValueError:
         raise CategoryError(
-            f"the category {name!r} of a mask; expected one of its labels, as 1, #ff0000 of a color, or all"
+            f"the category of a mask is {name!r}; expected a label such as 1, a color such as #ff0000, or all"
         ) from None
 
 
 def parse_categories(categories: str | int | Iterable[str | int]) -> tuple[str, ...]:
-    """Return the chosen categories as names, each once."""
+    """Return the chosen categories as names, without duplicates."""
     names = [categories] if isinstance(categories, str | int) else list(categories)
     return tuple(dict.fromkeys(str(name) for name in names))
 
@@ -101,22 +101,24 @@ def parse_categories(categories: str | int | Iterable[str | int]) -> tuple[str, 
 def choose_categories(
     annotated: Sequence[str], chosen: Sequence[str], source: str, declared: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the annotated categories that count. `declared` holds names of categories without annotations.
+    """Return the annotated categories that the user chose. `declared` holds further valid names.
 
     CategoryError for several without a choice, for an unknown name, and where no annotation has a chosen one.
     """
     names = tuple(dict.fromkeys(annotated))
     if not chosen and len(names) > 1:
         raise CategoryError(
-            f"{source} has {format_name_list(names, 'categories')} and none was chosen; {format_choice_hint(names)}"
+            f"{source} has {format_name_list(names, 'categories')}, but none was chosen; {format_choice_hint(names)}"
         )
     if not chosen or (tuple(chosen) == (ALL_LABELS,) and ALL_LABELS not in names):
         return names
     if unknown := [name for name in chosen if name not in {*names, *declared}]:
-        raise CategoryError(f"{source} has no category {unknown[0]!r}; there are {', '.join(names[:MAX_LISTED_NAMES])}")
+        raise CategoryError(
+            f"{source} has no category {unknown[0]!r}; available: {', '.join(names[:MAX_LISTED_NAMES])}"
+        )
     counted = tuple(name for name in names if name in chosen)
     if not counted:
-        raise CategoryError(f"{source} has no annotation of {', '.join(chosen)}; there are some of {', '.join(names)}")
+        raise CategoryError(f"{source} has no annotation of {', '.join(chosen)}; annotated: {', '.join(names)}")
     return counted
 
 
@@ -127,11 +129,11 @@ def format_name_list(names: Sequence[str], noun: str = "labels") -> str:
 
 
 def format_choice_hint(names: Sequence[str]) -> str:
-    """Return how to choose a category, for an error message."""
+    """Return a hint for an error message: how to choose a category."""
     return CHOICE_HINT.format(name=names[0])
 
 
 def find_multiple_labels(values: NDArray[Any]) -> tuple[str, ...]:
-    """Return the labels of an array with more than one; an empty list for a mask of one region."""
+    """Return the labels of a mask that has more than one. For a mask of one region, return an empty tuple."""
     names = () if values.dtype == np.bool_ else LabelImage(values).label_names()
     return names if len(names) > 1 else ()

@@ -26,17 +26,17 @@ _digests: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
 
 
 def attach_card(model: nn.Module, card: ModelCard) -> None:
-    """Store the card of a model for as long as the model lives. The model itself is not changed."""
+    """Store the card of a model outside the model, for as long as the model exists."""
     _cards[model] = card
 
 
 def get_card(model: nn.Module) -> ModelCard | None:
-    """Return the card of a model that camscope loaded; None for another model."""
+    """Return the card of a model that was loaded by camscope, or None for other models."""
     return _cards.get(model)
 
 
 def compute_model_digest(model: nn.Module) -> str:
-    """Compute 16 hex digits that change with any weight or buffer. The result is cached until a change is detected.
+    """Return a digest of 16 hex digits of the model's weights and buffers. The digest is cached.
 
     Detected are other tensors, changes in place, and changes through `.data` that affect one of eight values spread over a
     tensor.
@@ -53,7 +53,7 @@ def compute_model_digest(model: nn.Module) -> str:
 
 
 def _sample_values(value: Tensor) -> tuple[float, ...]:
-    """Return eight values spread over a tensor: changes through `.data` do not raise the version counter."""
+    """Return eight values spread over a tensor, to detect changes through `.data`."""
     flat = value.detach().reshape(-1)
     return tuple(flat[:: max(1, flat.numel() // 8)].double().tolist()) if flat.numel() else ()
 

@@ -1,4 +1,4 @@
-"""Optional packages, which are imported where they are used."""
+"""Import optional packages at the place of use, with an error that names the extra to install."""
 
 from importlib import import_module
 from typing import Any
@@ -9,7 +9,7 @@ DISTRIBUTIONS = {"skimage": "scikit-image", "sklearn": "scikit-learn"}  # where 
 
 
 def require(module: str, *, extra: str) -> Any:
-    """Import a module of an optional package.
+    """Import a module of an optional package. Raise MissingExtraError if it is not installed.
 
     Args:
         module: The full name of the module, such as `scipy.stats`.

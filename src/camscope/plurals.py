@@ -1,4 +1,4 @@
-"""Counts and nouns in the right number."""
+"""Format counts with a noun in the singular or plural."""
 
 
 def plural(count: int, noun: str, plural_noun: str = "", *, spec: str = "") -> str:
@@ -15,7 +15,7 @@ def plural(count: int, noun: str, plural_noun: str = "", *, spec: str = "") -> s
 
 
 def inflect(count: int, noun: str, plural_noun: str = "") -> str:
-    """Return a noun in the number of its count: `image`, `images`. The arguments are those of `plural`."""
+    """Return the noun in the singular or plural for a count: `image`, `images`."""
     return noun if count == 1 else plural_noun or _english_plural(noun)
 
 

@@ -1,4 +1,4 @@
-"""Tensors inside whatever a layer returns: tuples, lists, dicts, dataclasses, ModelOutputs."""
+"""Find, replace and join the tensors inside nested outputs: tuples, lists, dicts, dataclasses, ModelOutputs."""
 
 import copy
 import dataclasses
@@ -16,7 +16,7 @@ ATTENTION_SUM_TOLERANCE = 1e-2  # deviation of a sum of attention weights from 1
 
 
 def iter_leaves(value: object, path: LeafPath = ()) -> Iterator[tuple[LeafPath, Tensor]]:
-    """Yield every tensor in a structure with the path of keys that leads to it."""
+    """Yield (path, tensor) for every tensor in a nested structure."""
     if isinstance(value, Tensor):
         yield path, value
     else:
@@ -25,7 +25,7 @@ def iter_leaves(value: object, path: LeafPath = ()) -> Iterator[tuple[LeafPath, 
 
 
 def replace_leaf(value: Any, path: LeafPath, leaf: Tensor | None) -> Any:
-    """Return a copy of the structure with another tensor at one path. Types stay the same."""
+    """Return a copy of a nested structure with a new tensor at one path."""
     if not path:
         return leaf
     key, subpath = path[0], path[1:]
@@ -41,7 +41,7 @@ def replace_leaf(value: Any, path: LeafPath, leaf: Tensor | None) -> Any:
 
 
 def map_leaves(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:
-    """Return a copy of the structure with a function applied to every tensor."""
+    """Return a copy of a nested structure with a function applied to every tensor."""
     result = value
     for path, leaf in list(iter_leaves(value)):
         result = replace_leaf(result, path, function(leaf))
@@ -49,7 +49,7 @@ def map_leaves(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:
 
 
 def concatenate_structures(values: Sequence[Any]) -> Any:
-    """Join structures of one kind: tensors along the first axis, everything else from the first one."""
+    """Concatenate the tensors of several structures along the first axis. Other values come from the first structure."""
     if all(isinstance(value, list) and len(value) == 1 and not isinstance(value[0], Tensor) for value in values):
         return [part for value in values for part in value]  # one structure per sample, as detectors return
     result, leaves_by_path = values[0], [dict(iter_leaves(value)) for value in values]
@@ -60,7 +60,7 @@ def concatenate_structures(values: Sequence[Any]) -> Any:
 
 
 def describe_unsupported_tensor(tensor: Tensor) -> str | None:
-    """Describe why a tensor is not an array of numbers that hooks and maps can use; None for an ordinary one."""
+    """Return a description of an unsupported tensor, such as a sparse one. Return None for an ordinary tensor."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return "part of a transform of torch.func, as inside vmap"
     if tensor.is_nested:
@@ -73,7 +73,10 @@ def describe_unsupported_tensor(tensor: Tensor) -> str | None:
 
 
 def find_main_tensor(name: str, output: object, output_index: str | int | None = None) -> tuple[LeafPath, Tensor]:
-    """Return the floating tensor of highest rank in a layer's output; the context, for an attention's (context, weights)."""
+    """Return the path and the tensor of highest rank among the floating-point tensors in a layer's output.
+
+    For the output (context, weights) of an attention, this is the context.
+    """
     leaves = [(path, leaf) for path, leaf in iter_leaves(output) if leaf.is_floating_point()]
     if output_index is not None:
         leaves = [(path, leaf) for path, leaf in leaves if path[:1] == (output_index,)]
@@ -86,7 +89,7 @@ def find_main_tensor(name: str, output: object, output_index: str | int | None =
     if len(best) == 1:
         if (kind := describe_unsupported_tensor(best[0][1])) is not None:
             raise LayerError(
-                f"layer {name!r} returns {kind}, which has no map",
+                f"layer {name!r} returns {kind}, for which there is no map",
                 fix="choose a layer that returns an ordinary (dense) tensor",
                 remedy=Remedy.SET_LAYER,
             )
@@ -95,7 +98,7 @@ def find_main_tensor(name: str, output: object, output_index: str | int | None =
     if not best:
         dtypes = ", ".join(f"{format_path(path)} {leaf.dtype}" for path, leaf in iter_leaves(output))
         raise LayerError(
-            f"layer {name!r} returns no floating tensor (output_index={output_index!r}); it returns {dtypes or output!r:.80}"
+            f"layer {name!r} returns no floating-point tensor (output_index={output_index!r}); received {dtypes or output!r:.80}"
         )
     raise LayerError(
         f"layer {name!r} returns several tensors: {listing}",
@@ -105,7 +108,7 @@ def find_main_tensor(name: str, output: object, output_index: str | int | None =
 
 
 def _is_attention_weights(leaf: Tensor, other_leaves: Sequence[Tensor]) -> bool:
-    """Whether a tensor (N,heads,T,S) or (N,T,S) holds the weights of a context (N,T,K) that is returned with it."""
+    """Whether a tensor (N,heads,T,S) or (N,T,S) holds the attention weights of another output (N,T,K)."""
     if leaf.ndim == 3:
         contexts = [other for other in other_leaves if other is not leaf and other.shape[:2] == leaf.shape[:2]]
         return bool(contexts) and has_attention_rows(leaf) and not any(map(has_attention_rows, contexts))
@@ -115,7 +118,7 @@ def _is_attention_weights(leaf: Tensor, other_leaves: Sequence[Tensor]) -> bool:
 
 
 def has_attention_rows(tensor: Tensor) -> bool:
-    """Whether all values are at least 0 and each row along the last axis sums to 1."""
+    """Whether all values are 0 or more, and each row along the last axis sums to 1."""
     if tensor.ndim < 3 or tensor.shape[-1] < 2 or not tensor.is_floating_point():
         return False
     first = tensor.detach()[:1].float()
@@ -126,7 +129,7 @@ def has_attention_rows(tensor: Tensor) -> bool:
 
 
 def format_path(path: LeafPath) -> str:
-    """Format a path as Python code.
+    """Format a path to a tensor as Python code.
 
     >>> format_path((0, "features"))
     "[0]['features']"

@@ -1,4 +1,4 @@
-"""Registries of methods and metrics: one rule for how a name is looked up, and the display name of each entry."""
+"""Registries of methods and metrics: look up entries by name, and return their display names."""
 
 import difflib
 import re
@@ -17,18 +17,18 @@ class RegistryEntry(Protocol):
 
     @property
     def name(self) -> str:
-        """The key, as a user types it: `gradcam++`."""
+        """The key of the entry, as a user types it: `gradcam++`."""
 
     @property
     def title(self) -> str:
-        """The name as the field writes it: `Grad-CAM++`."""
+        """The display name of the entry: `Grad-CAM++`."""
 
 
 Entry = TypeVar("Entry", bound=RegistryEntry)
 
 
 def normalize_name(name: str) -> str:
-    """Return a name without case, hyphens, underscores and spaces, and with `++` spelled out.
+    """Return a name without case, hyphens, underscores and spaces. `++` becomes a word.
 
     >>> normalize_name("Grad-CAM++") == normalize_name("gradcam_plusplus")
     True
@@ -58,18 +58,18 @@ class Registry(MutableMapping[str, Entry]):
         self._missing_packages: dict[str, tuple[str, str]] = {}  # package and extra by name
 
     def add(self, entry: Entry) -> None:
-        """Register an entry; ValueError if a spelling of its name or title belongs to another entry."""
+        """Register an entry. Raise ValueError if another entry has the same name or title."""
         if self._entries.get(entry.name) is not entry:
             self._reserve_spellings(entry.name, entry.title)
             self._entries[entry.name] = entry
 
     def add_unavailable(self, name: str, title: str, package: str, extra: str) -> None:
-        """Reserve the name of an entry whose package is not installed: `find` then names the extra to install."""
+        """Reserve the name of an entry whose package is not installed. `find` then raises an error that names the extra."""
         self._reserve_spellings(name, title)
         self._missing_packages[name] = package, extra
 
     def find(self, name: str) -> Entry:
-        """Return the entry of a name or title.
+        """Return the entry with this name or title.
 
         Raises:
             InputError: No entry has such a name; the message lists the nearest names.
@@ -85,12 +85,12 @@ class Registry(MutableMapping[str, Entry]):
         return self._entries[canonical]
 
     def nearest_names(self, name: str) -> list[str]:
-        """Return the names of the entries whose name or title is most like this one, the most similar first."""
+        """Return the names of the most similar entries, the most similar first."""
         matches = difflib.get_close_matches(normalize_name(str(name)), self._names, n=2 * N_NEAREST_NAMES, cutoff=0.0)
         return list(dict.fromkeys(self._names[match] for match in matches))[:N_NEAREST_NAMES]
 
     def display_name(self, name: str) -> str:
-        """Return a label with titles in place of names. Parts that are not registered, settings and layers stay.
+        """Replace the registered names in a label by their titles.
 
         >>> from camscope.explainers import METHODS
         >>> METHODS.display_name("gradcam + layercam, fused")
@@ -114,7 +114,8 @@ class Registry(MutableMapping[str, Entry]):
     def __setitem__(self, name: str, entry: Entry) -> None:
         if name != getattr(entry, "name", None):
             raise ValueError(
-                f"{entry!r} cannot be registered as {name!r}: its `name` is {getattr(entry, 'name', None)!r}; give it that name"
+                f"{entry!r} cannot be registered as {name!r}, because its `name` is {getattr(entry, 'name', None)!r}; "
+                "use the same name"
             )
         self.add(entry)
 
@@ -143,7 +144,7 @@ class Registry(MutableMapping[str, Entry]):
         for text in (name, title):
             owner = self._names.get(normalize_name(text))
             if owner is not None:
-                raise ValueError(f"the {self.kind} {name!r} cannot be registered: {text!r} is a spelling of {owner!r}")
+                raise ValueError(f"the {self.kind} {name!r} cannot be registered: {text!r} already refers to {owner!r}")
         self._names |= {normalize_name(name): name, normalize_name(title): name}
         self._titles[name] = title
 

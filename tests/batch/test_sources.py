@@ -89,7 +89,7 @@ def test_what_a_dataset_gives_may_be_the_models_input(model, tmp_path):
 def test_an_input_of_no_size_is_a_row(model, tmp_path):
     outcome = run_batch(GradCAM(model), [torch.zeros(1, 0, 32), torch.rand(1, 32, 32)], tmp_path / "out")
     (reason,) = outcome.failure_counts.elements()
-    assert "expected positive whole numbers" in reason
+    assert "expected positive integers" in reason
 
 
 def test_an_item_that_cannot_be_fetched_is_a_row(model, tmp_path):

@@ -59,7 +59,7 @@ def test_the_map_of_a_card_is_the_map_of_the_cpu(method, case, dtype):
 def test_a_tensor_that_is_not_where_the_model_is_is_refused(method):
     case = residual_or_plainer(method)
     model, x = case.make()
-    with untouched(model, x), pytest.raises(InputError, match="the input is on cpu, the model on"):
+    with untouched(model, x), pytest.raises(InputError, match="the input is on cpu, but the model is on"):
         explainer(method, model, case.layer).explain(x[0].cpu(), 1)
 
 

@@ -112,7 +112,7 @@ def test_a_smooth_model_has_a_gap_and_the_result_says_so():
         float(parts.unmapped_bias_part),
     ]
     assert note.startswith("the score, {:.4g}, is {:+.4g} of the input, {:+.4g} of biases in the map".format(*numbers))
-    ending = f"{numbers[3]:+.4g} of biases without a place (head), and {float(parts.gap):+.2g} of neither"
+    ending = f"{numbers[3]:+.4g} of biases outside the map (head), and {float(parts.gap):+.2g} unexplained"
     assert note.endswith(ending)
     assert not SimpleFullGrad(model).explain(x, 1).notes
     pair = torch.cat([x, 2 * x])
@@ -294,9 +294,9 @@ def test_parts_without_gradients_get_them(way):
 def test_an_input_that_is_cut_off_is_an_error():
     model, x = steps(Blind)
     model.way = "detach"
-    with untouched(model, x), pytest.raises(ModelError, match="the model detaches it"):
+    with untouched(model, x), pytest.raises(ModelError, match="the model detaches the input"):
         FullGrad(model).attribute(x, 1)
-    with pytest.raises(ModelError, match="the target reads something else"):
+    with pytest.raises(ModelError, match="the target does not depend on the model"):
         FullGrad(Steps().double().eval()).attribute(x, lambda output: torch.ones(2))
 
 
@@ -373,13 +373,13 @@ def test_tokens_without_a_cell_are_not_in_the_map():
     alone = model.mix.bias.detach().relu()
     torch.testing.assert_close(parts.unmapped_bias_part, (model.head.weight[1] * alone).sum().detach().expand(2))
     (note,) = FullGrad(model).explain(x[0], 1).notes
-    assert "biases without a place (tokens without a cell)" in note
+    assert "biases outside the map (tokens without a cell)" in note
 
 
 def test_completeness_refuses_what_fullgrad_refuses_in_words_of_its_own():
     with torch.inference_mode():
         model = Steps().eval()
-    with pytest.raises(ModelError, match=r"stem\.weight of Steps was made under inference_mode"):
+    with pytest.raises(ModelError, match=r"stem\.weight of Steps was created under inference_mode"):
         completeness(model, torch.rand(1, 3, 8, 8), 0)
     with pytest.raises(InputError, match=r"^the input is a str; expected a float tensor \(N,C,H,W\)"):
         completeness(Steps().eval(), "photo.jpg", 0)

@@ -208,9 +208,7 @@ def test_an_exported_program_is_refused():
     program = torch.export.export(model, (x,))
     with pytest.raises(ModelError, match=r"the model is a ExportedProgram; expected a torch.nn.Module"):
         HiResCAM(program, "middle")
-    with pytest.raises(
-        ModelError, match=r"holds an exported program, whose operations belong to no layer: pass the nn.Module"
-    ):
+    with pytest.raises(ModelError, match=r"is an exported program, which has no layers: pass the original nn.Module"):
         HiResCAM(program.module(), "middle")
     traced = torch.fx.symbolic_trace(model)  # which calls its modules as before
     assert torch.equal(HiResCAM(traced, "middle").attribute(x, 1), HiResCAM(model, "middle").attribute(x, 1))
@@ -223,7 +221,7 @@ def test_a_quantized_model_is_refused_by_the_name_of_its_layer():
         quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
     except RuntimeError as error:
         pytest.skip(f"no quantized engine here: {error}")
-    with pytest.raises(ModelError, match=r"^head is quantized: it has no gradient; pass the float model"):
+    with pytest.raises(ModelError, match=r"^head is quantized and has no gradient; pass the original float model"):
         GradCAM(quantized, "features")
 
 
@@ -278,14 +276,14 @@ def test_weights_made_under_inference_mode_are_refused():
     with torch.inference_mode():
         model = Plain()
         x = torch.randn(1, 3, 8, 8)
-    with pytest.raises(ModelError, match=r"first.weight of Plain was made under inference_mode"):
+    with pytest.raises(ModelError, match=r"first.weight of Plain was created under inference_mode"):
         GradCAM(model, "middle").attribute(x, 1)
 
 
 def test_a_tensor_on_another_device_is_an_error_that_names_both():
     model, x = plain()
     for ask in (GradCAM(model, "middle").attribute, GradCAM(model, "middle").explain):
-        with pytest.raises(InputError, match="the input is on meta, the model on cpu; move one of them"):
+        with pytest.raises(InputError, match="the input is on meta, but the model is on cpu; move one of them"):
             ask(x[:1].to("meta"), 1)
 
 
@@ -294,7 +292,7 @@ def test_a_tensor_on_another_device_is_an_error_that_names_both():
     [
         (torch.zeros(2, 3, 8, 8, dtype=torch.int64), "the input is int64, and the model does not convert it"),
         (torch.zeros(2, 3, 8, 8, dtype=torch.bool), "the input is torch.bool; expected a float tensor"),
-        (torch.zeros(3, 8), r"the input is \(3, 8\); expected \(N,C,H,W\)"),
+        (torch.zeros(3, 8), r"the input has shape \(3, 8\); expected \(N,C,H,W\)"),
         (np.zeros((2, 3, 8, 8)), "the input is a ndarray; expected a float tensor"),
         (None, "the input is a NoneType"),
     ],
@@ -306,7 +304,7 @@ def test_what_is_not_an_input_is_refused(x, words):
 
 def test_explain_takes_one_input():
     tool = GradCAM(plain()[0], "middle")
-    with pytest.raises(InputError, match=r"\(2, 3, 8, 8\); expected one input .* not a batch"):
+    with pytest.raises(InputError, match=r"\(2, 3, 8, 8\); expected one input .* pass a batch to explain_batch"):
         tool.explain(torch.zeros(2, 3, 8, 8), 1)
     with pytest.raises(InputError, match=r"is torch.int64: pass a float tensor"):
         tool.explain(torch.zeros(3, 8, 8, dtype=torch.int64), 1)
@@ -318,7 +316,7 @@ def test_two_axes_are_a_signal_unless_a_convolution_says_otherwise():
     x = torch.randn(2, 12)
     tool = GradCAM(model, "2", layout="channels_first")
     np.testing.assert_array_equal(tool.explain(x, 1).attribution, tool.attribute(x[None], 1)[0])
-    with pytest.raises(InputError, match=r"the tensor is \(2, 12\); expected one input \(C,H,W\)"):
+    with pytest.raises(InputError, match=r"the tensor has shape \(2, 12\); expected one input \(C,H,W\)"):
         GradCAM(plain()[0], "middle").explain(x, 1)
 
 
@@ -376,7 +374,7 @@ def test_a_layer_of_integers():
             return self.after(y * self.mask((y > 0).long()))
 
     model, x = plain(Rounded)
-    with pytest.raises(LayerError, match=r"layer 'mask' returns no floating tensor.*int64"):
+    with pytest.raises(LayerError, match=r"layer 'mask' returns no floating-point tensor.*int64"):
         HiResCAM(model, "mask").attribute(x, 1)
 
 
@@ -464,7 +462,7 @@ def test_two_candidates_are_listed_and_output_chooses():
     for key, factor in (("raw", 1), ("double", 3)):
         heat = HiResCAM(net, "packing", output_index=key, layout="channels_first").attribute(x, 1)
         torch.testing.assert_close(heat, factor * truth(model, x, 1), rtol=1e-10, atol=1e-16)
-    with pytest.raises(LayerError, match=r"no floating tensor .*output_index='other'"):
+    with pytest.raises(LayerError, match=r"no floating-point tensor .*output_index='other'"):
         HiResCAM(net, "packing", output_index="other").attribute(x, 1)
 
 
@@ -596,7 +594,7 @@ def test_a_flattened_map_is_not_taken_for_tokens():
 
 def test_strides_that_differ_do_not_turn_channels_into_rows():
     block = nn.Sequential(nn.Conv2d(1, 16, 3, stride=(4, 16), padding=1), nn.ReLU())
-    with pytest.raises(LayerError, match="may be channels first or channels last"):
+    with pytest.raises(LayerError, match="may have channels first or channels last"):
         infer_layout((1, 16, 16, 4), (1, 1, 64, 64), block)
     assert infer_layout((1, 16, 16, 4), (1, 1, 64, 64), block[0]).grid == (16, 4)
 
@@ -656,12 +654,12 @@ def test_one_thing_where_a_list_is_asked_for():
     model, x = plain()
     tool = GradCAM(model, "middle")
     for targets in (1, "cat"):
-        with pytest.raises(TargetError, match="takes a list of targets"):
+        with pytest.raises(TargetError, match="expects a list of targets"):
             tool.explain_classes(x[0], targets)
-    with pytest.raises(InputError, match="takes a list of images"):
+    with pytest.raises(InputError, match="expects a list of images"):
         tool.explain_batch("cat.jpg")
     for layer in (4, ["middle", "last"]):
-        with pytest.raises(LayerError, match="expected one name or module"):
+        with pytest.raises(LayerError, match="expected one layer name or module"):
             GradCAM(model, layer)
 
 
@@ -681,7 +679,9 @@ def test_tokens_that_lie_on_no_map_of_the_model_are_an_error():
             return self.head(self.block(queries + self.attention(queries, places, places)[0]).mean(1))
 
     model, x = Queries(16, patch=8), torch.randn(1, 3, 40, 40)  # 16 questions would be 4 x 4 patches of 10 pixels
-    with pytest.raises(LayerError, match=r"layer 'block': .*grids that fit: none; pass layout=Layout"):
+    with pytest.raises(
+        LayerError, match=r"layer 'block': .*expected one grid that fits, found: none; pass layout=Layout"
+    ):
         HiResCAM(model, "block").attribute(x, 1)
     assert GradCAM(model).explain(x, 1).grid == (5, 5)
 
@@ -709,7 +709,7 @@ def test_tokens_kept_by_windows_are_refused_until_they_are_in_rows(hiera):
             model(torch.cat([x[:1], changed]))
         handle.remove()
         places[name] = (kept[0][1] - kept[0][0]).abs().sum(1)
-    with pytest.raises(LayerError, match=r"the 32 tokens are stored window by window.* merged to 2"):
+    with pytest.raises(LayerError, match=r"the 32 tokens are stored window by window.* merges them to 2"):
         GradCAM(model, "blocks.0").attribute(x, 1)
     with pytest.raises(LayerError, match="stored window by window"):
         GradCAM(model, "blocks.1").attribute(x, 1)
@@ -732,9 +732,9 @@ def test_a_video_with_its_channels_behind_the_time_is_refused_until_its_kind_is_
 
     x = torch.randn(1, 8, 3, 6, 6)
     model = TimeFirst()
-    with pytest.raises(InputError, match=r"3 channels behind the frames of a video.*pass frames_first=True"):
+    with pytest.raises(InputError, match=r"3 channels at the third axis. If it is a video .*pass frames_first=True"):
         GradCAM(model, "conv").attribute(x, 1)
-    with pytest.raises(InputError, match="behind the frames"):
+    with pytest.raises(InputError, match="at the third axis"):
         GradCAM(model, "conv").explain(x[0], 1)
     found = HiResCAM(model, "conv", frames_first=True).explain(x[0], 1)
     maps = model.conv(x.transpose(1, 2))[0, 1].detach()
@@ -750,7 +750,7 @@ def plain_pool():
 
 @pytest.mark.parametrize("categories", [5, "tabby"])
 def test_categories_are_names(categories):
-    with pytest.raises(InputError, match="expected the class names by index"):
+    with pytest.raises(InputError, match="expected a sequence of names in class order"):
         GradCAM(plain()[0], class_names=categories)
 
 
@@ -814,7 +814,7 @@ def test_a_grid_of_other_proportions_than_the_input_is_questioned():
 
 def test_a_layer_whose_last_axis_is_its_channels_is_not_read_as_a_map_of_them():
     windows = nn.Sequential(nn.LayerNorm(192), nn.Linear(192, 192))  # (N, windows, patches of each, K)
-    with pytest.raises(LayerError, match="has its channels last, and the axes before them are not a grid"):
+    with pytest.raises(LayerError, match="has channels last, but its other axes do not have the aspect ratio"):
         infer_layout((1, 4, 196, 192), (1, 3, 224, 224), windows)
     assert infer_layout((1, 7, 7, 192), (1, 3, 224, 224), windows) == Layout("channels_last", (7, 7))
 
@@ -837,7 +837,7 @@ def test_ambiguous_tokens_are_an_error_that_layout_or_reshape_settles():
     model.embed = nn.PixelUnshuffle(8)  # patches without a convolution, whose grid would be known
     model.block = nn.Linear(192, 192)
     x = torch.randn(1, 3, 24, 24)  # 9 tokens: 3 x 3, or 2 x 2 patches of 12 and five more
-    with pytest.raises(LayerError, match=r"layer 'block': .*grids that fit: .*pass layout=Layout"):
+    with pytest.raises(LayerError, match=r"layer 'block': .*expected one grid that fits, found: .*pass layout=Layout"):
         HiResCAM(model, "block").attribute(x, 1)
     by_layout = HiResCAM(model, "block", layout=Layout("tokens", (3, 3))).attribute(x, 1)
     by_reshape = HiResCAM(model, "block", reshape=lambda y: y.transpose(1, 2).unflatten(2, (3, 3))).attribute(x, 1)
@@ -896,7 +896,9 @@ def test_a_cube_of_equal_sides_is_ambiguous_where_a_layer_works_on_the_last_axis
             return self.head(self.act(self.norm(self.conv(x).permute(0, 2, 3, 1))).mean((1, 2)))
 
     x = torch.randn(1, 3, 16, 16)
-    with pytest.raises(LayerError, match=r"layer 'act': output \(1, 8, 8, 8\).*may be channels first or channels last"):
+    with pytest.raises(
+        LayerError, match=r"layer 'act': output \(1, 8, 8, 8\).*may have channels first or channels last"
+    ):
         HiResCAM(Permuting(), "act").attribute(x, 1)
 
 

@@ -286,7 +286,7 @@ class Bad(nn.Module):
 def test_a_bad_gradient_or_score_is_an_error_that_names_it(where, words, what):
     model, x = plain(Spoiled)
     model.where, model.what = where, what
-    with pytest.raises(NonFiniteError, match=words + r'; pass on_nonfinite="warn"'):
+    with pytest.raises(NonFiniteError, match=words + r'; to continue anyway, pass on_nonfinite="warn"'):
         HiResCAM(model, "middle").attribute(x, 1)
 
 
@@ -408,7 +408,7 @@ def test_a_layer_that_runs_several_times():
     explanation = HiResCAM(model, "again").explain(x[0], 1)
     np.testing.assert_allclose(explanation.attribution, heat[0].numpy(), rtol=1e-10, atol=1e-16)
     assert explanation.notes == ("layer 'again' ran 3 times; call 2 is explained",)
-    with pytest.raises(LayerError, match="call_index=3 of layer 'again', which ran 3 times"):
+    with pytest.raises(LayerError, match="call_index=3 is out of range: layer 'again' ran 3 times"):
         HiResCAM(model, "again", call_index=3).attribute(x, 1)
 
 

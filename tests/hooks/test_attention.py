@@ -316,7 +316,7 @@ def test_without_attention_it_says_what_to_use():
     with (
         untouched(model, x),
         AttentionRecorder() as seen,
-        pytest.raises(LayerError, match=r"for transformers.*gradcam"),
+        pytest.raises(LayerError, match=r"requires a transformer.*gradcam"),
     ):
         seen.run(lambda: model(x))
 
@@ -382,5 +382,5 @@ def test_a_block_that_is_used_twice_is_refused():
     model, x = nn.Sequential(layer, layer), torch.randn(2, 5, 8)
     with AttentionRecorder() as seen, AttentionBlockFinder(model, seen.attentions) as around:
         seen.run(lambda: model(x))
-        with pytest.raises(LayerError, match=r"2 self-attentions, and 2 blocks around them \(0 Trans"):
+        with pytest.raises(LayerError, match=r"2 self-attentions in 2 blocks \(0 Trans"):
             around.find_blocks(seen.attentions)

@@ -133,7 +133,7 @@ def test_wrong_edits_are_refused_by_name():
         pass
     for what, layer, function, message in [
         ("output", "sum", lambda v: 3.0, "'sum' returns a float; expected a tensor"),
-        ("input", "product", lambda pair: pair[0], "gets 2 tensors"),
+        ("input", "product", lambda pair: pair[0], "receives 2 tensors"),
         ("input", "sum", lambda v: [v], "returns a list"),
         ("gradient", "sum", lambda g: g.reshape(1), r"\(1,\); expected the gradient's own \(\)"),
     ]:

@@ -95,7 +95,7 @@ def test_strides_of_odd_layers():
     assert volume["0"].stride == (1, 2, 2)
     signal = inspect_layers(nn.Sequential(nn.Conv1d(1, 2, 3, stride=4, padding=1)), torch.zeros(1, 1, 64))
     assert signal["0"].stride == (4,)
-    with pytest.raises(InputError, match="without a floating tensor"):
+    with pytest.raises(InputError, match="without a floating-point tensor"):
         inspect_layers(nn.ReLU(), torch.zeros(1, dtype=torch.long))
 
 

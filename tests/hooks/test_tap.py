@@ -101,7 +101,7 @@ def test_resnet18_several_layers_at_once_and_each_alone():
     for name in tap.calls:
         assert_agree((tap.select_call(name).activation.detach(), tap.select_call(name).gradient), expected[name])
         assert_agree(tapped(model, x, name), expected[name])
-    with pytest.raises(LayerError, match="3 layers are tapped; expected the name of one: bn1, layer2, layer4"):
+    with pytest.raises(LayerError, match="3 layers are tapped; pass the name of one: bn1, layer2, layer4"):
         _ = tap.activation
 
 
@@ -198,7 +198,7 @@ def test_two_candidates_need_a_choice():
     assert_agree(tapped(model, x, output_index="b"), (b.detach(), gradient))
     with nothing_left_on(model), pytest.raises(LayerError, match=r"\['a'\] \(2, 4, 4, 4\), \['b'\].*output_index="):
         tapped(model, x)
-    with pytest.raises(LayerError, match="no floating tensor"):
+    with pytest.raises(LayerError, match="no floating-point tensor"):
         tapped(model, x, output_index="c")
 
 

@@ -76,7 +76,9 @@ TRANSFORMS = {
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_inside_a_transform_the_error_says_to_call_it_outside(transform):
     for call in tools(Net().eval()):
-        with pytest.raises(InputError, match=r"torch\.func .*: call it outside, with the whole batch"):
+        with pytest.raises(
+            InputError, match=r"torch\.func .*: call camscope outside of torch.func, with the whole batch"
+        ):
             TRANSFORMS[transform](call, x())
 
 
@@ -88,7 +90,9 @@ def test_lazy_layers_are_an_error_before_anything_runs_and_stay_lazy():
         lambda model: inspect_layers(model, x()),
         lambda model: extract_features(model, "0", x()),
     ):
-        with pytest.raises(ModelError, match=r"layer '0' \(LazyConv2d\) has no weights yet: run the model once"):
+        with pytest.raises(
+            ModelError, match=r"layer '0' \(LazyConv2d\) has no weights yet: before explaining, run model\(x\) once"
+        ):
             call(model.eval())
     assert isinstance(model[0], nn.LazyConv2d)
     model(x())

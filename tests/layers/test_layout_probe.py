@@ -675,15 +675,15 @@ def test_the_image_in_what_the_whole_model_returns_is_where_the_input_ids_hold_i
 
 
 def test_two_pieces_of_one_length_are_not_told_apart_by_guessing():
-    with pytest.raises(LayerError, match="start at 0 and 17: either may be the image"):
+    with pytest.raises(LayerError, match="start at 0 and 17: each may be the image"):
         LayoutHints(concat_lengths={33: (16, 17), 17: (1, 16)}).count_tokens_before(33, 16)
 
 
 @pytest.mark.parametrize(
     ("ids", "embedded", "message"),
     [
-        ([1, *PATCHES, 5, 6], True, "no input ids of 19 tokens were recorded that mark the image"),
-        ([1, *PATCHES[:8], 4, *PATCHES[8:], 5], False, "16 image tokens, expected one uninterrupted run"),
+        ([1, *PATCHES, 5, 6], True, "no input ids of 19 tokens with image tokens were recorded"),
+        ([1, *PATCHES[:8], 4, *PATCHES[8:], 5], False, "16 image tokens; expected one run without gaps"),
     ],
 )
 def test_image_tokens_of_unknown_place_are_an_error(llava, ids, embedded, message):

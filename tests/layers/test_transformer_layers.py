@@ -93,5 +93,5 @@ def test_many_tokens_that_were_not_joined_to_an_image_are_refused():
         def forward(self, x):
             return self.head(self.mix(self.tokens * self.patches(x).mean((2, 3))[:, None]).mean(1))
 
-    with pytest.raises(LayerError, match="grids that fit: none"):
+    with pytest.raises(LayerError, match="expected one grid that fits, found: none"):
         GradCAM(Learned(), "mix").attribute(torch.rand(1, 3, 32, 48), 1)

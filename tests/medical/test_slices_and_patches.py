@@ -164,5 +164,5 @@ def test_placements_follow_one_another():
     inner = Placement.identity(outer.input_size).resized((6, 4)).cropped((1, 1), (4, 2))
     point = [[1.5, 0.5]]
     np.testing.assert_allclose(outer.composed(inner).to_image(point), outer.to_image(inner.to_image(point)))
-    with pytest.raises(GeometryError, match="cannot follow"):
+    with pytest.raises(GeometryError, match="image size of the inner placement"):
         outer.composed(Placement.identity((3, 3)))

@@ -1,4 +1,4 @@
-"""Explainers: each says where a model looked; `METHODS` holds them all by name."""
+"""Explainers: methods that show which parts of an image a model uses. `METHODS` is their registry."""
 
 from camscope.explainers.adapters.deep_lift import DeepLIFT, DeepLIFTSHAP
 from camscope.explainers.adapters.lrp import LRP

@@ -1,4 +1,4 @@
-"""Capture biases and their gradients at the torch functions that add them: the class of a module does not say enough."""
+"""Capture biases and their gradients at the torch functions that add a bias, such as `F.conv2d`."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,9 @@ class Bias:
     sample_axis: int = 0
 
     def to_maps(self, values: Tensor, x: Tensor, layouts: Mapping[tuple[int, ...], Layout]) -> Tensor | None:
-        """Return values at the positions of the output as maps (N,K,*s) over the input x, or None if they have no place on it."""
+        """Convert values at the positions of the output to maps (N,K,*s) over the input x, or return None if they have
+        no grid.
+        """
         if self.channels_last:
             layout = layouts.get(tuple(values.shape))
         else:
@@ -52,7 +54,10 @@ class Bias:
 def infer_output_layouts(
     score: Score, x: Tensor, layout_hints: LayoutHints, sample_axis_by_shape: Mapping[tuple[int, ...], int]
 ) -> tuple[dict[tuple[int, ...], Layout], bool]:
-    """Return the layouts of outputs with channels last by shape, without contradicted ones, and whether any is unverified."""
+    """Return the layouts of channels-last outputs by shape, and whether any layout is unverified.
+
+    Layouts that the probe contradicts are left out.
+    """
     layouts, any_unverified = dict[tuple[int, ...], Layout](), False
     for shape, sample_axis in sample_axis_by_shape.items():
         layout = _infer_output_layout(shape, x, layout_hints)
@@ -73,7 +78,7 @@ class FirstOutputCapture(BaseFunctionMode):
         self._shape, self._sample_axis = tuple(shape), sample_axis
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function, and keep its output if it has the shape."""
+        """Call the function. Store its output if it has the requested shape."""
         result = func(*args, **kwargs)
         if self.output is None and func in CHANNELS_LAST_FUNCTIONS:
             output = next(iter_leaves(result))[1]
@@ -83,7 +88,7 @@ class FirstOutputCapture(BaseFunctionMode):
 
 
 def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: LayoutHints) -> Layout | None:
-    """Infer the layout of an output (N,...,K) with more than one cell, or None if there is none."""
+    """Infer the layout of an output (N,...,K), or return None if the output has fewer than two cells."""
     try:
         if len(shape) == 3 and shape[1] in layout_hints.image_token_positions:
             return infer_image_token_layout(shape, x.shape, layout_hints)
@@ -99,17 +104,17 @@ def _verify_output_layout(
 ) -> LayoutVerdict:
     """Verify the layout of the first output of this shape. See `probe_layout`."""
 
-    def read(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
+    def read_first_output(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with FirstOutputCapture(shape[1:], sample_axis) as first:
             run(inputs)
         return [first.output]
 
-    def run(inputs: Tensor) -> object:
+    def forward_inputs(inputs: Tensor) -> object:
         chosen = torch.zeros(1, dtype=torch.long, device=x.device)
         return score.forward(inputs, None if len(inputs) == len(x) else chosen)
 
     location = OutputLocation("", f"biases at {'x'.join(map(str, shape[1:]))}")
-    (result,) = probe_layout(score.model, [location], layout, x, run, read_outputs=read)
+    (result,) = probe_layout(score.model, [location], layout, x, forward_inputs, read_outputs=read_first_output)
     return result.verdict
 
 
@@ -137,7 +142,7 @@ class BiasCapture(BaseFunctionMode):
         self._on_bias_gradient = on_bias_gradient
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function, and add a gradient hook to its output if a bias was added."""
+        """Call the function. If it adds a bias, add a gradient hook to its output."""
         result = func(*args, **kwargs)
         if func not in self._bias_functions:
             return result
@@ -202,7 +207,7 @@ def _compute_clipping_values(
 def _compute_norm_bias(
     args: Sequence[Any], kwargs: Mapping[str, Any], statistics_argument: str, uses_batch_statistics: bool
 ) -> tuple[list[Tensor | None], Tensor | None]:
-    """Return the bias of a norm: beta - mean gamma / sqrt(var + eps) for fixed statistics, otherwise beta."""
+    """Return the tensors of a norm's bias, and the bias: beta - mean gamma / sqrt(var + eps), or beta with batch statistics."""
     names = ("running_mean", "running_var", "weight", "bias")
     mean, variance, gamma, beta = (
         _get_argument(args, kwargs, place, name) for place, name in enumerate(names, start=1)

@@ -1,4 +1,4 @@
-"""Controls: baseline maps that do not depend on the model's answer."""
+"""Control methods: baseline maps that do not depend on the model's prediction."""
 
 import math
 from abc import abstractmethod
@@ -26,10 +26,10 @@ class BaseControl(Explainer):
 
     @abstractmethod
     def control_map(self, x: Tensor) -> Tensor:
-        """Return the map (N,*S) of an input (N,C,*S)."""
+        """Compute the map (N,*S) from an input (N,C,*S) alone."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """Return the map (N,*S) of an input (N,C,*S)."""
+        """Return the control map (N,*S) of an input (N,C,*S)."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
@@ -54,7 +54,7 @@ class RandomCAM(BaseWeightedChannels, RandomMixin):
     class_specific: ClassVar[bool] = False
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return the random weights (1,K,1)."""
+        """Return random channel weights (1,K,1)."""
         n_channels = features.activation.shape[1]
         uniform = torch.rand(n_channels, generator=self.generator(), dtype=torch.float64, device="cpu")
         return (2 * uniform - 1).to(features.activation)[None, :, None]
@@ -76,7 +76,7 @@ class CenterGaussian(BaseControl):
         check_positive_number(sigma=self.sigma)
 
     def control_map(self, x: Tensor) -> Tensor:
-        """Return the Gaussian (N,*S)."""
+        """Return the Gaussian map (N,*S)."""
         return compute_center_gaussian(x, self.sigma)
 
 
@@ -101,7 +101,10 @@ class EdgeDetector(BaseControl):
 
 
 def compute_center_gaussian(x: Tensor, sigma: float = 0.25) -> Tensor:
-    """Return exp(-|p|² / 2 sigma²) (N,*S), with p from the center in lengths of the input along each axis."""
+    """Return a Gaussian map (N,*S) at the center of the input.
+
+    The standard deviation `sigma` is a fraction of each axis.
+    """
     exponent = full_precision(x.new_zeros(()))
     for axis, size in enumerate(x.shape[2:]):
         offsets = (torch.arange(size, device=x.device, dtype=exponent.dtype) + 0.5) / size - 0.5

@@ -42,7 +42,10 @@ class Completeness:
 
     @property
     def gap(self) -> Tensor:
-        """The rest (N,): rounding in a piecewise linear model, otherwise also smooth functions and constants."""
+        """The unexplained part (N,) of the score. It is rounding in a piecewise linear model.
+
+        In other models, it also contains smooth functions and constants.
+        """
         return self.score - self.input_part - self.mapped_bias_part - self.unmapped_bias_part
 
 
@@ -74,7 +77,7 @@ class ScoreDecomposition:
         self._add_to_map(values, gradient)
 
     def add_bias_gradient(self, bias: Bias, gradient: Tensor) -> None:
-        """Add the gradient at the output to which a bias was added."""
+        """Add the gradient at the output of a function that adds a bias."""
         check_finite(f"the gradient at {bias.layer}", gradient, self.explainer.on_nonfinite)
         gradient = full_precision(gradient).movedim(bias.sample_axis, 0)
         values = self.explainer.layer_term(gradient, bias)
@@ -88,11 +91,11 @@ class ScoreDecomposition:
             self._add_to_map(maps, gradient)
 
     def to_completeness(self) -> Completeness:
-        """Return the totals."""
+        """Return the totals as a `Completeness`."""
         return Completeness(self.score, self.input_part, self.mapped_bias_part, self.unmapped_bias_part)
 
     def sum_maps(self) -> Tensor:
-        """Return the sum (N,*S) of the maps of all grids, resized to the input."""
+        """Resize the maps of all grids to the input, and return their sum (N,*S)."""
         size = self.x.shape[2:]
         return torch.stack([resize_maps(maps, size) for maps in self.map_by_grid.values()]).sum(0)
 
@@ -105,7 +108,7 @@ class ScoreDecomposition:
         self.map_by_grid[grid] = self.map_by_grid[grid] + maps if grid in self.map_by_grid else maps
 
     def _sum_by_sample(self, values: Tensor) -> Tensor:
-        """Return sums (N,); several rows per sample, such as windows or tiles, are taken to follow one another."""
+        """Return sums (N,). Several rows of one sample, such as windows or tiles, must be consecutive."""
         n_samples = len(self.x)
         if len(values) % n_samples:
             return self.score.new_zeros(n_samples)
@@ -113,7 +116,10 @@ class ScoreDecomposition:
 
 
 def decompose_scores(x: Tensor, scores: Sequence[Score], explainer: "BaseFullGrad") -> list[ScoreDecomposition]:
-    """Return the decomposition of each score from one forward pass, or from a second one if the model detaches its input."""
+    """Decompose each score into contributions of the input and of the biases.
+
+    There is one forward pass, or a second one if the model detaches its input.
+    """
     return run_with_gradients(lambda gradients_on: _decompose_in_one_pass(x, scores, explainer, gradients_on))
 
 
@@ -153,7 +159,7 @@ def _decompose_in_one_pass(
 
 
 def sum_scaled_magnitudes(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale |values| (N,K,*s) of each sample to 0..1, and sum over K: (N,*s). Also return whether (N,) any is not zero."""
+    """Scale |values| (N,K,*s) of each sample to 0..1 and sum over K. Return the sum (N,*s) and whether (N,) it is nonzero."""
     magnitudes = values.abs()
     flat, rows = magnitudes.flatten(1), (-1, *[1] * (values.ndim - 2))
     low, high = flat.amin(1).view(rows), flat.amax(1).view(rows)  # aminmax is slower than both
@@ -175,14 +181,14 @@ class BaseFullGrad(Explainer):
 
     @abstractmethod
     def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
-        """Return the term to map (N,K,*s) from the gradient at an output and the bias that was added there."""
+        """Return the maps (N,K,*s) of one bias, from the gradient at the output and the bias."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
         """Return the map (N,*S) of an input (N,C,*S)."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the maps of several scores from one forward pass and one backward pass each; no layer's gradient is kept."""
+        """Return the maps of several scores from one forward pass, and one backward pass for each score."""
         return [
             AttributionMaps(
                 decomposition.sum_maps(),
@@ -217,14 +223,14 @@ class FullGrad(BaseFullGrad):
         return gradient * bias.values()
 
     def describe_decomposition(self, decomposition: ScoreDecomposition) -> tuple[tuple[str, ...], ...]:
-        """Return a note with the parts of each score."""
+        """Return a note with the contributions to each score."""
         parts, names = decomposition.to_completeness(), list(decomposition.unmapped_layers)
         rows = torch.stack([*vars(parts).values(), parts.gap], 1)
         where = ", ".join(names[:2] + ["…"] * (len(names) > 2)) or "none"
         return tuple(
             (
                 f"the score, {score:.4g}, is {x:+.4g} of the input, {placed:+.4g} of biases in the map, {unplaced:+.4g} of "
-                f"biases without a place ({where}), and {gap:+.2g} of neither",
+                f"biases outside the map ({where}), and {gap:+.2g} unexplained",
             )
             for score, x, placed, unplaced, gap in rows.tolist()
         )
@@ -245,7 +251,7 @@ class SimpleFullGrad(BaseFullGrad):
 
 
 def completeness(model: nn.Module, x: Tensor, target: TargetLike = None) -> Completeness:
-    """Decompose each sample's score by full gradients.
+    """Decompose the score of each sample by full gradients.
 
     Exact for models of convolutions, linear layers, batch norms in eval mode, ReLU-like activations and pooling.
 

@@ -1,4 +1,4 @@
-"""Hooks for layers: record, edit and clip what flows through a model, and tap gradients at a layer."""
+"""Hooks for layers: record and edit values inside a model, clip gradients, and read gradients at a layer."""
 
 from camscope.hooks.base import find_layer, find_layers, unwrap
 from camscope.hooks.edit import clip_gradients, edit_layers

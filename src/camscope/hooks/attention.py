@@ -52,7 +52,7 @@ class AttentionRecorder(Hooks):
         self._capture: AttentionCapture = self.enter_context(AttentionCapture(self.attentions))
 
     def run(self, forward: Callable[[], T]) -> T:
-        """Return the result of a forward pass. Run it again with gradients forced on where the model turned them off."""
+        """Run a forward pass and return its result. If the model turned gradients off, run it again with gradients on."""
         result = self._capture.record_during(forward)
         if self.attentions and (self._capture.gradients_interrupted or not torch.is_grad_enabled()):
             self.attentions.clear()
@@ -60,8 +60,8 @@ class AttentionRecorder(Hooks):
             result = self._capture.record_during(forward)
         if not self.attentions:
             raise LayerError(
-                "no self-attention was seen in the forward pass: the method is for transformers, and reads attention "
-                "between tokens; for any other model pass a method that looks at a layer, such as gradcam"
+                "no self-attention ran in the forward pass: this method requires a transformer. "
+                "For any other model use a method that reads a layer, such as gradcam"
             )
         torch.set_grad_enabled(True)  # for the score, even where the model switches them off and never back on
         return result
@@ -98,7 +98,7 @@ class AttentionCapture(BaseFunctionMode):
         self._last_probabilities: tuple[Tensor, Attention] | None = None  # the last, as the model has them
 
     def record_during(self, forward: Callable[[], T]) -> T:
-        """Run a forward pass and record its attentions."""
+        """Run a forward pass, and record its attentions."""
         self._is_recording = True
         try:
             return forward()
@@ -106,7 +106,7 @@ class AttentionCapture(BaseFunctionMode):
             self._is_recording, self._last_product, self._last_probabilities = False, None, None
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the function's result, computed through the probabilities where it is an attention."""
+        """Call the function and return its result. An attention is computed through its recorded probabilities."""
         name = function_name(func)
         if func in FUNCTIONS_TO_ENTER:
             return self._call_body(func, args, kwargs)
@@ -124,7 +124,7 @@ class AttentionCapture(BaseFunctionMode):
         return self._replace_product(args[place], args[place + 1], result) if len(args) >= place + 2 else result
 
     def _call_body(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run the body of a PyTorch function with interception."""
+        """Run the body of a PyTorch function, and intercept the functions that it calls."""
         before = self._n_heads
         if func is F.multi_head_attention_forward:
             self._n_heads = kwargs["num_heads"] if "num_heads" in kwargs else args[4]
@@ -173,7 +173,7 @@ class AttentionCapture(BaseFunctionMode):
         return probabilities
 
     def _replace_product(self, left: Tensor, right: Tensor, result: Tensor) -> Tensor:
-        """Record a product: before a softmax of queries and keys, after it of probabilities and values."""
+        """Record a matrix product: of queries and keys before a softmax, or of probabilities and values after it."""
         if self._last_probabilities is not None and left is self._last_probabilities[0]:
             attention, self._last_probabilities = self._last_probabilities[1], None
             attention.value = self._add_head_axis(_widen_to_float32(right))
@@ -195,14 +195,14 @@ class AttentionCapture(BaseFunctionMode):
         return attention
 
     def _add_head_axis(self, values: Tensor) -> Tensor:
-        """Add the axis of heads (N,heads,…) to a tensor of three axes that holds them in its batch."""
+        """Split the batch axis of a tensor with three axes into (N,heads,…)."""
         if values.ndim != 3:
             return values
         return values.unflatten(0, (-1, self._n_heads)) if self._n_heads else values[:, None]
 
 
 def _compute_probabilities(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Compute attention probabilities (…,T,T). A row that is masked everywhere is zero, as in the fused kernels."""
+    """Compute attention probabilities (…,T,T). A row with all positions masked is zero."""
     scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -214,7 +214,7 @@ def _compute_probabilities(q: Tensor, k: Tensor, mask: Tensor | None, is_causal:
 
 
 def _copy_for_model(values: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a copy behind the recorded tensor in the graph, which the model may change in place."""
+    """Return a copy of recorded values for the model, connected to the graph. The model may change it in place."""
     return values.view(shape).to(dtype, copy=True)
 
 
@@ -257,7 +257,7 @@ class AttentionBlockFinder(Hooks):
                 self.add_handle(module.register_forward_hook(thread_local_hook(partial(self._leave_module, name))))
 
     def find_blocks(self, attentions: Sequence[Attention]) -> list[AttentionBlock]:
-        """Return the block of each attention. Raises LayerError where one is missing, or where they differ in kind."""
+        """Return the block around each attention. Raise LayerError if a block is missing, or if blocks differ in type."""
         number_by_id = {id(recorded): number for number, recorded in enumerate(self._attentions)}
         numbers = [number_by_id[id(attention)] for attention in attentions]
         blocks = [self._blocks[i] for i in numbers if i in self._blocks]
@@ -265,8 +265,9 @@ class AttentionBlockFinder(Hooks):
         if len(blocks) < len(numbers) or len({id(block.module) for block in blocks}) < len(blocks) or len(kinds) > 1:
             names = ", ".join(dict.fromkeys(f"{block.name} {type(block.module).__name__}" for block in blocks))
             raise LayerError(
-                f"{plural(len(numbers), 'self-attention')}, and {plural(len(blocks), 'block')} around them ({names or 'none'}): "
-                "expected as many modules of one class, each with one attention, that return one tensor of the tokens' shape"
+                f"{plural(len(numbers), 'self-attention')} in {plural(len(blocks), 'block')} ({names or 'none'}): "
+                "expected one block for each, all of one class, with one attention each and a single output tensor "
+                "in the shape of the tokens"
             )
         return blocks
 
@@ -295,7 +296,7 @@ class AttentionBlockFinder(Hooks):
 
 @contextmanager
 def blocks_skipped(blocks: Sequence[AttentionBlock], output: Tensor) -> Iterator[None]:
-    """Replace each block, in this thread, by its own recorded output. The last one returns `output` instead."""
+    """Skip the attention blocks inside the `with`: each returns its recorded output, and the last one returns `output`."""
     for block in blocks:
         if has_instance_forward(block.module):
             patched = f"block {block.name!r} has a forward on the instance"

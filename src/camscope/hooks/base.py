@@ -1,4 +1,4 @@
-"""The base of all hooks: layers found by name, and hooks that act in one thread and end with a `with`.
+"""The base of all hooks: find layers by name, and set hooks for one thread until the end of a `with`.
 
 A layer that autograd runs again for activation checkpointing does not count as a second call.
 """
@@ -55,23 +55,23 @@ class Hooks(ExitStack):
         return self
 
     def _install(self) -> None:
-        """Set the hooks at the beginning of the `with`."""
+        """Set the hooks when the `with` begins."""
 
     def _enter_gradient_scope(self) -> None:
-        """Start without gradients, in a scope in which they can be switched on and taken by `torch.autograd.grad`."""
+        """Start without gradients, in a scope that supports `torch.autograd.grad`."""
         self.enter_context(torch.inference_mode(False))
         self.enter_context(torch.no_grad())
         self.enter_context(autocast_uncached())
         self.enter_context(reentrant_checkpoints_disabled())
 
     def add_handle(self, handle: Removable) -> None:
-        """Keep a handle until the end of the `with`."""
+        """Store a handle, and remove its hook at the end of the `with`."""
         exclude_flags_from_copies(handle)
         self.callback(handle.remove)
 
 
 def register_gradient_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Removable:
-    """Hook a tensor's gradient: the hook's result replaces it, None leaves it unchanged."""
+    """Call a hook with a tensor's gradient. The hook's result replaces the gradient; None leaves it unchanged."""
     register: Callable[..., Removable] = tensor.register_hook
     return register(hook)
 
@@ -88,12 +88,12 @@ class ThreadLocalHook(ExcludedFromCopies, Generic[P, T]):
 
 
 def thread_local_hook(hook: Callable[P, T]) -> Callable[P, T | None]:
-    """Return a hook that acts only in this thread: other threads share the model, but not the call."""
+    """Return a hook that runs only in the current thread."""
     return ThreadLocalHook(hook)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside DataParallel, DistributedDataParallel, AveragedModel and `torch.compile`, where hooks fire."""
+    """Return the module inside DataParallel, DistributedDataParallel, AveragedModel and `torch.compile`."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
     while True:
@@ -106,18 +106,18 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def check_initialized(model: nn.Module) -> None:
-    """Raise a ModelError for lazy layers, which have no weights before their first input."""
+    """Raise ModelError if a lazy layer has no weights yet."""
     for path, module in model.named_modules():
         for value in (*module._parameters.values(), *module._buffers.values()):
             if is_lazy(value):
                 raise ModelError(
-                    f"layer {path!r} ({type(module).__name__}) has no weights yet: run the model once by model(x), and load "
-                    f"its weights, before explaining it"
+                    f"layer {path!r} ({type(module).__name__}) has no weights yet: before explaining, run model(x) once and "
+                    "load its weights"
                 )
 
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
-    """Return name and module of one layer, given by either. The error for an unknown name lists the nearest ones.
+    """Return the name and the module of one layer. Raise LayerError with the nearest names for an unknown name.
 
     The prefix of a wrapper is optional: `layer4`, `module.layer4` and `_orig_mod.layer4` are the same layer.
 
@@ -126,7 +126,9 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module
     """
     inner = unwrap(model)
     if not isinstance(layer, str | nn.Module):
-        raise LayerError(f"the layer is {layer!r:.60}; expected one name or module (to explain several, use fuse())")
+        raise LayerError(
+            f"the layer is {layer!r:.60}; expected one layer name or module. To explain several layers, use fuse()"
+        )
     if isinstance(layer, nn.Module):
         target = unwrap(layer)
         for name, module in inner.named_modules():
@@ -145,7 +147,7 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module
 
 
 def strip_wrapper_names(name: str) -> str:
-    """Remove the attributes of wrappers from a layer's name or a pattern of names.
+    """Remove the attribute names of wrappers, such as DataParallel's `module`, from a layer's name or pattern.
 
     >>> strip_wrapper_names("module.encoder._orig_mod.layer4")
     'encoder.layer4'
@@ -154,7 +156,7 @@ def strip_wrapper_names(name: str) -> str:
 
 
 def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, nn.Module]:
-    """Return layers by name, glob pattern (`"layer*.conv1"`) or module, in the model's own order."""
+    """Return layers by name, selected by names, glob patterns (`"layer*.conv1"`) or modules. The order is the model's."""
     requested = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str | nn.Module) else [layers]
     if len(requested) == 1 and not (isinstance(requested[0], str) and GLOB_CHARACTERS & set(requested[0])):
         return dict([find_layer(model, requested[0])])
@@ -172,7 +174,7 @@ def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Mo
 
 @contextmanager
 def autocast_uncached() -> Iterator[None]:
-    """Disable autocast's cache of weights: casts made without gradients would break a training step that follows."""
+    """Disable autocast's cache of weights inside the `with`. A cached weight without a graph would break later training."""
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -215,7 +217,7 @@ class _ThreadTrainingFlag:
 
 
 def _flags_of_this_thread() -> Iterable[dict[int, bool]]:
-    """Return the flags that this thread sees. Autograd's own threads, which repeat checkpointed layers, see all."""
+    """Return the `training` flags that apply to this thread. Autograd's threads see the flags of all threads."""
     if (flags := _flags_by_thread.get(threading.get_ident())) is not None:
         return (flags,)
     return tuple(_flags_by_thread.values()) if is_autograd_thread() else ()
@@ -223,7 +225,7 @@ def _flags_of_this_thread() -> Iterable[dict[int, bool]]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put every submodule in eval mode, for this thread only. `train()` and `eval()` in other threads have their usual effect.
+    """Put every submodule in eval mode inside the `with`, for this thread only.
 
     The flags of the modules stay unchanged. Where a module stores its flag in another way (TorchScript, a property), or is run
     by other threads (DataParallel), the flag itself is set, and restored when the last thread leaves.
@@ -267,12 +269,12 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def is_recomputing() -> bool:
-    """Whether this thread is inside a backward pass: a layer that runs there repeats an earlier call."""
+    """Whether this thread is inside a backward pass. A layer that runs there repeats an earlier call."""
     return torch._C._current_graph_task_id() != -1
 
 
 def is_autograd_thread() -> bool:
-    """Whether autograd started this thread, as for an accelerator: Python then sees a dummy thread."""
+    """Whether autograd started this thread, for example for an accelerator."""
     return is_recomputing() and isinstance(threading.current_thread(), threading._DummyThread)
 
 
@@ -282,7 +284,7 @@ _uncheckpointed_threads: list[int] = []
 
 @contextmanager
 def reentrant_checkpoints_disabled() -> Iterator[None]:
-    """Let reentrant checkpoints of this thread call their function directly: they do not support `autograd.grad`."""
+    """Disable reentrant checkpoints of this thread inside the `with`. They do not support `autograd.grad`."""
     thread_id, original = threading.get_ident(), super(CheckpointFunction, CheckpointFunction).apply
 
     def apply(function: Callable[..., Any], preserve: bool, *args: object) -> Any:

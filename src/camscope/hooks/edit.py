@@ -1,4 +1,4 @@
-"""Edit what flows through a model, forwards or backwards, by return value and inside a `with`."""
+"""Edit the inputs, outputs and gradients of layers inside a `with`. A function returns the new value."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +29,7 @@ EditFunction = Callable[[Any], Any]
 def edit_layers(
     model: nn.Module, edits: Mapping[str | nn.Module, EditFunction], kind: str = "output"
 ) -> Iterator[None]:
-    """Replace layers' outputs, inputs or gradients by what a function returns, inside the `with`.
+    """Replace the outputs, inputs or gradients of layers by the results of functions, inside the `with`.
 
         with edit_layers(model, {"layer3": lambda features: 0.5 * (features + features.flip(0))}):
             scores = model(x)
@@ -99,13 +99,13 @@ def clip_gradients(model: nn.Module, max_abs: float) -> Iterator[None]:
 
 
 def _hook_in_thread_or_autograd(hook: Callable[P, T]) -> Callable[P, T | None]:
-    """Return a hook for this thread, and for autograd's own, which repeat checkpointed layers on an accelerator."""
+    """Return a hook that runs only in this thread and in autograd's threads."""
     owner = threading.get_ident()
 
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
+    def call_in_allowed_thread(*args: P.args, **kwargs: P.kwargs) -> T | None:
         return hook(*args, **kwargs) if threading.get_ident() == owner or is_autograd_thread() else None
 
-    return guarded
+    return call_in_allowed_thread
 
 
 def _edit_output(hooks: Hooks, name: str, function: EditFunction, module: nn.Module, args: object, output: Any) -> Any:
@@ -121,7 +121,7 @@ def _edit_input(
     leaves = [(path, leaf) for path, leaf in iter_leaves(inputs) if leaf.is_floating_point()]
     leaves = [(path, leaf) for path, leaf in leaves if path[0] == 0] or leaves
     if not leaves:
-        raise LayerError(f"layer {name!r} gets no floating tensor: it has no input to edit")
+        raise LayerError(f"layer {name!r} has no input to edit: it receives no floating-point tensor")
     copies = tuple(leaf.clone() for _, leaf in leaves)
     changed = function(copies if len(copies) > 1 else copies[0])
     if changed is None:
@@ -129,7 +129,9 @@ def _edit_input(
     parts = changed if len(copies) > 1 else (changed,)
     if not isinstance(parts, tuple | list) or len(parts) != len(copies):
         count = plural(len(copies), "tensor")
-        raise LayerError(f"layer {name!r} gets {count}: its edit must return as many, in a tuple, or None")
+        raise LayerError(
+            f"layer {name!r} receives {count}: the edit function must return a tuple of as many tensors, or None"
+        )
     for (path, _), part in zip(leaves, parts, strict=True):
         inputs = replace_leaf(inputs, path, _check_tensor(name, part))
     return inputs[0], inputs[1]
@@ -142,7 +144,7 @@ def _edit_gradient(
     if not tensor.requires_grad:
         return None
 
-    def changed(gradient: Tensor) -> Tensor | None:
+    def edit_gradient(gradient: Tensor) -> Tensor | None:
         result: Tensor | None = function(gradient.clone())
         if result is not None and _check_tensor(name, result).shape != gradient.shape:
             shapes = f"{tuple(result.shape)}; expected the gradient's own {tuple(gradient.shape)}"
@@ -151,7 +153,7 @@ def _edit_gradient(
 
     # a separate tensor: the layer may return one that others use too, and their gradients are not this layer's
     leaving = tensor.clone()
-    hooks.add_handle(register_gradient_hook(leaving, changed))
+    hooks.add_handle(register_gradient_hook(leaving, edit_gradient))
     return replace_leaf(output, path, leaving)
 
 

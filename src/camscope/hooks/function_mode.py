@@ -1,4 +1,4 @@
-"""Function modes: intercept the PyTorch functions that a model calls, or replace a module's forward for a while.
+"""Function modes: intercept the PyTorch functions that a model calls, or temporarily replace a module's forward.
 
 - `BaseFunctionMode` sends each call of a model to one method, and `bypass_torch_function` returns a function's body.
 - `override_forward` replaces the forward of modules in one thread.
@@ -24,7 +24,7 @@ class BaseFunctionMode(TorchFunctionMode):
 
     @abstractmethod
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return what the model gets as the function's result. `kwargs` belongs to this call alone."""
+        """Return the result of the function for the model. `kwargs` belongs to this call alone."""
 
     def __torch_function__(
         self,
@@ -38,12 +38,12 @@ class BaseFunctionMode(TorchFunctionMode):
 
 
 def function_name(func: Callable[..., Any]) -> str:
-    """Return the bare name of a PyTorch function: `relu` for `torch.relu`, `Tensor.relu_` and `F.relu`."""
+    """Return the name of a PyTorch function without its class or underscore: `relu` for `torch.relu` and `Tensor.relu_`."""
     return getattr(func, "__name__", "").strip("_")
 
 
 def bypass_torch_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the body of a function, which does not ask a function mode again."""
+    """Return the body of a function, which runs without calling a function mode again."""
     body = FunctionType(function.__code__, {**function.__globals__, "has_torch_function": lambda _: False})
     body.__defaults__, body.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     return body
@@ -71,7 +71,7 @@ class ForwardOverride(ExcludedFromCopies):
 
 @contextmanager
 def override_forward(replacements: Mapping[nn.Module, ForwardReplacement]) -> Iterator[None]:
-    """Replace the forward of modules in this thread. See `has_instance_forward` for modules that cannot be replaced."""
+    """Replace the forward of modules inside the `with`, in this thread."""
     thread_id = threading.get_ident()
     with hooks_excluded_from_copies():
         with _override_lock:
@@ -89,7 +89,7 @@ def override_forward(replacements: Mapping[nn.Module, ForwardReplacement]) -> It
 
 
 def has_instance_forward(module: nn.Module) -> bool:
-    """Whether the module has a forward on the instance, as TorchScript and patched modules have."""
+    """Whether the module's forward is an attribute of the instance, as in TorchScript and patched modules."""
     return not isinstance(module.__dict__.get("forward"), ForwardOverride | None)
 
 
@@ -97,7 +97,7 @@ SPATIAL_RANKS = (1, 2, 3)
 
 
 def split_names(text: str) -> frozenset[str]:
-    """Return the names in a text, which are separated by blanks."""
+    """Split a text at blanks into a set of names."""
     return frozenset(text.split())
 
 
@@ -129,7 +129,7 @@ LOWER_BOUND_ARGUMENTS: dict[str, tuple[int, str, float | None]] = {
 
 
 def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    """Return the lower bound of an activation's output. `args` are its arguments after the first."""
+    """Return the smallest possible output of an activation function. `args` are its arguments after the first."""
     if name in ("relu", "relu6", "sigmoid", "hardsigmoid", "softplus"):
         return 0.0
     if name not in LOWER_BOUND_ARGUMENTS:
@@ -142,5 +142,5 @@ def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def has_negative_weights(kwargs: Mapping[str, Any]) -> bool:
-    """Whether an average has negative weights as well."""
+    """Whether an average pooling can have negative weights."""
     return kwargs.get("mode") == "bicubic"

@@ -1,4 +1,4 @@
-"""Gradients of scores: at the input, through the graph, and with other backward rules.
+"""Gradients of scores at the input, the operations in a graph, and replaced backward rules.
 
 - `compute_input_gradients` computes gradients at the input without leaving anything on the model.
 - `iter_graph_nodes` walks the graph behind a tensor.
@@ -30,40 +30,40 @@ HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)  # of a score whose grad
 def compute_input_gradients(
     x: Tensor, score_function: Callable[[Tensor], Sequence[Tensor]]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the scores (N,) of a function of x (N,C,*S), and the gradient of each at x, at least float32.
+    """Return the scores (N,) of an input x (N,C,*S), and the gradient of each score at x.
 
     It takes one forward pass and one backward pass per score. Where the model turns gradients off, a second forward pass
     prevents that. A float16 gradient that vanishes is computed again from the score times 2^k.
     Raises ModelError where no gradient reaches the input.
     """
 
-    def attempt(staying: GradientScope) -> tuple[list[Tensor], list[Tensor]] | None:
+    def compute_in_scope(scope: GradientScope) -> tuple[list[Tensor], list[Tensor]] | None:
         # a clone: for a model that changes its input, autograd's error about a leaf would come before our own
         leaf = x.detach().clone().requires_grad_()
-        with staying:
+        with scope:
             values = list(score_function(leaf.clone()))
         torch.set_grad_enabled(True)  # even where the model switches it off and leaves it off
         computed = [_compute_gradient(value, leaf, retain_graph=value is not values[-1]) for value in values]
         gradients = [gradient for gradient in computed if gradient is not None]
         return ([value.detach() for value in values], gradients) if len(gradients) == len(values) else None
 
-    return run_with_gradients(attempt)
+    return run_with_gradients(compute_in_scope)
 
 
-def run_with_gradients(attempt: Callable[[GradientScope], T | None]) -> T:
-    """Return the result of `attempt`, which runs the model inside the scope that it is given, with gradients on.
+def run_with_gradients(run_in_scope: Callable[[GradientScope], T | None]) -> T:
+    """Run a function with gradients enabled, and return its result.
 
     None means that no gradient arrived. It then runs once more in a scope in which the model cannot turn gradients off.
     Raises ModelError where that does not help.
     """
-    for staying in (nullcontext(), GradientsEnabledMode()):
+    for scope in (nullcontext(), GradientsEnabledMode()):
         with torch.enable_grad(), autocast_uncached(), reentrant_checkpoints_disabled():
-            result = attempt(staying)
+            result = run_in_scope(scope)
         if result is not None:
             return result
     raise ModelError(
-        "the score does not depend on the input by a way that gradients go: the model detaches it, runs a part under "
-        "inference_mode, or the target reads something else; pass a method without gradients, such as occlusion"
+        "no gradient flows from the score to the input: the model detaches the input, runs a module under "
+        "inference_mode, or the target does not depend on the model; use a method without gradients, such as occlusion"
     )
 
 
@@ -71,12 +71,12 @@ class GradientsEnabledMode(BaseFunctionMode):
     """A function mode in which nothing turns gradients off in this thread."""
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the function's result, and ignore calls that switch gradients."""
+        """Call the function and return its result. Calls that switch gradients on or off are ignored."""
         return None if func is torch._C._set_grad_enabled else func(*args, **kwargs)
 
 
 def _compute_gradient(values: Tensor, leaf: Tensor, *, retain_graph: bool) -> Tensor | None:
-    """Return the gradient (N,C,*S) of the values, or None where the graph does not reach the leaf."""
+    """Return the gradient (N,C,*S) of the values at the leaf, or None if the values do not depend on the leaf."""
     if not values.requires_grad:
         return None
     if leaf.dtype != torch.float16:
@@ -105,7 +105,7 @@ OPAQUE_NODES = {
 
 
 def iter_graph_nodes(outputs: Iterable[Tensor]) -> Iterator[Node]:
-    """Yield each node of the outputs' graph once, beginning at the outputs."""
+    """Yield each node of the autograd graph of some outputs once."""
     waiting = [output.grad_fn for output in outputs]
     visited: set[Node | None] = {None}
     while waiting:
@@ -117,12 +117,12 @@ def iter_graph_nodes(outputs: Iterable[Tensor]) -> Iterator[Node]:
 
 
 def operation_name(node: Node) -> str:
-    """Return the operation's name: "Relu" for ReluBackward0."""
+    """Return the name of a node's operation: "Relu" for ReluBackward0."""
     return re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
 
 
 def describe_opaque_node(node: Node) -> str | None:
-    """Describe a node that may hide operations, such as a scripted part or a choice between values, or None for others."""
+    """Describe a node that may hide operations, such as a scripted module. Return None for other nodes."""
     kind = operation_name(node)
     step: object = node
     if isinstance(step, BackwardCFunction):  # of Python
@@ -157,7 +157,7 @@ class ReluReport:
 
 
 def apply_relu_rule(values: Iterable[Tensor], rule: ReluRule) -> ReluReport:
-    """Replace the backward rule of the ReLUs in the graph of the values, until the graph is freed.
+    """Replace the backward rule of all ReLUs in the autograd graph of some values.
 
     "guided" keeps positive gradients where the input is positive, "deconvnet" keeps positive gradients whatever the input. The
     hooks belong to the graph of this call, so the model has none, and other threads have their own graphs.
@@ -209,21 +209,21 @@ class RescaleRule(BaseFunctionMode):
         self.pause()
 
     def pause(self) -> None:
-        """Run the following functions unchanged."""
+        """Call the following functions unchanged."""
         self._call_count, self._is_recording, self._is_comparing = 0, False, False
 
     def start_reference_pass(self) -> None:
-        """Record the following calls as the reference."""
+        """Record the following calls as the reference pass."""
         self.pause()
         self._is_recording = True
 
     def start_input_pass(self) -> None:
-        """Compare the following calls with the reference."""
+        """Compare the following calls with the reference pass."""
         self.pause()
         self._is_comparing = True
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the function's own result. An elementwise function gets another backward rule."""
+        """Call the function and return its result. An elementwise function gets DeepLIFT's backward rule."""
         name, keywords = function_name(func), dict(kwargs)
         first = args[0] if args else keywords.pop("input", None)
         several = name != "prelu" and any(isinstance(arg, Tensor) for arg in (*args[1:], *keywords.values()))
@@ -248,7 +248,10 @@ class RescaleRule(BaseFunctionMode):
 
 
 def _compute_multiplier(function: Callable[[Tensor], Tensor], z: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return f(z), which may overwrite z, and (f(z) - f(reference)) / (z - reference), or f' where that is rounding."""
+    """Return f(z), and DeepLIFT's multiplier (f(z) - f(reference)) / (z - reference).
+
+    The multiplier is the gradient f' where the difference is only rounding. f(z) may overwrite z.
+    """
     leaf = z.detach().clone().requires_grad_()
     with torch.enable_grad():
         slope = function(leaf.clone())

@@ -1,4 +1,4 @@
-"""Copies and pickles of a model that other threads make during an explanation, without our hooks."""
+"""Keep hooks out of the copies and pickles that other threads make of a model during an explanation."""
 
 import copyreg
 import threading
@@ -26,7 +26,7 @@ EXCLUDED_FLAG = ExcludedFromCopies()
 
 
 def exclude_flags_from_copies(handle: object) -> None:
-    """Exclude the flags that PyTorch stores for a hook: that it takes keywords, or is always called."""
+    """Exclude PyTorch's flags of a hook (`with_kwargs`, `always_call`) from copies of the model."""
     if not isinstance(handle, RemovableHandle):
         return
     hooks = handle.hooks_dict_ref()
@@ -40,7 +40,7 @@ def exclude_flags_from_copies(handle: object) -> None:
 
 @contextmanager
 def hooks_excluded_from_copies() -> Iterator[None]:
-    """Let `copy.deepcopy`, `pickle` and `torch.save` of a model, in any thread, leave out every `ExcludedFromCopies`.
+    """Exclude hooks of the type `ExcludedFromCopies` from copies and pickles of a model, inside the `with`.
 
     Hooks are in an OrderedDict of each module, so they are left out there. A forward on the instance is in the module's own
     attributes.
@@ -67,7 +67,7 @@ def hooks_excluded_from_copies() -> Iterator[None]:
 
 
 def _reduce_without_excluded_hooks(hooks: "OrderedDict[Any, Any]") -> ReducedValue:
-    """Reduce a dictionary as usual, without excluded values. What another thread adds meanwhile does not disturb it."""
+    """Return the pickle data of a dictionary of hooks, without the excluded hooks."""
     unmarked = OrderedDict(
         (key, value) for key, value in list(hooks.items()) if not isinstance(value, ExcludedFromCopies)
     )
@@ -78,7 +78,7 @@ def _reduce_without_excluded_hooks(hooks: "OrderedDict[Any, Any]") -> ReducedVal
 
 
 def _reduce_without_forward(module: nn.Module, protocol: Any) -> ReducedValue:
-    """Return what pickle stores for a module, without a replaced `forward` that copies must not have."""
+    """Return the pickle data of a module, without its temporarily replaced `forward`."""
     reduced: ReducedValue = _original_reduce(module, protocol)
     if isinstance(reduced, str) or len(reduced) < 3 or not isinstance(reduced[2], dict):
         return reduced

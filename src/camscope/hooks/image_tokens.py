@@ -1,4 +1,4 @@
-"""Image tokens: where a vision-language model places the patches of an image among the tokens of a text."""
+"""Image tokens: the positions of image patches among the text tokens of a vision-language model."""
 
 import inspect
 from collections.abc import Collection
@@ -17,18 +17,18 @@ ImageTokenPositions = dict[int, tuple[int, ...] | None]  # by the length of a se
 
 
 def _read_image_token_id(config: object) -> int | None:
-    """Return the token that stands for an image patch in the input ids, or None where the config names none."""
+    """Return the token id of image patches from a model's config, or None if the config has none."""
     tokens = (getattr(config, name, None) for name in IMAGE_TOKEN_CONFIG_KEYS)
     return next((token for token in tokens if isinstance(token, int) and not isinstance(token, bool)), None)
 
 
 def has_image_tokens(model: nn.Module) -> bool:
-    """Whether the model places image patches among the tokens of a text."""
+    """Whether the model is a vision-language model with image patches among its text tokens."""
     return any(_read_image_token_id(getattr(module, "config", None)) is not None for module in unwrap(model).modules())
 
 
 def _find_nearest_config(model: nn.Module, layer: str) -> object:
-    """Return the config of the layer, or of the nearest module around it, or None where none has one."""
+    """Return the config of the layer, or of the nearest parent module that has one. None: no config."""
     parts = layer.split(".") if layer else []
     for end in range(len(parts), -1, -1):
         config = getattr(unwrap(model).get_submodule(".".join(parts[:end])), "config", None)
@@ -38,7 +38,7 @@ def _find_nearest_config(model: nn.Module, layer: str) -> object:
 
 
 def holds_image_tokens(model: nn.Module, layer: str, n_tokens: int, positions: ImageTokenPositions) -> bool:
-    """Whether a layer's `n_tokens` tokens are those of the input ids, in a language model or in a model that wraps one.
+    """Whether the tokens of a layer are the input ids of a language model, which include image tokens.
 
     The image tower has another config. The model's output and its head have none with a vocabulary.
     """
@@ -49,7 +49,7 @@ def holds_image_tokens(model: nn.Module, layer: str, n_tokens: int, positions: I
 
 
 def record_text_lengths(model: nn.Module, scope: ExitStack, lengths: set[int]) -> None:
-    """Add to `lengths`, inside the scope and this thread, how many tokens the model's word embeddings receive."""
+    """Add the length of each text that the model embeds to `lengths`, while the scope is open."""
     for module in unwrap(model).modules():
         size = getattr(getattr(module, "config", None), "vocab_size", None)
         if not isinstance(size, int):
@@ -57,27 +57,27 @@ def record_text_lengths(model: nn.Module, scope: ExitStack, lengths: set[int]) -
         for part in module.modules():
             if isinstance(part, nn.Embedding) and part.num_embeddings >= size:
 
-                def note(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+                def record_length(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
                     lengths.update(arg.shape[1] for arg in args[:1] if isinstance(arg, Tensor) and arg.ndim == 2)
 
-                scope.callback(part.register_forward_hook(thread_local_hook(note)).remove)
+                scope.callback(part.register_forward_hook(thread_local_hook(record_length)).remove)
 
 
 def is_text_layer(model: nn.Module, layer: str, n_tokens: int, lengths: Collection[int]) -> bool:
-    """Whether a layer's `n_tokens` tokens are text: it belongs to a language model that received as many."""
+    """Whether the tokens of a layer are text: it belongs to a language model that received `n_tokens` tokens."""
     config = _find_nearest_config(model, layer)
     return n_tokens in lengths and hasattr(config, "vocab_size")
 
 
 def find_vocabulary_sizes(model: nn.Module) -> set[int]:
-    """Return the vocabulary sizes of a model's language models: as many channels are an output at each token."""
+    """Return the vocabulary sizes of the language models inside a model."""
     configs = (getattr(module, "config", None) for module in unwrap(model).modules())
     sizes = (getattr(config, "vocab_size", None) for config in configs if config is not None)
     return {size for size in sizes if isinstance(size, int)}
 
 
 def find_query_counts(model: nn.Module) -> set[int]:
-    """Return how many learned queries a detector or connector has, by its config or its parameters."""
+    """Return the numbers of learned queries of the detectors and connectors inside a model."""
     counts: set[int] = set()
     for name, module in unwrap(model).named_modules():
         config = getattr(module, "config", None)
@@ -92,7 +92,7 @@ def find_query_counts(model: nn.Module) -> set[int]:
 
 
 def is_query_layer(model: nn.Module, layer: str, n_tokens: int) -> bool:
-    """Whether a layer's `n_tokens` tokens are the queries of a decoder, which lie on no grid of the image."""
+    """Whether the tokens of a layer are the learned queries of a decoder, which have no position on the image."""
     path = layer.split(".")
     inside = any("decoder" in part or "qformer" in part for part in path)
     parts = [unwrap(model).get_submodule(".".join(path[: end + 1])) for end in range(len(path))]
@@ -101,19 +101,21 @@ def is_query_layer(model: nn.Module, layer: str, n_tokens: int) -> bool:
 
 
 def record_image_tokens(model: nn.Module, scope: ExitStack, positions: ImageTokenPositions) -> None:
-    """Record in `positions`, inside the scope and this thread, where the model's input ids hold the image."""
+    """Add the positions of the image tokens in the model's input ids to `positions`, while the scope is open."""
     for module in unwrap(model).modules():
         token = _read_image_token_id(getattr(module, "config", None))
         if token is not None:
 
-            def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], token: int = token) -> None:
+            def record_positions(
+                module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], token: int = token
+            ) -> None:
                 ids = _find_input_ids(module, args, kwargs)
                 if ids is not None:
                     is_image = ids == token
                     is_same = bool((is_image == is_image[:1]).all())
                     positions[ids.shape[1]] = tuple(is_image[0].nonzero()[:, 0].tolist()) if is_same else None
 
-            handle = module.register_forward_pre_hook(thread_local_hook(note), with_kwargs=True)
+            handle = module.register_forward_pre_hook(thread_local_hook(record_positions), with_kwargs=True)
             exclude_flags_from_copies(handle)
             scope.callback(handle.remove)
 

@@ -1,4 +1,4 @@
-"""Incremental forward passes: many variants of one input that differ in a window. Only what a window reaches is computed."""
+"""Incremental forward passes: for many variants of one input, compute only the cells that a changed window affects."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ class CostTracker:
     min_saved_multiplications: float = 0.0
 
     def record_row_bytes(self, values: Tensor) -> None:
-        """Record the bytes per row of an operation's output."""
+        """Record the number of bytes per row of an operation's output."""
         self.max_row_bytes = max(self.max_row_bytes, values.nbytes // max(1, len(values)))
 
 
@@ -101,7 +101,7 @@ class WindowTensor(Tensor):
         return _run_on_full_tensors(func, args, kwargs) if result is None else result
 
     def materialize(self) -> Tensor:
-        """Return the full tensor (R,C,*S), which becomes the patch: in-place changes and views act on it."""
+        """Return the full tensor (R,C,*S), and store it as the patch."""
         if self.patch.shape != self.shape:
             if self.cost_tracker.saved_multiplications < self.cost_tracker.min_saved_multiplications:
                 raise NotWorthwhileError
@@ -111,7 +111,7 @@ class WindowTensor(Tensor):
         return self.patch
 
     def extract_windows(self, start: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
-        """Cut a window from each variant, (R,axes) -> (R,C,*size). `fill_value` is used outside."""
+        """Cut one window from each variant: (R,axes) -> (R,C,*size). Outside cells get `fill_value`."""
         windows = cut_windows(self.clean[0], start, size, fill_value)
         shifts = (self.patch_start - start).tolist()  # of each patch in its window
         for row, shift, patch in zip(windows, shifts, self.patch, strict=True):
@@ -125,12 +125,12 @@ class WindowTensor(Tensor):
         return windows
 
     def with_patch(self, clean: Tensor, patch: Tensor, patch_start: Tensor | None = None) -> "WindowTensor":
-        """Return variants with other values and the same cost tracker."""
+        """Return variants with new values and the same cost tracker."""
         return WindowTensor(clean, patch, self.patch_start if patch_start is None else patch_start, self.cost_tracker)
 
 
 def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
-    """Cut windows from (C,*S) at corners (R,axes), as (R,C,*size). `fill_value` is used outside."""
+    """Cut windows (R,C,*size) from values (C,*S), with the first cell at `corners` (R,axes). Outside cells get `fill_value`."""
     corner_lists, pads, starts = corners.tolist(), list[int](), list[int]()
     for axis, length in enumerate(size):
         along = [corner[axis] for corner in corner_lists]
@@ -144,18 +144,18 @@ def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value
 
 
 def materialize_tensor(value: Tensor) -> Tensor:
-    """Return the full tensor of variants, and other tensors unchanged."""
+    """Return the full tensor of a `WindowTensor`. Other tensors are returned unchanged."""
     return value.materialize() if isinstance(value, WindowTensor) else value
 
 
 def _run_on_full_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run the operation on full tensors. In-place changes and views act on the variants."""
+    """Run the operation on full tensors, without savings."""
     result = func(*map_leaves(tuple(args), materialize_tensor), **map_leaves(dict(kwargs), materialize_tensor))
     return args[0] if args and isinstance(args[0], WindowTensor) and result is args[0].patch else result
 
 
 def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> WindowTensor | None:
-    """Run a pointwise operation, for several variants on the smallest window that holds theirs."""
+    """Run a pointwise operation on the changed windows only."""
     variants = [arg for arg in args if isinstance(arg, WindowTensor)]
     if any(isinstance(arg, Tensor) and not _is_per_channel(arg, variants[0]) for arg in args):
         return None
@@ -163,12 +163,12 @@ def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return None
     patches, first = aligned
 
-    def run(replacements: Iterable[Tensor]) -> Tensor:
+    def call_with(replacements: Iterable[Tensor]) -> Tensor:
         values = iter([value.clone() for value in replacements])
         result: Tensor = func(*(next(values) if isinstance(arg, WindowTensor) else arg for arg in args), **kwargs)
         return result
 
-    clean, patch = run(variant.clean for variant in variants), run(patches)
+    clean, patch = call_with(variant.clean for variant in variants), call_with(patches)
     if func._schema.is_mutable:
         variants[0].clean, variants[0].patch, variants[0].patch_start = clean, patch, first
         return variants[0]
@@ -176,14 +176,14 @@ def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def _is_per_channel(value: Tensor, reference: WindowTensor) -> bool:
-    """Whether a tensor is variants too, or has at most one value per channel."""
+    """Whether a tensor has at most one value per channel, or is a `WindowTensor`."""
     if isinstance(value, WindowTensor) or value.numel() == 1:
         return True
     return value.ndim == reference.ndim and value.shape[0] == 1 and set(value.shape[2:]) == {1}
 
 
 def _align_patches(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor] | None:
-    """Return the patches of several variants on the smallest window that holds each, and its start, or None for a large one."""
+    """Return the patches of several variants on one common window, and its start, or None if the window is large."""
     if len(variants) == 1:
         is_large = _is_large(variants[0].patch.shape[2:], variants[0].shape[2:])
         return None if is_large else ([variants[0].patch], variants[0].patch_start)
@@ -203,7 +203,7 @@ def _is_large(patch_size: Sequence[int], size: Sequence[int]) -> bool:
 
 
 def _run_batch_norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """Run a batch norm with its running statistics. Its other results are empty."""
+    """Run a batch norm with its running statistics on the changed windows only."""
     x, trains = args[0], func.overloadpacket is not aten._native_batch_norm_legit_no_training and args[5]
     if not isinstance(x, WindowTensor) or trains or kwargs:
         return None
@@ -212,7 +212,7 @@ def _run_batch_norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def _run_concat(func: Any, parts: Sequence[Tensor], axis: int) -> WindowTensor | None:
-    """Concatenate variants along the channels."""
+    """Concatenate variants along the channel axis."""
     variants = [part for part in parts if isinstance(part, WindowTensor)]
     if axis != 1 or len(variants) < len(parts) or len({part.shape[2:] for part in variants}) > 1:
         return None
@@ -236,11 +236,11 @@ def _run_convolution(
     if not isinstance(x, WindowTensor) or transposed or isinstance(weight, WindowTensor):
         return None
 
-    def run(values: Tensor, padding: Sequence[int]) -> Tensor:
+    def convolve(values: Tensor, padding: Sequence[int]) -> Tensor:
         output: Tensor = func(values, weight, bias, stride, padding, dilation, False, *options)
         return output
 
-    result = _run_windowed(run, x, weight.shape[2:], stride, padding, dilation)
+    result = _run_windowed(convolve, x, weight.shape[2:], stride, padding, dilation)
     if result is not None:
         cells, patch_cells = math.prod(result.shape[2:]), math.prod(result.patch.shape[2:])
         x.cost_tracker.saved_multiplications += len(result) * weight.numel() * (cells - patch_cells)
@@ -256,7 +256,7 @@ def _run_pooling(
     padding: Sequence[int] | int = 0,
     *options: Any,
 ) -> Any:
-    """Run a max or average pooling. Indices of maxima are not returned."""
+    """Run a max or average pooling on the changed windows only."""
     axes = x.ndim - 2
     largest = func.overloadpacket in (aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)
     dilation = _per_axis(options[0], axes) if largest and options else [1] * axes
@@ -268,12 +268,12 @@ def _run_pooling(
     if not isinstance(x, WindowTensor) or rounded_up or not counts_padding or has_divisor:
         return None
 
-    def run(values: Tensor, padding: Sequence[int]) -> Tensor:
+    def pool(values: Tensor, padding: Sequence[int]) -> Tensor:
         output: Any = func(values, kernel, stride, padding, *options)
         value: Tensor = output[0] if largest else output
         return value
 
-    result = _run_windowed(run, x, kernel, stride, padding, dilation, fill_value=-math.inf if largest else 0.0)
+    result = _run_windowed(pool, x, kernel, stride, padding, dilation, fill_value=-math.inf if largest else 0.0)
     if result is None or not largest:
         return result
     return result, torch.empty(result.shape, dtype=torch.long, device="meta")
@@ -293,7 +293,7 @@ def _run_windowed(
     dilation: Sequence[int],
     fill_value: float = 0.0,
 ) -> WindowTensor | None:
-    """Run `operation(values, padding)` on the clean tensor once, and on the part of each variant that its patch reaches."""
+    """Run `operation(values, padding)` once on the clean tensor, and on the changed window of each variant."""
     clean = operation(x.clean, padding)
     axes = range(x.ndim - 2)
     extents = [dilation[i] * (kernel[i] - 1) for i in axes]

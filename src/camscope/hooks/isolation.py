@@ -1,4 +1,4 @@
-"""Isolation: run a model without changing its buffers or the random number generators, or without its hooks."""
+"""Isolation: run a model without changes to its buffers and the random number generators, or without its hooks."""
 
 import random
 import threading
@@ -41,7 +41,7 @@ class PrivateBuffers(BaseFunctionMode):
                 self._storage_copies[storage._cdata] = None
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the function's result, computed on the copies."""
+        """Call the function on copies of the buffers, and return its result."""
         if func is torch.autograd.grad:  # which repeats checkpoints
             with self:
                 return bypass_torch_function(func)(*args, **kwargs)
@@ -62,7 +62,7 @@ class PrivateBuffers(BaseFunctionMode):
         return self._view_storage_copy(tensor, lambda: tensor)
 
     def _view_storage_copy(self, tensor: Tensor, make_default: Callable[[], Tensor]) -> Tensor:
-        """Return the tensor's view of the copied memory. `make_default()` where its memory is not a buffer's."""
+        """Return the same view of the copied memory, or `make_default()` if the tensor shares no memory with a buffer."""
         storage = _get_storage(tensor)
         if storage is None or storage._cdata not in self._storage_copies:
             return make_default()
@@ -75,7 +75,7 @@ class PrivateBuffers(BaseFunctionMode):
 
 
 def _get_storage(tensor: Tensor) -> UntypedStorage | None:
-    """Return a tensor's memory, or None where it has no memory."""
+    """Return the memory of a tensor, or None if the tensor has no memory."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return None
     try:
@@ -87,7 +87,7 @@ def _get_storage(tensor: Tensor) -> UntypedStorage | None:
 
 @contextmanager
 def buffers_and_rng_restored(model: nn.Module) -> Iterator[None]:
-    """Run a model in its current modes. Its buffers and the state of every random generator are the same afterwards.
+    """Restore the model's buffers and all random number generators at the end of the `with`.
 
     The generators of PyTorch, NumPy and Python belong to the process: numbers that other threads draw meanwhile repeat later.
     """
@@ -98,7 +98,7 @@ def buffers_and_rng_restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def eval_mode_buffers_restored(model: nn.Module) -> Iterator[None]:
-    """As `buffers_and_rng_restored`, for a model in eval mode, where its forward may still write buffers.
+    """Restore the buffers of a model in eval mode at the end of the `with`. Its forward may write buffers.
 
     PyTorch's own layers write none in eval mode. A layer of another kind with buffers, and any model in train mode, runs on
     copies. Any other model is observed: if its forward writes a buffer, the buffer is restored, and the next call runs on
@@ -131,14 +131,14 @@ def eval_mode_buffers_restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def rng_restored(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Restore the random state after an eval-mode forward pass, if this is the only thread: others would draw twice."""
+    """Restore the random number generators at the end of the `with`, if no other thread runs."""
     with nullcontext() if threading.active_count() > 1 else all_rng_restored(devices):
         yield
 
 
 @contextmanager
 def all_rng_restored(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Restore the generators of PyTorch, NumPy and Python."""
+    """Restore the random number generators of PyTorch, NumPy and Python at the end of the `with`."""
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[device for device in devices if device.type == "cuda"]):
         try:
@@ -158,7 +158,7 @@ def _may_write_buffers(model: nn.Module) -> bool:
 
 @contextmanager
 def _replaced_buffers_restored(model: nn.Module) -> Iterator[None]:
-    """Restore buffers that the model replaces by others of the same shape, including those of TorchScript."""
+    """Restore buffers that the model replaces by new tensors of the same shape."""
     scripted = [part for part in model.modules() if isinstance(part, torch.jit.ScriptModule)]
     copies = [(b, b.detach().clone()) for part in scripted for b in part.buffers(recurse=False)]
     ordinary = [part for part in model.modules() if not isinstance(part, torch.jit.ScriptModule)]
@@ -176,24 +176,24 @@ def _replaced_buffers_restored(model: nn.Module) -> Iterator[None]:
 
 
 def _restore_buffers(buffers_and_copies: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Restore the values of buffers without marking them as changed for a graph of the caller."""
+    """Copy the values back into buffers, without a change of their version counters."""
     for buffer, copy in buffers_and_copies:
         with torch.no_grad(), _unsafe_preserve_version_counter(buffer):
             buffer.copy_(copy)
 
 
 def copy_without_hooks(model: nn.Module) -> nn.Module:
-    """Return the same modules, parameters and buffers in another tree, uncompiled and without hooks.
+    """Copy the module tree without hooks and compilation. Parameters and buffers are shared.
 
     Attributes that the copy sets on itself do not reach the model.
     """
     copies: dict[int, nn.Module] = {}
 
-    def copied(module: nn.Module) -> nn.Module:
+    def copy_module(module: nn.Module) -> nn.Module:
         if isinstance(module, torch.jit.ScriptModule):
             return module
         if isinstance(original := module._modules.get("_orig_mod"), nn.Module):
-            return copied(original)
+            return copy_module(original)
         if id(module) not in copies:
             other = copies[id(module)] = object.__new__(type(module))
             vars(other).update(vars(module))
@@ -208,11 +208,11 @@ def copy_without_hooks(model: nn.Module) -> nn.Module:
                 is_bound_here = getattr(forward, "__self__", None) is module
                 vars(other)["forward"] = MethodType(forward.__func__, other) if is_bound_here else forward
             vars(other)["_modules"] = {
-                name: None if part is None else copied(part) for name, part in module._modules.items()
+                name: None if part is None else copy_module(part) for name, part in module._modules.items()
             }
         return copies[id(module)]
 
-    return copied(model)
+    return copy_module(model)
 
 
 class _MutedHook:
@@ -234,7 +234,7 @@ def _return_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def hooks_muted(model: nn.Module) -> Iterator[None]:
-    """Silence, in this thread, every forward hook that was set before, on a module of the model or on all modules.
+    """Disable all existing forward hooks of the model inside the `with`, for this thread.
 
     Each hook keeps its place and its handle. Forward passes in other threads run it as usual.
     """

@@ -1,4 +1,4 @@
-"""A table of a model's layers from one forward pass."""
+"""A table of a model's layers, measured in one forward pass."""
 
 import html
 from collections.abc import Collection, Iterator
@@ -39,7 +39,7 @@ class LayerRow:
     n_calls: int
 
     def format_cells(self) -> tuple[str, ...]:
-        """Return the row as text, one item for each column."""
+        """Return the row as texts, one for each column."""
         shape = "×".join(map(str, self.output_shape)) if self.output_shape is not None else "–"
         stride = "×".join(f"{step:.4g}" for step in self.stride) if self.stride is not None else "–"
         return self.name, self.type, shape, stride, f"{self.n_parameters:,}", str(self.n_calls)
@@ -65,11 +65,11 @@ class LayerTable:
             if row.name == name:
                 return row
         raise LayerError(
-            f"no layer {name!r} in {self.model}; it has {plural(len(self), 'layer')}, see the names in .rows"
+            f"no layer {name!r} in {self.model}; see .rows for the names of its {plural(len(self), 'layer')}"
         )
 
     def to_rich_table(self, highlighted: Collection[str] = ()) -> "Table":
-        """Return the table for a terminal. The layers in `highlighted` are set off."""
+        """Return the table for the terminal. Layers in `highlighted` are marked."""
         from rich.table import Table
         from rich.text import Text
 
@@ -101,7 +101,9 @@ class LayerTable:
 
 
 def inspect_layers(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> LayerTable:
-    """Return name, type, output shape, stride, parameters and calls of every layer, from one forward pass in eval mode.
+    """Return a table of all layers: name, type, output shape, stride, parameters and number of calls.
+
+    The model runs once in eval mode.
 
     Args:
         model: The model.
@@ -124,7 +126,7 @@ def inspect_layers(model: nn.Module, example_input: Tensor | tuple[Any, ...]) ->
     first = next((leaf for _, leaf in iter_leaves(inputs) if leaf.is_floating_point()), None)
     if first is None:
         raise InputError(
-            f"the example is a {type(example_input).__name__} without a floating tensor; expected the model's input"
+            f"the example input is a {type(example_input).__name__} without a floating-point tensor; expected the model's input"
         )
     output_shapes: dict[str, list[tuple[int, ...] | None]] = {name: [] for name, _ in model.named_modules()}
 
@@ -153,7 +155,7 @@ def _count_parameters(parameters: Iterator[nn.Parameter]) -> int:
 
 
 def _compute_stride(input_shape: tuple[int, ...], output_shape: tuple[int, ...] | None) -> tuple[float, ...] | None:
-    """Compute input size over output size, channels-last where only that reading has one stride for all axes."""
+    """Return the stride per axis (input size / output size), or None if it is undefined."""
     if output_shape is None or len(output_shape) != len(input_shape) or len(output_shape) < 3 or 0 in output_shape:
         return None
     sizes, first, last = input_shape[2:], output_shape[2:], output_shape[1:-1]
@@ -162,6 +164,6 @@ def _compute_stride(input_shape: tuple[int, ...], output_shape: tuple[int, ...] 
 
 
 def _has_uniform_stride(sizes: tuple[int, ...], cells: tuple[int, ...]) -> bool:
-    """Whether one stride fits every axis, within one cell of rounding."""
+    """Whether one stride fits all axes, up to one cell of rounding."""
     stride = max(size / count for size, count in zip(sizes, cells, strict=True))
     return all(abs(size / stride - count) <= 1 for size, count in zip(sizes, cells, strict=True))

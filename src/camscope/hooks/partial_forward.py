@@ -1,4 +1,4 @@
-"""Partial forward passes: what comes before a layer runs once for many variants of its output.
+"""Partial forward passes: run the layers before a given layer once, for many variants of its output.
 
 - `branch_layer_output` replaces one layer's output by many variants of it.
 - `PrefixCache` lets later forward passes of one input skip what comes before a layer.
@@ -28,7 +28,7 @@ def branch_layer_output(
     output_index: str | int | None = None,
     call_index: int = 0,
 ) -> Iterator[None]:
-    """Replace a layer's N rows by R variants inside the `with`: row i is a copy of row `sample_index[i]`, changed by `transform`.
+    """Replace a layer's N output rows by R variants inside the `with`. Row i is `transform` of row `sample_index[i]`.
 
         with branch_layer_output(model, "layer4", torch.zeros(512, dtype=int), remove_one_channel_each):
             scores = model(x)        # (512,): the layers up to layer4 ran on one image, the rest on 512
@@ -40,7 +40,7 @@ def branch_layer_output(
     name, module = find_layer(unwrap(model), layer)
     n_calls = 0
 
-    def grow(module: nn.Module, args: object, result: Any) -> Any:
+    def replace_by_variants(module: nn.Module, args: object, result: Any) -> Any:
         nonlocal n_calls
         n_calls += 1
         if n_calls != call_index + 1:
@@ -49,7 +49,7 @@ def branch_layer_output(
         return replace_leaf(result, path, transform(tensor.index_select(0, sample_index)))
 
     with Hooks() as hooks, reentrant_checkpoints_disabled():
-        hooks.add_handle(module.register_forward_hook(thread_local_hook(grow)))
+        hooks.add_handle(module.register_forward_hook(thread_local_hook(replace_by_variants)))
         yield
 
 
@@ -94,7 +94,7 @@ class PrefixCache:
         return bool(self._outputs)
 
     def run_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what the module's forward returns, or returned in the first forward pass."""
+        """Return the module's output, from the cache if possible."""
         key = id(module), self._call_counts[id(module)]
         self._call_counts[id(module)] += 1
         cached = self._outputs.get(key) if self._is_filled and not self._is_past_layer else None
@@ -115,7 +115,7 @@ class PrefixCache:
 
 
 def _find_cacheable_modules(model: nn.Module, name: str) -> list[nn.Module]:
-    """Return the layer and the modules next to the path to it that can be cached, or none where the layer cannot."""
+    """Return the modules before the layer whose outputs can be cached, and the layer. Return an empty list if it cannot."""
     path, candidates = [model], list[nn.Module]()
     for part in name.split(".") if name else []:
         candidates += path[-1].children()
@@ -129,7 +129,7 @@ def _find_cacheable_modules(model: nn.Module, name: str) -> list[nn.Module]:
 
 
 def _is_cacheable(module: nn.Module) -> bool:
-    """Whether a call of the module runs its class's forward and leaves nothing but its output."""
+    """Whether a call of the module only computes its output, with no side effects."""
     parts = [*module.modules()]
     usual = not any(has_instance_forward(part) or part.training for part in parts)
     heard = any(part._forward_hooks or part._forward_pre_hooks for part in parts[1:])

@@ -1,4 +1,4 @@
-"""Record layers' inputs, outputs and gradients inside a `with`, or extract their outputs."""
+"""Record the inputs, outputs and gradients of layers inside a `with`, or extract layer outputs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -42,30 +42,30 @@ class GradientAccumulator:
         self._backward_pass_id, self._was_lost = -1, False
         self._sum: Tensor | None = None
 
-    def add(self, gradient: Tensor | None) -> None:
-        """Add the gradient of one path."""
+    def add_gradient(self, gradient: Tensor | None) -> None:
+        """Add a gradient that arrives at the tensor."""
         if gradient is None:
             return
         this_pass, copy = torch._C._current_graph_task_id(), self._take_snapshot(gradient)
         self._sum = copy if self._sum is None or this_pass != self._backward_pass_id else self._sum + copy
         self._backward_pass_id = this_pass
 
-    def add_input(self, index: int, input_gradients: tuple[Tensor | None, ...], _: object) -> None:
-        """Add the gradient that a node sends to one of its inputs."""
-        self.add(input_gradients[index])
+    def add_node_gradient(self, index: int, input_gradients: tuple[Tensor | None, ...], _: object) -> None:
+        """Add the gradient that a graph node sends to its input number `index`."""
+        self.add_gradient(input_gradients[index])
 
     @property
     def is_lost(self) -> bool:
-        """Whether the tensor was a view that has been changed in place."""
+        """Whether the gradient is unknown, because the tensor is a view that was changed in place."""
         return self._was_lost or (self._alias is not None and self._alias._version != self._version)
 
     @property
     def gradient(self) -> Tensor | None:
-        """The whole gradient, or None where none arrived."""
+        """The total gradient, or None if no gradient arrived."""
         return None if self.is_lost else self._sum
 
     def release_view(self) -> None:
-        """Release the model's memory. A lost gradient stays lost."""
+        """Release the tensor's memory."""
         self._was_lost, self._alias = self.is_lost, None
 
 
@@ -76,7 +76,7 @@ class _Gradients:
     structure: Any = None
     accumulators: dict[LeafPath, GradientAccumulator] = field(default_factory=dict)
 
-    def fill(self) -> Any:
+    def fill_structure(self) -> Any:
         """Return the structure with gradients in place of the tensors."""
         result = self.structure
         for path, accumulator in self.accumulators.items():
@@ -99,18 +99,18 @@ class LayerCall:
 
     @property
     def gradient(self) -> Any:
-        """The gradient with respect to the output, in the output's structure, or None where none arrived."""
-        return self._at_output.fill()
+        """The gradient with respect to the output, in the structure of the output. None: no gradient arrived."""
+        return self._at_output.fill_structure()
 
     @property
     def input_gradients(self) -> tuple[Any, ...]:
-        """The gradients that flow back to the positional inputs through this call, in their structure."""
-        return tuple(self._at_inputs.fill()[0])
+        """The gradients with respect to the positional inputs, through this call alone."""
+        return tuple(self._at_inputs.fill_structure()[0])
 
     @property
     def kwarg_gradients(self) -> dict[str, Any]:
-        """The gradients that flow back to the keyword inputs through this call."""
-        return dict(self._at_inputs.fill()[1])
+        """The gradients with respect to the keyword inputs, through this call alone."""
+        return dict(self._at_inputs.fill_structure()[1])
 
     def iter_accumulators(self) -> Iterator[GradientAccumulator]:
         """Yield every gradient accumulator of the call."""
@@ -128,17 +128,17 @@ class LayerRecord:
     def last_call(self) -> LayerCall:
         """The last call."""
         if not self.calls:
-            raise LayerError(f"layer {self.name!r} has not run inside the recording")
+            raise LayerError(f"layer {self.name!r} did not run inside the `with`")
         return self.calls[-1]
 
     @property
     def output(self) -> Any:
-        """What the layer returned, in the same structure."""
+        """The output of the layer in its last call, in the same structure."""
         return self.last_call.output if "outputs" in self._recorded_kinds else self._raise_not_recorded("outputs")
 
     @property
     def input(self) -> Any:
-        """The only positional input, or the tuple of several."""
+        """The positional input of the last call, or a tuple of several inputs."""
         inputs = self.last_call.inputs
         return _unwrap_single(inputs) if inputs is not None else self._raise_not_recorded("inputs")
 
@@ -149,7 +149,7 @@ class LayerRecord:
 
     @property
     def input_gradient(self) -> Any:
-        """The gradient that flows back to `input` through this layer. Other users of the input are not included."""
+        """The gradient with respect to `input`, through this layer alone."""
         return self._check_gradient(_unwrap_single(self.last_call.input_gradients), "input")
 
     def _check_gradient(self, gradient: object, location: str) -> Any:
@@ -161,8 +161,8 @@ class LayerRecord:
             changed = "is a view that the model changes in place"
             raise LayerError(f"the {location} of layer {self.name!r} {changed}: no gradient")
         raise LayerError(
-            f"no gradient at the {location} of layer {self.name!r}: inside the recording, run the model with gradients on "
-            f"(something at or before the {location} must require them) and call backward"
+            f"no gradient at the {location} of layer {self.name!r}: inside the `with`, run the model with gradients enabled "
+            f"and call backward; a tensor at or before the {location} must require gradients"
         )
 
     def _raise_not_recorded(self, kind: str) -> NoReturn:
@@ -188,7 +188,7 @@ class Recording(dict[str, LayerRecord]):
     """
 
     def __missing__(self, name: object) -> NoReturn:
-        raise LayerError(f"layer {name!r} is not in this recording; it holds {', '.join(map(repr, self)) or 'none'}")
+        raise LayerError(f"layer {name!r} was not recorded; recorded layers: {', '.join(map(repr, self)) or 'none'}")
 
     def __repr__(self) -> str:
         return "\n".join([f"Recording of {plural(len(self), 'layer')}", *map(repr, self.values())])
@@ -217,7 +217,7 @@ def record_layers(
     gradients: bool = False,
     device: torch.device | str | None = "cpu",
 ) -> Iterator[Recording]:
-    """Record snapshots of layers' inputs, outputs and gradients inside the `with`, without changing the computation.
+    """Record copies of the inputs, outputs and gradients of layers inside the `with`.
 
     ::
 
@@ -262,7 +262,7 @@ def record_layers(
 def extract_features(
     model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module], x: Tensor | tuple[Any, ...]
 ) -> dict[str, Tensor]:
-    """Return layers' outputs by name, such as feature maps (N,K,h,w), of their last call in one forward pass in eval mode.
+    """Return the outputs of layers by name, such as feature maps (N,K,h,w), from one forward pass in eval mode.
 
     Args:
         model: The model.
@@ -344,17 +344,17 @@ class _Recorder(Hooks):
     def _hook_gradients(
         self, call: LayerCall, edges: dict[LeafPath, GraphEdge], start_sequence_number: int, output: object
     ) -> None:
-        """Hook the output's gradient, and the nodes that send this call's inputs their gradients."""
+        """Add hooks that record the gradients of the output and of the inputs of one call."""
         at_inputs, nodes = call._at_inputs.accumulators, list[Node]()
         for path, leaf in _iter_differentiable_tensors(output):
-            self.add_handle(register_gradient_hook(leaf, call._at_output.accumulators[path].add))
+            self.add_handle(register_gradient_hook(leaf, call._at_output.accumulators[path].add_gradient))
             edge = _find_edge(leaf)
             nodes.append(edge[0])
             for input_path, accumulator in at_inputs.items():
                 if edges[input_path] == edge:  # the layer hands its input on
-                    self.add_handle(register_gradient_hook(leaf, accumulator.add))
+                    self.add_handle(register_gradient_hook(leaf, accumulator.add_gradient))
         for path, node, index in _iter_gradient_senders(nodes, edges, start_sequence_number):
-            self.add_handle(node.register_hook(partial(at_inputs[path].add_input, index)))
+            self.add_handle(node.register_hook(partial(at_inputs[path].add_node_gradient, index)))
 
     def _accumulate_gradients(self, value: Any) -> _Gradients:
         leaves = _iter_differentiable_tensors(value)
@@ -379,7 +379,7 @@ def _find_edge(tensor: Tensor) -> GraphEdge:
 def _iter_gradient_senders(
     output_nodes: list[Node], edges: dict[LeafPath, GraphEdge], start_sequence_number: int
 ) -> Iterator[tuple[LeafPath, Node, int]]:
-    """Yield the nodes of a call, created since it began, that send gradients to an input, each with its index."""
+    """Yield the graph nodes of one layer call that send a gradient to an input: (path, node, index)."""
     paths_by_edge: dict[GraphEdge, list[LeafPath]] = {}
     for path, edge in edges.items():
         paths_by_edge.setdefault(edge, []).append(path)

@@ -1,4 +1,4 @@
-"""Spatial operations: find the tensors of a forward pass that are maps of the input by construction."""
+"""Track which tensors of a forward pass are spatial maps of the input, and whether their cells were moved."""
 
 import math
 import weakref
@@ -95,20 +95,22 @@ class SpatialMapTracker(BaseFunctionMode):
         self._add_grid(tuple(input_size))
 
     def is_spatial_map(self, tensor: Tensor) -> bool:
-        """Whether a tensor is such a map."""
+        """Whether a tensor was computed from the input by spatial operations alone."""
         record = self._find_record(tensor)
         return record is not None and record.is_map
 
     def is_moved(self, tensor: Tensor) -> bool:
-        """Whether a tensor (N,K,*grid) is a plane that was flipped, shuffled or otherwise moved, or is computed from one."""
+        """Whether the cells of a tensor (N,K,*grid) were flipped, shuffled or otherwise moved."""
         with torch._C.DisableTorchFunction():
             return self._is_moved(tensor)
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the function's result, and record whether it is a map, or where its values lie."""
+        """Call the function and return its result. Record whether the result is a spatial map, and where its cells lie."""
         name = function_name(func)
         with torch._C.DisableTorchFunction():
-            is_map = self._makes_map(name, args, kwargs)  # before the call, which may change its input in place
+            is_map = self._returns_spatial_map(
+                name, args, kwargs
+            )  # before the call, which may change its input in place
             moved = None if is_map else self._move_cells(func, name, args, kwargs)
         result = func(*args, **kwargs)
         changed = args[0] if name in ("setitem", "set") and args else result
@@ -116,27 +118,31 @@ class SpatialMapTracker(BaseFunctionMode):
         with torch._C.DisableTorchFunction():
             if is_map and isinstance(output, Tensor) and output.ndim == self._n_axes:
                 self._add_grid(tuple(output.shape[2:]))
-                self._records[id(output)] = _Record(weakref.ref(output), self._plane_like(output), is_map=True)
+                self._records[id(output)] = _Record(weakref.ref(output), self._number_cells_like(output), is_map=True)
             else:
-                self._record(name, args, kwargs, changed, moved)
+                self._record_result(name, args, kwargs, changed, moved)
         return result
 
     def _move_cells(self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the numbers of what a function that moves values returns, in its structure, or None."""
+        """Apply a function that moves values to the cell numbers of its arguments. Return None if they are unknown."""
         if name not in MOVEMENT_FUNCTIONS and name != "setitem":
             return None
         try:
             if name != "setitem":
                 func = VIEWS_WITH_COPY.get(name, func)
-                return func(*map_leaves(list(args), self._read_moved), **map_leaves(kwargs, self._read_moved))
-            cells, value = self._read_moved(args[0]).clone(), args[2]
-            cells[args[1]] = self._read_moved(value) if isinstance(value, Tensor) else 0
+                return func(
+                    *map_leaves(list(args), self._read_cells_or_index), **map_leaves(kwargs, self._read_cells_or_index)
+                )
+            cells, value = self._read_cells_or_index(args[0]).clone(), args[2]
+            cells[args[1]] = self._read_cells_or_index(value) if isinstance(value, Tensor) else 0
             return cells
         except Exception:  # of unknown cells, or of a function that takes no integers
             return None
 
-    def _record(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, moved: Any) -> None:
-        """Record where the values of a function's result lie. `moved` comes from `_move_cells`."""
+    def _record_result(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, moved: Any
+    ) -> None:
+        """Record the cell numbers of a function's result. `moved` comes from `_move_cells`."""
         outputs = [leaf for _, leaf in iter_leaves(result)]
         sources = [leaf for _, leaf in iter_leaves([list(args), dict(kwargs)])] if outputs else []
         moved_cells = [leaf for _, leaf in iter_leaves(moved)]
@@ -144,7 +150,7 @@ class SpatialMapTracker(BaseFunctionMode):
             cells_after_move = moved_cells[number] if len(moved_cells) == len(outputs) else None
             try:
                 cells = self._find_cells(name, args, sources, output, cells_after_move)
-                is_moved = cells is None and self._is_made_of_moved(name, sources)
+                is_moved = cells is None and self._is_computed_from_moved(name, sources)
             except RuntimeError:  # of sparse and nested tensors
                 cells, is_moved = None, False
             self._records[id(output)] = _Record(weakref.ref(output), cells, is_moved=is_moved)
@@ -154,20 +160,20 @@ class SpatialMapTracker(BaseFunctionMode):
     ) -> Tensor | None:
         is_creation = name.endswith(CREATION_SUFFIX) or name.startswith(CREATION_PREFIX)
         if is_creation or all(map(self._is_constant, sources)):
-            return self._nowhere_like(output)
+            return self._no_cells_like(output)
         if name in MOVEMENT_FUNCTIONS or name == "setitem":
-            self._note_order(output, moved)
+            self._update_order(output, moved)
             return moved
         if name in SAME_PLACE_FUNCTIONS:
-            return self._merge(sources, output.shape)
+            return self._merge_cells(sources, output.shape)
         if name == "einsum":
-            return self._move_einsum(args[0], sources[0], output.shape)
+            return self._locate_einsum(args[0], sources[0], output.shape)
         if name in ROW_FUNCTIONS:
-            return self._keep_rows(name, sources, output.shape)
-        return self._reduce(sources[0], output.shape) if name in REDUCTIONS else None
+            return self._locate_matrix_product(name, sources, output.shape)
+        return self._reduce_cells(sources[0], output.shape) if name in REDUCTIONS else None
 
-    def _is_made_of_moved(self, name: str, sources: Sequence[Tensor]) -> bool:
-        """Whether a result is computed from a plane that does not lie in place, and from none that does."""
+    def _is_computed_from_moved(self, name: str, sources: Sequence[Tensor]) -> bool:
+        """Whether a result is computed from moved planes, and from no plane in place."""
         if name in WINDOW_FUNCTIONS - MOVEMENT_FUNCTIONS:
             return self._is_moved(sources[0])
         return any(map(self._is_recorded_as_moved, sources)) and not any(map(self._is_in_place, sources))
@@ -177,12 +183,12 @@ class SpatialMapTracker(BaseFunctionMode):
         return record is not None and record.is_moved
 
     def _is_moved(self, tensor: Tensor) -> bool:
-        """Whether the values of a tensor (N,K,*grid) lie elsewhere, or are computed from such values alone."""
+        """Whether all values of a tensor (N,K,*grid) were moved, or were computed from moved values alone."""
         planes = self._find_planes_in_place(tensor)
         return self._is_recorded_as_moved(tensor) or (bool(planes.numel()) and not bool(planes.any()))
 
     def _is_in_place(self, tensor: Tensor) -> bool:
-        """Whether the values of a tensor (N,K,*grid) lie where the cells of the grid lie."""
+        """Whether each value of a tensor (N,K,*grid) lies at its cell of the grid."""
         planes = self._find_planes_in_place(tensor)
         is_one_cell = tensor.ndim == self._n_axes and math.prod(tensor.shape[2:]) == 1
         return is_one_cell or (bool(planes.numel()) and bool(planes.all()))
@@ -195,127 +201,134 @@ class SpatialMapTracker(BaseFunctionMode):
         if grid not in self._first_cells:
             self._first_cells[grid] = 1 + sum(map(math.prod, self._first_cells))
 
-    def _plane_like(self, tensor: Tensor) -> Tensor:
-        """Return the numbers of the tensor's own grid, of its last axes, in the tensor's shape."""
+    def _number_cells_like(self, tensor: Tensor) -> Tensor:
+        """Return the cell numbers of the grid in the last axes of a tensor, in the tensor's shape."""
         grid = tuple(tensor.shape[2 - self._n_axes :])
         if math.prod(grid) == 1:  # the only cell is all of the image
-            return self._nowhere_like(tensor)
+            return self._no_cells_like(tensor)
         if (grid, tensor.device) not in self._planes:
             first = self._first_cells[grid]
             cells = torch.arange(first, first + math.prod(grid), device=tensor.device)
             self._planes[grid, tensor.device] = cells.view(grid)
         return self._planes[grid, tensor.device].expand(tensor.shape)
 
-    def _nowhere_like(self, tensor: Tensor) -> Tensor:
+    def _no_cells_like(self, tensor: Tensor) -> Tensor:
         key = ((), tensor.device)
         if key not in self._planes:
             self._planes[key] = torch.zeros((), dtype=torch.int64, device=tensor.device)
         return self._planes[key].expand(tensor.shape)
 
-    def _is_nowhere(self, cells: Tensor) -> bool:
-        return cells.data_ptr() == self._nowhere_like(cells).data_ptr()
+    def _depends_on_no_cell(self, cells: Tensor) -> bool:
+        return cells.data_ptr() == self._no_cells_like(cells).data_ptr()
 
     def _is_constant(self, tensor: Tensor) -> bool:
-        cells = self._read(tensor)
-        return tensor.dtype in INDEX_TYPES or (cells is not None and self._is_nowhere(cells))
+        cells = self._read_cells(tensor)
+        return tensor.dtype in INDEX_TYPES or (cells is not None and self._depends_on_no_cell(cells))
 
-    def _read(self, tensor: Tensor) -> Tensor | None:
-        """Return the numbers of a tensor's cells, in its shape, or None where they are unknown."""
+    def _read_cells(self, tensor: Tensor) -> Tensor | None:
+        """Return the cell number of each value of a tensor, or None if they are unknown."""
         if id(tensor) in self._parameter_ids:
-            return self._nowhere_like(tensor)
+            return self._no_cells_like(tensor)
         if (record := self._find_record(tensor)) is not None:
             return record.cells
         # the input, or computed where functions are not intercepted
         is_plane = self._is_order_kept and tuple(tensor.shape[2 - self._n_axes :]) in self._first_cells
-        cells = self._plane_like(tensor) if is_plane else None
+        cells = self._number_cells_like(tensor) if is_plane else None
         self._records[id(tensor)] = _Record(weakref.ref(tensor), cells)
         return cells
 
-    def _read_moved(self, tensor: Tensor) -> Tensor:
-        """Return the numbers of a tensor that is moved, or an index itself. Raises LookupError where they are unknown."""
+    def _read_cells_or_index(self, tensor: Tensor) -> Tensor:
+        """Return the cell numbers of a tensor, or an index tensor unchanged. Raise LookupError if they are unknown."""
         if tensor.dtype in INDEX_TYPES:
             return tensor
-        if (cells := self._read(tensor)) is None:
+        if (cells := self._read_cells(tensor)) is None:
             raise LookupError
         return cells.detach()
 
-    def _note_order(self, output: Tensor, cells: Tensor | None) -> None:
-        """Note where a plane is in another order, or may be."""
+    def _update_order(self, output: Tensor, cells: Tensor | None) -> None:
+        """Record that the order of the cells is unknown if a plane may have been moved."""
         is_cell = output.ndim < 3 or (output.ndim == self._n_axes and math.prod(output.shape[2:]) == 1)
-        if is_cell or (cells is not None and self._is_nowhere(cells)):
+        if is_cell or (cells is not None and self._depends_on_no_cell(cells)):
             return
         if cells is None or output.ndim != self._n_axes or not bool(self._check_planes(cells).all()):
             self._is_order_kept = False
 
-    def _merge(self, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the numbers of an elementwise function's result."""
-        cells_of_sources = [(source.shape, self._read(source)) for source in sources if source.dtype not in INDEX_TYPES]
+    def _merge_cells(self, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
+        """Return the cell numbers of the result of an elementwise function."""
+        cells_of_sources = [
+            (source.shape, self._read_cells(source)) for source in sources if source.dtype not in INDEX_TYPES
+        ]
         located = [
             cells.broadcast_to(shape)
             for size, cells in cells_of_sources
-            if cells is not None and not self._is_nowhere(cells) and 1 < len(size) <= len(shape)
+            if cells is not None and not self._depends_on_no_cell(cells) and 1 < len(size) <= len(shape)
         ]
         if not located:
             return None
         merged = located[0]
-        if not all(_is_same(merged, cells) for cells in located[1:]):
+        if not all(_have_same_cells(merged, cells) for cells in located[1:]):
             if len(shape) != self._n_axes or not all(bool(self._check_planes(cells).all()) for cells in located):
                 return None
             self._add_grid(tuple(shape[2:]))
-            merged = self._plane_like(merged)
+            merged = self._number_cells_like(merged)
         for size, cells in cells_of_sources:  # what is unknown must be the same in all cells
             lengths = zip(reversed(size), reversed(merged.stride()), strict=False)
             if cells is None and any(length > 1 and stride for length, stride in lengths):
                 return None
         return merged
 
-    def _keep_rows(self, name: str, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the numbers of the first argument's rows, or those of a matrix's columns that another one mixes."""
-        rows = self._read(sources[0])
-        if rows is not None and rows.ndim and rows.shape[:-1] == shape[:-1] and _is_same_along(rows, -1):
+    def _locate_matrix_product(self, name: str, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
+        """Return the cell numbers of the result of a matrix product, which keeps the rows or the columns."""
+        rows = self._read_cells(sources[0])
+        if rows is not None and rows.ndim and rows.shape[:-1] == shape[:-1] and _is_constant_along(rows, -1):
             return rows[..., :1].expand(shape)
-        columns = self._read(sources[1]) if name in MATRIX_FUNCTIONS else None
-        if columns is None or columns.ndim < 2 or self._is_nowhere(columns) or not _is_same_along(columns, -2):
+        columns = self._read_cells(sources[1]) if name in MATRIX_FUNCTIONS else None
+        if (
+            columns is None
+            or columns.ndim < 2
+            or self._depends_on_no_cell(columns)
+            or not _is_constant_along(columns, -2)
+        ):
             return None
         return columns[..., :1, :].expand(shape)
 
-    def _move_einsum(self, equation: object, source: Tensor, shape: torch.Size) -> Tensor | None:
-        """Return the numbers of the first operand, without axes along which the cell is the same."""
+    def _locate_einsum(self, equation: object, source: Tensor, shape: torch.Size) -> Tensor | None:
+        """Return the cell numbers of the result of an einsum, from its first operand."""
         inputs, _, axes = str(equation).replace(" ", "").partition("->")
-        own_axes, cells = inputs.partition(",")[0], self._read(source)
+        own_axes, cells = inputs.partition(",")[0], self._read_cells(source)
         if cells is None or len(own_axes) != cells.ndim or len(axes) != len(shape):
             return None
         for axis in reversed(range(cells.ndim)):
             if own_axes[axis] not in axes:
-                if not _is_same_along(cells, axis):
+                if not _is_constant_along(cells, axis):
                     return None
                 cells = cells.select(axis, 0)
         order = "".join(axis for axis in own_axes if axis in axes)
         cells = cells.permute([order.index(axis) for axis in axes if axis in order])
         return cells[tuple(slice(None) if axis in order else None for axis in axes)].expand(shape)
 
-    def _reduce(self, source: Tensor, shape: torch.Size) -> Tensor | None:
-        """Return the numbers of a result with one value in place of those of an axis along which the cell is the same."""
-        cells = self._read(source)
+    def _reduce_cells(self, source: Tensor, shape: torch.Size) -> Tensor | None:
+        """Return the cell numbers of the result of a reduction along one axis."""
+        cells = self._read_cells(source)
         if cells is None:
             return None
         size = tuple(cells.shape)
         fitting = [n for n in range(cells.ndim) if shape in (size[:n] + size[n + 1 :], (*size[:n], 1, *size[n + 1 :]))]
-        if not fitting or not all(_is_same_along(cells, axis) for axis in fitting):
+        if not fitting or not all(_is_constant_along(cells, axis) for axis in fitting):
             return None
         return cells.select(fitting[-1], 0).reshape(shape)
 
     def _find_planes_in_place(self, tensor: Tensor) -> Tensor:
-        """Return by plane of a tensor (N,K,*grid) whether it lies in place. It is empty where that is unknown."""
-        cells = self._read(tensor) if tensor.ndim == self._n_axes else None
-        if cells is None or self._is_nowhere(cells):
+        """Return whether each plane of a tensor (N,K,*grid) is in place. The result is empty if that is unknown."""
+        cells = self._read_cells(tensor) if tensor.ndim == self._n_axes else None
+        if cells is None or self._depends_on_no_cell(cells):
             return torch.zeros(0, dtype=torch.bool, device="cpu")
         return self._check_planes(cells)
 
     def _check_planes(self, cells: Tensor) -> Tensor:
-        """Return for each plane of numbers (N,K,*grid) whether they ascend evenly over a grid, possibly one that was cropped."""
+        """Return whether the cell numbers of each plane (N,K,*grid) ascend evenly over a grid, which may be cropped."""
         grid = tuple(cells.shape[2:])
-        if grid in self._first_cells and _is_same(cells, self._plane_like(cells), compare=False):
+        if grid in self._first_cells and _have_same_cells(cells, self._number_cells_like(cells), compare=False):
             return torch.ones(1, dtype=torch.bool, device="cpu")
         planes = cells[tuple(slice(0, None if stride else 1) for stride in cells.stride()[:2])].flatten(0, 1)
         planes = planes[planes.flatten(1).any(1)]  # the others depend on no cell
@@ -328,7 +341,7 @@ class SpatialMapTracker(BaseFunctionMode):
             in_place |= is_inside
         return in_place
 
-    def _makes_map(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    def _returns_spatial_map(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         if name in WINDOW_FUNCTIONS:
             source = args[0] if args else kwargs.get("input")
             if not isinstance(source, Tensor) or source.ndim != self._n_axes:
@@ -344,7 +357,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return False
 
     def _iter_map_candidates(self, value: object) -> Iterator[Tensor]:
-        """Yield the tensors (N,K,*grid) with more than one cell in an argument."""
+        """Yield the tensors (N,K,*grid) of an argument that have more than one cell."""
         for item in value if isinstance(value, list | tuple) else (value,):
             is_candidate = (
                 isinstance(item, Tensor) and item.ndim == self._n_axes and id(item) not in self._parameter_ids
@@ -354,7 +367,7 @@ class SpatialMapTracker(BaseFunctionMode):
 
 
 def _is_in_order(positions: Tensor, axis: int, length: int) -> Tensor:
-    """Return for each plane (planes,*grid) of positions whether they ascend along one axis alone, from end to end."""
+    """Return for each plane (planes,*grid) of positions whether they ascend along one axis, and only there."""
     n_after = positions.ndim - axis - 2
     lines = positions  # (planes, cells)
     for other in reversed(range(1, positions.ndim)):
@@ -370,14 +383,14 @@ def _is_in_order(positions: Tensor, axis: int, length: int) -> Tensor:
     )
 
 
-def _is_same(cells: Tensor, other: Tensor, *, compare: bool = True) -> bool:
-    """Whether two tensors of one shape hold the same numbers. Most are views of the same memory."""
+def _have_same_cells(cells: Tensor, other: Tensor, *, compare: bool = True) -> bool:
+    """Whether two tensors of cell numbers are equal. A view of the same memory is equal without a comparison."""
     if cells.data_ptr() == other.data_ptr() and cells.stride() == other.stride():
         return True
     return compare and torch.equal(cells, other)
 
 
-def _is_same_along(cells: Tensor, axis: int) -> bool:
+def _is_constant_along(cells: Tensor, axis: int) -> bool:
     return (
         cells.shape[axis] == 1
         or cells.stride(axis) == 0
@@ -386,5 +399,5 @@ def _is_same_along(cells: Tensor, axis: int) -> bool:
 
 
 def is_interception_exact(model: nn.Module) -> bool:
-    """Whether intercepting calls leaves the model's results bit-exact."""
+    """Whether intercepting function calls keeps the model's results bit-exact."""
     return not any(isinstance(module, FUSED_MODULES) for module in model.modules())

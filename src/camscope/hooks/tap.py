@@ -1,4 +1,4 @@
-"""Tap: a layer's output and the gradient of a score with respect to that output."""
+"""Tap: record a layer's output and the gradient of a score with respect to that output."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ class Tap(Hooks):
             self.add_handle(module.register_forward_hook(thread_local_hook(partial(self._record_output, name))))
 
     def run(self, forward: Callable[[], T]) -> T:
-        """Return the result of a forward pass. Run it again with gradients forced on where the model turned them off.
+        """Run a forward pass and return its result. If the model turned gradients off, run it again with gradients on.
 
         Nothing in the result shows whether part of its graph is missing, so it runs again in every such case.
         """
@@ -105,11 +105,11 @@ class Tap(Hooks):
         return result
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
-        """Store the gradient of a scalar score at every call, without touching any `.grad`."""
+        """Compute the gradient of a scalar score at every recorded call. No `.grad` changes."""
         self._check_calls()
         unrelated = f"the score does not depend on {self._format_layer_names()}"
         if not score.requires_grad:
-            raise LayerError(f"{unrelated}: the model detaches it, or turns gradients off after it")
+            raise LayerError(f"{unrelated}: the model detaches the output, or turns gradients off after the layer")
         calls = [call for calls in self.calls.values() for call in calls]
         for call in calls:
             call.gradient = None
@@ -124,7 +124,7 @@ class Tap(Hooks):
 
     @property
     def activation(self) -> Tensor:
-        """The output of the only tapped layer in the selected call, such as (N,K,h,w)."""
+        """The output of the tapped layer in the selected call, such as (N,K,h,w)."""
         return self.select_call().activation.detach()
 
     @property
@@ -138,15 +138,17 @@ class Tap(Hooks):
         return gradient
 
     def select_call(self, layer: str | None = None) -> TappedCall:
-        """Return the call that counts, of one layer (default: the only one tapped)."""
+        """Return the selected call of a layer. The name is optional if only one layer is tapped."""
         names = self._format_layer_names()
         if layer is None and len(self.calls) != 1:
             tapped = plural(len(self.calls), "layer is", "layers are")
-            raise LayerError(f"{tapped} tapped; expected the name of one: {', '.join(self.calls)}")
+            raise LayerError(f"{tapped} tapped; pass the name of one: {', '.join(self.calls)}")
         calls = self.calls[layer if layer is not None else next(iter(self.calls))]
         if self._call_index is not None:
             if not -len(calls) <= self._call_index < len(calls):
-                raise LayerError(f"call_index={self._call_index} of {names}, which ran {plural(len(calls), 'time')}")
+                raise LayerError(
+                    f"call_index={self._call_index} is out of range: {names} ran {plural(len(calls), 'time')}"
+                )
             return calls[self._call_index]
         if not calls:
             raise LayerError(f"{names} has not run")
@@ -169,7 +171,9 @@ class Tap(Hooks):
     def _check_calls(self) -> None:
         for name, calls in self.calls.items():
             if not calls:
-                raise LayerError(f"layer {name!r} did not run in the forward pass; is it used, and not scripted?")
+                raise LayerError(
+                    f"layer {name!r} did not run in the forward pass: the model does not use it, or it is TorchScript"
+                )
 
     def _format_layer_names(self) -> str:
         return " or ".join(f"layer {name!r}" for name in self.calls)

@@ -1,4 +1,4 @@
-"""Layers: which have spatial extent, and where the cells of their output lie on the input."""
+"""Layers: find the layers with spatial extent, and where the cells of their output lie on the input."""
 
 from camscope.layers.layout import Layout
 

@@ -1,4 +1,4 @@
-"""Layouts: where the output of a layer holds its channels and its grid.
+"""Layouts: which axes of a layer's output are the channels and the spatial grid.
 
 - `infer_layout` infers a layout from the shape of an output.
 - `ConcatRecorder` records from which pieces a model concatenates its sequences of tokens.
@@ -42,7 +42,7 @@ class Layout:
     prefix: int = 0
 
     def to_maps(self, output: Tensor) -> Tensor:
-        """Return the output as maps (N,K,*grid), without the tokens before and after the grid."""
+        """Return the output as maps (N,K,*grid). Tokens outside the grid are removed."""
         if self.kind == CHANNELS_FIRST:
             return output
         if self.kind == TOKENS:
@@ -69,12 +69,12 @@ class LayoutHints:
     text_lengths: set[int] = field(default_factory=set)  # numbers of text tokens of a language model
 
     def count_tokens_before(self, n_tokens: int, n_cells: int) -> int | None:
-        """Return how many tokens precede the piece of `n_cells` (None without one). Raises LayerError for two."""
+        """Return the number of tokens before the image tokens, or None. Raise LayerError if two positions are possible."""
         starts = list(self._iter_piece_starts(n_tokens, n_cells))
         if len(starts) > 1:
             raise _layout_error(
-                f"{plural(n_tokens, 'token was', 'tokens were')} concatenated from several pieces of {n_cells}, which start at "
-                f"{' and '.join(map(str, starts))}: either may be the image"
+                f"{plural(n_tokens, 'token was', 'tokens were')} concatenated from several parts of length {n_cells}, "
+                f"which start at {' and '.join(map(str, starts))}: each may be the image"
             )
         return starts[0] if starts else None
 
@@ -98,7 +98,7 @@ def infer_layout(
     layout: str | Layout | None = None,
     hints: LayoutHints = NO_HINTS,
 ) -> Layout:
-    """Infer the layout of an output of this shape for an input (N,C,*S), and check it against the input's aspect ratio.
+    """Infer the layout of a layer's output from its shape and the shape of the input (N,C,*S).
 
     `layout` is "channels_first", "channels_last" or a `Layout`, where the shape alone is ambiguous. `hints` come from
     `record_layout_hints`: tokens lie on a grid of the model's convolutions, or on a halved one. Raises LayerError.
@@ -129,7 +129,7 @@ def infer_layout(
 
 
 def format_per_frame_remedy(shape: Sequence[int], input_shape: Sequence[int]) -> str:
-    """Return advice if a layer ran on each video frame separately, so that its output is (N*T,K,h,w). Otherwise ""."""
+    """Return advice for a layer whose output has one item per video frame, (N*T,K,h,w). Return "" for other layers."""
     is_per_frame = len(input_shape) == 5 and len(shape) == 4 and shape[0] == input_shape[0] * input_shape[2]
     if not is_per_frame or math.prod(shape[2:]) == 1:
         return ""
@@ -150,8 +150,8 @@ def _infer_layout_kind(
         if _matches_aspect(grids[CHANNELS_LAST], size, 2.0) or _matches_aspect(grids[CHANNELS_LAST], size, 2.0, -2):
             return CHANNELS_LAST
         raise LayerError(
-            f"output {shape} for an input of {size} has its channels last, and the axes before them are not a grid of the "
-            "input's proportions (windows, or patches in another order?)",
+            f"output {shape} for an input of {size} has channels last, but its other axes do not have the aspect ratio of the "
+            "input. They may be windows, or patches in another order",
             fix="choose another layer, or pass reshape=",
             remedy=Remedy.SET_LAYER,
         )
@@ -178,13 +178,13 @@ def _infer_layout_kind(
     if CHANNELS_FIRST in fitting_kinds and not hints.works_on_last_axis:
         return CHANNELS_FIRST
     raise _layout_error(
-        f"output {shape} for an input of {size} may be channels first or channels last",
+        f"output {shape} for an input of {size} may have channels first or channels last",
         f"pass layout={CHANNELS_FIRST!r} or layout={CHANNELS_LAST!r}",
     )
 
 
 def _matches_aspect(grid: Sequence[int], size: Sequence[int], cells_off: float, first_axis: int = 0) -> bool:
-    """Whether a grid has the input's aspect ratio within `cells_off` cells, from an axis on, and is at most 4 times finer."""
+    """Whether a grid has the aspect ratio of the input, up to `cells_off` cells. Axes before `first_axis` are ignored."""
     if any(cells > 4 * pixels for cells, pixels in zip(grid, size, strict=True)):
         return False
     strides = [math.log(pixels / cells) for cells, pixels in zip(grid, size, strict=True)][first_axis:]
@@ -192,13 +192,13 @@ def _matches_aspect(grid: Sequence[int], size: Sequence[int], cells_off: float, 
 
 
 def has_unequal_strides(grid: Sequence[int], size: Sequence[int]) -> bool:
-    """Whether the pixels per cell of rows and columns differ more than twofold, beyond rounding."""
+    """Whether the strides of rows and columns differ more than twofold, beyond rounding."""
     plane = [math.log(pixels / cells) for pixels, cells in zip(size, grid, strict=True)][-2:]
     return max(plane) - min(plane) > math.log(2) + sum(1 / cells for cells in grid[-2:])
 
 
 def _check_layout_fits(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    """Return the requested layout. Raises LayerError if an output of this shape cannot have it."""
+    """Return the requested layout. Raise LayerError if an output of this shape cannot have this layout."""
     grid = tuple(layout.grid)
     expected_shapes = {
         CHANNELS_FIRST: shape[2:] == grid,
@@ -207,7 +207,9 @@ def _check_layout_fits(layout: Layout, shape: tuple[int, ...]) -> Layout:
     }
     if not grid or not expected_shapes.get(layout.kind, False):
         kinds = ", ".join(expected_shapes)
-        raise LayerError(f"output {shape} is not {layout}: expected one of {kinds}, its grid, and the prefix")
+        raise LayerError(
+            f"output {shape} does not have the layout {layout}: pass the right kind ({kinds}), grid and prefix"
+        )
     return layout
 
 
@@ -237,14 +239,16 @@ def _infer_token_layout(
         candidates = fitting if len(fitting) == 1 else exact
     if len(candidates) != 1:
         listing = ", ".join(f"{shape[1] - math.prod(g)}+{'x'.join(map(str, g))}" for g in fitting) or "none"
-        raise _layout_error(f"output {shape} as tokens of an input of {size}: grids that fit: {listing}")
+        raise _layout_error(
+            f"output {shape} holds tokens of an input of {size}: expected one grid that fits, found: {listing}"
+        )
     cells = math.prod(candidates[0])
     before = hints.count_tokens_before(shape[1], cells)
     return Layout(TOKENS, candidates[0], shape[1] - cells if before is None else before)
 
 
 def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], hints: LayoutHints) -> Layout:
-    """Infer the layout of tokens (N,T,K) among which the input ids of a vision-language model mark the image.
+    """Infer the layout of the image tokens among the tokens (N,T,K) of a vision-language model.
 
     Raises LayerError where they do not, or where the image tokens are not one run, row by row, on one grid.
     """
@@ -252,20 +256,19 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
     fix = "pass layout=Layout('tokens', grid, prefix) if you know it, or choose a layer of the vision tower"
     if tokens not in hints.image_token_positions:
         raise _layout_error(
-            f"output {tuple(shape)} belongs to a language model that was given an image, and no input ids of "
-            f"{plural(tokens, 'token')} were recorded that mark the image",
+            f"output {tuple(shape)} belongs to a vision-language model, but no input ids of "
+            f"{plural(tokens, 'token')} with image tokens were recorded",
             f"pass input_ids to the model, or {fix}",
         )
     positions = hints.image_token_positions[tokens]
     if positions is None:
         raise _layout_error(
-            "the samples of the batch hold their image tokens at different places", f"explain one at a time, or {fix}"
+            "the image tokens are at different positions in the samples of the batch",
+            f"explain one at a time, or {fix}",
         )
     count = len(positions)
     if not count or positions[-1] - positions[0] + 1 != count:
-        raise _layout_error(
-            f"the input ids hold {plural(count, 'image token')}, expected one uninterrupted run of them", fix
-        )
+        raise _layout_error(f"the input ids hold {plural(count, 'image token')}; expected one run without gaps", fix)
     levels: Iterable[set[Grid]] = [set(_list_patch_grids(size))]
     if hints.grids:
         levels = _iter_halved_grids([grid for grid in hints.grids if len(grid) == len(size)])
@@ -273,7 +276,8 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
     if len(fitting) != 1:
         listing = " or ".join("x".join(map(str, grid)) for grid in sorted(fitting)) or "none"
         raise _layout_error(
-            f"the input ids hold {plural(count, 'image token')}; grids of as many cells: {listing}", fix
+            f"the input ids hold {plural(count, 'image token')}; expected one grid with as many cells, found: {listing}",
+            fix,
         )
     return Layout(TOKENS, fitting[0], positions[0])
 
@@ -281,13 +285,13 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
 def _find_grids_with_prefix(
     n_tokens: int, grids: Collection[Grid], max_prefixes: Sequence[int] = MAX_PREFIX_TOKENS
 ) -> list[Grid]:
-    """Return the grids with as many cells as tokens, or a few less for a prefix, the largest first."""
+    """Return the grids with as many cells as tokens, or a few cells less for a prefix. The largest grid is first."""
     levels = ([grid for grid in grids if 0 <= n_tokens - math.prod(grid) <= prefix] for prefix in max_prefixes)
     return sorted(next(filter(None, levels), []), key=math.prod, reverse=True)
 
 
 def _iter_halved_grids(grids: Collection[Grid]) -> Iterator[set[Grid]]:
-    """Yield the grids, and repeatedly those after merging two by two cells, for volumes also two along each axis."""
+    """Yield the grids, and then repeatedly the grids after merging neighboring cells two by two."""
     level = set(grids)
     for _ in range(MAX_HALVINGS):
         yield level
@@ -300,7 +304,7 @@ def _iter_halved_grids(grids: Collection[Grid]) -> Iterator[set[Grid]]:
 
 
 def _has_prefix(shape: tuple[int, ...], module: nn.Module | None, grids: Collection[Grid]) -> bool:
-    """Whether (N,T,K) of a signal has a few more rows than one of the model's maps has cells: tokens with a prefix."""
+    """Whether the output (N,T,K) of a layer for signals has a few more rows than a grid has cells: prefix tokens."""
     cells = {grid[0] for grid in grids if len(grid) == 1}
     if isinstance(module, CHANNELS_FIRST_MODULES) or cells & set(shape[1:]):
         return False
@@ -308,7 +312,7 @@ def _has_prefix(shape: tuple[int, ...], module: nn.Module | None, grids: Collect
 
 
 def _has_channels_last_axis(module: nn.Module | None, n_channels: int) -> bool:
-    """Whether a part of the layer shows that its last axis has `n_channels` channels."""
+    """Whether a LayerNorm or Linear inside the layer has `n_channels` channels on its last axis."""
     return module is not None and any(
         (type(part) is nn.LayerNorm and tuple(part.normalized_shape) == (n_channels,))
         or (isinstance(part, nn.Linear) and part.out_features == n_channels)
@@ -317,7 +321,7 @@ def _has_channels_last_axis(module: nn.Module | None, n_channels: int) -> bool:
 
 
 def _list_patch_grids(input_size: tuple[int, ...]) -> dict[Grid, bool]:
-    """Return the grids of square patches over the input, and whether the patches tile it exactly."""
+    """Return the grids of square patches over the input, and whether each tiles the input exactly."""
     is_exact: dict[Grid, bool] = {}
     for patch in range(max(input_size), 0, -1):
         exact = all(pixels % patch == 0 for pixels in input_size)
@@ -339,7 +343,7 @@ class ConcatRecorder(BaseFunctionMode):
         self._piece_lengths = piece_lengths
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the function's result, and record concatenations."""
+        """Call the function and return its result. Record concatenations of tokens."""
         result = func(*args, **kwargs)
         if func in CONCAT_FUNCTIONS and isinstance(result, Tensor) and result.ndim == 3:
             axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))

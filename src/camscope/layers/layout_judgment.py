@@ -1,4 +1,4 @@
-"""Layout judgment: whether the reactions of a layer's cells fit a layout better than any other order of the cells.
+"""Layout judgment: decide whether a layout explains how the cells of a layer react to changes of the input.
 
 A sequence that is right in most places reacts in place as a whole. So a layout is also compared with others that differ in
 part: two rows or columns exchanged, some or all of them mirrored, shifted, or read by columns. It is verified only where it
@@ -64,7 +64,7 @@ class ProbeResult:
 def judge_distances(
     distances: Tensor, layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor | None = None
 ) -> ProbeResult:
-    """Judge a layout by the distances (3,T) between the runs at every position.
+    """Decide whether a layout is right, from the distances (3,T) between the outputs of three runs at each position.
 
     `labels` (blocks,) holds the run that replaces each block. `distances[p]` is between the two runs that keep the cells of p.
     """
@@ -112,7 +112,8 @@ def judge_distances(
 def _compare_orders(
     values: Tensor, labels: Tensor, blocks: Sequence[int], block_of_cell: Tensor, *, strict: bool
 ) -> tuple[bool, bool, str]:
-    """Compare the order of cells (3,cells) with others: whether it is sure, whether it is wrong, and the best other order.
+    """Compare the order of the cells with other orders. Return whether it is verified, whether it is wrong, and the
+    best other order.
 
     `strict`: single rows and columns may be out of place, as in a sequence of tokens, but not in a map.
     """
@@ -155,7 +156,10 @@ def _compare_orders(
 
 
 def compute_expected_reaction(labels: Tensor, blocks: Sequence[int], neighbor_share: float) -> Tensor:
-    """Compute how much each block should react to each run (3,*blocks), with a share from its neighbors."""
+    """Return the expected reaction of each block to each run (3,*blocks).
+
+    `neighbor_share`: how much neighboring blocks add.
+    """
     plane = nn.functional.one_hot(labels, N_RUNS).mT.double().view(N_RUNS, *blocks)
     for axis, length in enumerate(blocks, start=1):
         position = torch.arange(length, device=labels.device)
@@ -167,14 +171,14 @@ def compute_expected_reaction(labels: Tensor, blocks: Sequence[int], neighbor_sh
 
 
 def iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iterator[tuple[Tensor, str]]:
-    """Yield the products of reactions and fields (3,*blocks) in other orders, (orders,) each, with a description of the order.
+    """Yield the products of reactions and fields (3,*blocks) in other orders of the cells, and a description of the order.
 
     `similar`: as shares of the product of the field with itself, counting only cells that move.
     """
     same_order = (reaction * field).sum()
     axes = range(1, field.ndim)
 
-    def normalize(change: Tensor, moved: Tensor) -> Tensor:
+    def to_product(change: Tensor, moved: Tensor) -> Tensor:
         return 1 + change / moved.clamp(min=1e-12) if similar else same_order + change
 
     for axis in axes:
@@ -183,26 +187,26 @@ def iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iter
         line = products.diagonal()
         first, second = torch.triu_indices(len(line), len(line), 1, device=field.device)
         moved = line[first] + line[second]
-        yield normalize(products[first, second] + products[second, first] - moved, moved), EXCHANGED
+        yield to_product(products[first, second] + products[second, first] - moved, moved), EXCHANGED
         for mirrored in axes:
             mirrored_change = (reaction * field.flip(mirrored)).movedim(axis, 0).flatten(1).sum(1) - line
             if mirrored == axis:
-                yield normalize(mirrored_change.sum()[None], line.sum()[None]), "backwards"
+                yield to_product(mirrored_change.sum()[None], line.sum()[None]), "backwards"
                 continue
-            yield normalize(mirrored_change, line), "with a line backwards"
+            yield to_product(mirrored_change, line), "with a line backwards"
             halves = [torch.stack([values[start::2].sum() for start in (0, 1)]) for values in (mirrored_change, line)]
-            yield normalize(*halves), "with every other line backwards"
+            yield to_product(*halves), "with every other line backwards"
         if len(line) > 1:
             shifted = torch.stack([(reaction * field.roll(shift, axis)).sum() for shift in range(1, len(line))])
-            yield normalize(shifted - same_order, same_order[None]), "moved on by some lines"
+            yield to_product(shifted - same_order, same_order[None]), "moved on by some lines"
     if field.ndim == 3:
         mirrored_change = (reaction * field.mT.reshape(field.shape)).sum()[None]
-        yield normalize(mirrored_change - same_order, same_order[None]), "read by columns"
+        yield to_product(mirrored_change - same_order, same_order[None]), "read by columns"
 
 
 @lru_cache(maxsize=64)
 def draw_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
-    """Draw for each block the run in which noise replaces it (blocks,).
+    """Draw the number of the run (blocks,) in which noise replaces each block.
 
     The pattern drawn is the one least like its own shifts and reorderings.
     """
@@ -214,7 +218,7 @@ def draw_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
         for _ in range(max(8, min(N_CANDIDATE_PATTERNS, MAX_PATTERN_CELLS // count)))
     ]
 
-    def likeness(labels: Tensor) -> float:
+    def compute_self_similarity(labels: Tensor) -> float:
         shifts = range(1, min(count - 1, MAX_PREFIX_SHIFT) + 1)
         shifted = [float((labels[k:] == labels[:-k]).double().mean()) for k in shifts]
         field = compute_expected_reaction(labels, blocks, 0.0)
@@ -223,23 +227,23 @@ def draw_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
         other = [float(v.max()) for v, name in orders if v.numel() and (len(blocks) > 1 or name != EXCHANGED)]
         return max((*shifted, *other), default=0.0)
 
-    return min(patterns, key=likeness)
+    return min(patterns, key=compute_self_similarity)
 
 
 def upsample_nearest(values: Tensor, size: Sequence[int]) -> Tensor:
-    """Upsample (*blocks) to (*size): each entry fills its part of a finer grid."""
+    """Upsample values (*blocks) to a finer grid (*size) by nearest neighbor."""
     for axis, (length, count) in enumerate(zip(size, values.shape, strict=True)):
         values = values.index_select(axis, torch.arange(length, device=values.device) * count // length)
     return values
 
 
 def _subtract_mean(values: Tensor) -> Tensor:
-    """Subtract what a run changes at all positions, which does not depend on their place."""
+    """Subtract the mean over all positions."""
     return values - values.mean(1, keepdim=True)
 
 
 def _is_local(values: Tensor) -> bool:
-    """Whether the cells (3,cells) react to one run and equally to the other two, wherever that part of the image lies."""
+    """Whether the cells (3,cells) react mainly to one run each, so that each cell depends on one part of the input."""
     # a direction in a plane, as the numbers sum to 0: one of three, 120 degrees apart, for a cell that sees one part
     angle = torch.atan2((values[1] - values[2]) * math.sqrt(3), 2 * values[0] - values[1] - values[2])
     locality = float((3 * angle).cos().mean())
@@ -247,7 +251,7 @@ def _is_local(values: Tensor) -> bool:
 
 
 def _score_agreement(values: Tensor, run_of_cell: Tensor, block_of_cell: Tensor) -> tuple[float, float]:
-    """Compute how much the cells (3,cells) react to the runs `run_of_cell` (cells,), and the spread for random labels."""
+    """Return the mean reaction of the cells to the expected run, and its spread for random labels."""
     cells = values.shape[1]
     of_block = values.new_zeros(N_RUNS, int(block_of_cell.max()) + 1).index_add_(1, block_of_cell, values)
     spread = float(of_block.square().mean(0).sum().sqrt()) / cells
@@ -257,12 +261,12 @@ def _score_agreement(values: Tensor, run_of_cell: Tensor, block_of_cell: Tensor)
 def _score_other_layouts(
     reaction: Tensor, labels: Tensor, block_of_cell: Tensor, cells: Tensor, layout: Layout
 ) -> Iterator[tuple[float, float, str]]:
-    """Yield score, z-score and name of the same cells at other positions of the sequence, or read by columns."""
+    """Yield score, z-score and name of other layouts: tokens at other positions, or read by columns."""
     if layout.kind != TOKENS:
         return
     count, length, prefix = len(block_of_cell), reaction.shape[1], layout.prefix
 
-    def score(positions: Tensor, block: Tensor, name: str) -> tuple[float, float, str]:
+    def score_positions(positions: Tensor, block: Tensor, name: str) -> tuple[float, float, str]:
         agreement, spread = _score_agreement(_subtract_mean(reaction[:, positions]), labels[block], block)
         return agreement, agreement / spread, name
 
@@ -274,7 +278,9 @@ def _score_other_layouts(
             continue
         fits = 0 <= start <= length - count
         off = f"cells {plural(start - prefix, 'token', spec='+d')} off"
-        yield score(start + inside, block_of_cell[inside], str(Layout(TOKENS, layout.grid, start)) if fits else off)
+        yield score_positions(
+            start + inside, block_of_cell[inside], str(Layout(TOKENS, layout.grid, start)) if fits else off
+        )
     if len(layout.grid) == 2 and min(layout.grid) > 1:
         by_columns = block_of_cell.view(layout.grid).T.reshape(-1)[cells]
-        yield score(prefix + cells, by_columns, f"{layout} read by columns")
+        yield score_positions(prefix + cells, by_columns, f"{layout} read by columns")

@@ -1,4 +1,4 @@
-"""Layout probe: whether the cells of a layer's output react to the parts of the input over which they are drawn.
+"""Layout probe: test by forward passes with noise whether the cells of a layer react to their part of the input.
 
 A shape alone does not tell where each token lies: 64 tokens of a text have the shape of an 8 x 8 grid of patches. So the
 model runs three more times. Each run replaces another random third of the cells in the input by noise. A token that lies
@@ -57,13 +57,13 @@ _lock = threading.RLock()
 def get_cached_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout
 ) -> ProbeResult | None:
-    """Return the cached result for a layout and inputs (C,*S) of this size, or None without one."""
+    """Return the cached result for a layout and an input size, or None."""
     with _lock:
         return _cached_results(model, location).get((location, tuple(size), str(layout)))
 
 
 def has_cached_result(model: nn.Module, location: OutputLocation, size: Sequence[int]) -> bool:
-    """Whether any call of a layer has a cached result for inputs of this size."""
+    """Whether a layer has a cached result for this input size."""
     with _lock:
         requested = location.output_index, tuple(size)
         return any(
@@ -74,7 +74,7 @@ def has_cached_result(model: nn.Module, location: OutputLocation, size: Sequence
 def cache_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout, result: ProbeResult
 ) -> None:
-    """Cache a result for as long as the model and the layer live."""
+    """Store a result until the model or the layer is deleted."""
     with _lock:
         _cached_results(model, location)[location, tuple(size), str(layout)] = result
 
@@ -87,7 +87,7 @@ def _cached_results(model: nn.Module, location: OutputLocation) -> dict[ResultKe
 
 @contextmanager
 def unobserved_forward(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Run the model in eval mode, without other hooks and gradients, and leave the random state unchanged."""
+    """Run the model inside the `with` in eval mode, without hooks, gradients and changes of the random state."""
     with (
         hooks_muted(model),
         all_rng_restored([device]),
@@ -110,7 +110,7 @@ def probe_layout(
     input_shares: Sequence[float] | None = None,
     moved_layers: Collection[str] = (),
 ) -> list[ProbeResult]:
-    """Probe whether each output has this layout for inputs like x (N,C,*S), by three forward passes `forward`.
+    """Test for each layer output whether it has the given layout, by three forward passes with noise.
 
     They run as `unobserved_forward` says. Cached results are reused.
     `read_outputs(run, x)` extracts outputs that are not those of layers. `input_shares` is the part of its plane that a
@@ -118,13 +118,15 @@ def probe_layout(
     so they are undecided where the probe does not contradict them.
     """
 
-    def cached() -> list[ProbeResult | None]:
+    def get_cached_results() -> list[ProbeResult | None]:
         return [get_cached_result(model, location, x.shape[1:], layout) for location in locations]
 
-    if None in cached():
+    if None in get_cached_results():
         # one thread at a time: the next one finds this one's results
         with unobserved_forward(model, x.device):
-            unknown = [location for location, result in zip(locations, cached(), strict=True) if result is None]
+            unknown = [
+                location for location, result in zip(locations, get_cached_results(), strict=True) if result is None
+            ]
             read = read_outputs or partial(_read_layer_outputs, model, unknown)
             results = probe_outputs(read, layout, x, forward, input_shares=input_shares) if unknown else []
             results = results or [ProbeResult(LayoutVerdict.UNDECIDED)] * len(unknown)
@@ -132,7 +134,7 @@ def probe_layout(
                 if location.layer in moved_layers and result.verdict is LayoutVerdict.VERIFIED:
                     result = ProbeResult(LayoutVerdict.UNDECIDED)
                 cache_result(model, location, x.shape[1:], layout, result)
-    return [result for result in cached() if result is not None]
+    return [result for result in get_cached_results() if result is not None]
 
 
 def probe_outputs(
@@ -143,7 +145,7 @@ def probe_outputs(
     *,
     input_shares: Sequence[float] | None = None,
 ) -> list[ProbeResult]:
-    """Probe each tensor that `read_outputs(run, x)` extracts, by three forward passes; [] where the model fails."""
+    """Test whether each output tensor has the given layout. `read_outputs` returns the tensors. If the model fails, return []."""
     blocks = _count_blocks(layout)
     labels = draw_pattern(blocks, seed=0)
     cells_of_pixels = [
@@ -172,17 +174,17 @@ def probe_outputs(
 def _read_layer_outputs(
     model: nn.Module, locations: Sequence[OutputLocation], forward: ForwardFunction, x: Tensor
 ) -> list[Tensor | None]:
-    """Return the output of a forward pass at each location, or None where there is no usable one."""
+    """Return the output of one forward pass at each location. None: no usable output."""
     calls: list[list[Tensor]] = [[] for _ in locations]
 
-    def keep(number: int, module: nn.Module, args: object, output: object) -> None:
+    def store_output(number: int, module: nn.Module, args: object, output: object) -> None:
         tensor = find_main_tensor(locations[number].layer, output, locations[number].output_index)[1]
         calls[number].append(tensor.detach().clone())
 
     with Hooks() as hooks:
         for number, location in enumerate(locations):
             module = find_layer(model, location.layer)[1]
-            hooks.add_handle(module.register_forward_hook(thread_local_hook(partial(keep, number))))
+            hooks.add_handle(module.register_forward_hook(thread_local_hook(partial(store_output, number))))
         try:
             forward(x)
         except Exception:
@@ -196,7 +198,7 @@ def _read_layer_outputs(
 
 
 def _count_blocks(layout: Layout) -> tuple[int, ...]:
-    """Return into how many blocks each axis of the grid is divided. Blocks are replaced as a whole."""
+    """Return the number of blocks along each axis of the grid. Noise replaces whole blocks."""
     grid = layout.grid
     if layout.kind == TOKENS and math.prod(grid) <= MAX_TOKENS_WITHOUT_BLOCKS:
         return tuple(grid)
@@ -209,29 +211,29 @@ def _count_blocks(layout: Layout) -> tuple[int, ...]:
 def _iter_noise_variants(
     x: Tensor, run_of_pixel: Tensor, cells_of_pixels: Sequence[Tensor], grid: Sequence[int]
 ) -> Iterator[Tensor]:
-    """Yield three variants of x (N,C,*S), each with another third of the cells replaced by noise."""
+    """Yield three variants of x (N,C,*S). In each, another third of the cells is noise."""
     generator = torch.Generator(device="cpu").manual_seed(1)
     values = x.detach().float()
 
-    def draw(shape: Sequence[int]) -> Tensor:
+    def draw_noise(shape: Sequence[int]) -> Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").to(values)
 
     space = tuple(range(2, x.ndim))
     low, high = values.amin(space, keepdim=True), values.amax(space, keepdim=True)
-    fine, coarse = draw(x.shape), draw((*x.shape[:2], *grid))
+    fine, coarse = draw_noise(x.shape), draw_noise((*x.shape[:2], *grid))
     for axis, cells in enumerate(cells_of_pixels, start=2):
         coarse = coarse.index_select(axis, cells.to(x.device))
     uniform = bool((low == high).all())
     span = torch.where(high > low, high - low, high.abs().clamp(min=1) if uniform else 0)
     noise = low + span * (fine + coarse) / 2
     if uniform:  # a uniform input: noise instead of noise
-        values = low + span * draw(x.shape)
+        values = low + span * draw_noise(x.shape)
     for number in range(N_RUNS):
         yield torch.where(run_of_pixel.to(x.device) == number, noise, values).to(x.dtype)
 
 
 def _flatten_positions(output: Tensor, layout: Layout) -> Tensor | None:
-    """Flatten an output to all its positions (N,T,K), including a prefix, or None where it has another layout."""
+    """Flatten an output to all its positions (N,T,K), or return None if the output does not have this layout."""
     grid = tuple(layout.grid)
     if layout.kind == TOKENS:
         fits = output.ndim == 3 and output.shape[1] >= layout.prefix + math.prod(grid)
@@ -256,7 +258,7 @@ def _judge_outputs(
 
 
 def _compute_run_distance(difference: Tensor, layout: Layout) -> Tensor:
-    """Compute how far two runs differ at each position, (N,T,K) -> (T,), without their common difference."""
+    """Return the distance of two runs at each position (T,), from their difference (N,T,K)."""
     start = layout.prefix if layout.kind == TOKENS else 0
     common = difference[:, start : start + math.prod(layout.grid)].mean(1, keepdim=True)
     distance = (difference - common).norm(dim=-1)
@@ -265,7 +267,7 @@ def _compute_run_distance(difference: Tensor, layout: Layout) -> Tensor:
 
 
 def make_layout_error(name: str, layout: Layout, reason: str) -> LayerError:
-    """Create the error for a contradicted layout."""
+    """Create the error for a layout that the probe contradicts."""
     return LayerError(
         f"{name}: its output was read as {layout}, but {reason}, as forward passes with other contents of some cells show",
         fix="choose another layer, or pass layout= or reshape= if you know where the image is",

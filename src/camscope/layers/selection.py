@@ -1,4 +1,4 @@
-"""Target layers: which layers have a grid, and which of them to explain by default."""
+"""Target layers: find the layers with a spatial grid, and choose the layer to explain by default."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -67,26 +67,26 @@ class SpatialLayer:
 
 
 def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
-    """Record the grids of the model's convolutions inside the scope, and the tokens that it concatenates.
+    """Record the grids of the model's convolutions and the concatenations of tokens, while the scope is open.
 
     The hints fill while the model runs. Tokens are concatenated where there are parameters (1,T,K): class tokens or positions.
     """
     hints = LayoutHints()
 
-    def note(module: nn.Module, args: object, output: object) -> None:
+    def record_grid(module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor) and math.prod(output.shape[2:]) > 1:
             hints.grids.add(tuple(output.shape[2:]))
 
-    def note_sequence_length(module: nn.Module, args: tuple[object, ...], output: object) -> None:
+    def record_sequence_length(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if isinstance(output, Tensor) and output.ndim > 2:
             hints.works_on_last_axis = True
             hints.sequence_lengths.add(math.prod(output.shape[1:-1]))
 
     for module in unwrap(model).modules():
         if isinstance(module, GRID_MODULES):
-            scope.callback(module.register_forward_hook(thread_local_hook(note)).remove)
+            scope.callback(module.register_forward_hook(thread_local_hook(record_grid)).remove)
         elif type(module) is nn.LayerNorm or isinstance(module, nn.Linear):
-            scope.callback(module.register_forward_hook(thread_local_hook(note_sequence_length)).remove)
+            scope.callback(module.register_forward_hook(thread_local_hook(record_sequence_length)).remove)
     has_embedding = any(isinstance(module, nn.Embedding) for module in unwrap(model).modules())
     if has_embedding or any(parameter.ndim == 3 and len(parameter) == 1 for parameter in unwrap(model).parameters()):
         scope.enter_context(ConcatRecorder(hints.concat_lengths))
@@ -98,7 +98,7 @@ def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
 def infer_layer_layout(
     model: nn.Module, name: str, output: Tensor, x: Tensor, hints: LayoutHints, layout: str | Layout | None = None
 ) -> Layout:
-    """Infer the layout of a layer's output for x (N,C,*S), as `infer_layout`, and check that its tokens are in rows.
+    """Infer the layout of a layer's output for x (N,C,*S). Raise LayerError if its cells are in another order.
 
     Hiera keeps the tokens of a window together until it merges them. Only then are they in rows.
     """
@@ -113,8 +113,9 @@ def infer_layer_layout(
     patches = max(map(math.prod, hints.grids), default=0)
     if merge_factor > 1 and inferred.kind == TOKENS and math.prod(inferred.grid) * merge_factor > patches:
         raise LayerError(
-            f"the {plural(output.shape[1], 'token')} are stored window by window, not in rows, until they are merged to "
-            f"{patches // merge_factor}: choose a layer of the last stage, or pass reshape= that puts them in rows"
+            f"the {plural(output.shape[1], 'token')} are stored window by window and not in rows. They are in rows "
+            f"after the model merges them to {patches // merge_factor}: choose a layer of the last stage, or pass a "
+            "reshape= that orders them by rows"
         )
     return inferred
 
@@ -127,7 +128,7 @@ def _infer_layout_at(
     hints: LayoutHints,
     layout: str | Layout | None = None,
 ) -> Layout:
-    """Infer a layout. For a layer of a vision-language model, the input ids tell where it holds the image."""
+    """Infer the layout of a layer. For a vision-language model, the input ids locate the image tokens."""
     in_sequence = layout is None and len(shape) == 3 and has_image_tokens(model)
     if in_sequence and holds_image_tokens(model, name, shape[1], hints.image_token_positions):
         return infer_image_token_layout(shape, input_shape, hints)
@@ -143,7 +144,7 @@ def _find_reason_no_grid(
     input_shape: Sequence[int],
     hints: LayoutHints,
 ) -> str:
-    """Return why an output in the shape of a grid is not one: attention weights, queries or text, or ""."""
+    """Return the reason why an output is not a grid: attention weights, queries or text. Return "" if it may be a grid."""
     shape = tuple(shape)
     has_shape_of_weights = {
         CHANNELS_FIRST: len(shape) == 4,
@@ -162,7 +163,7 @@ def _find_reason_no_grid(
 
 
 def find_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[int], hints: LayoutHints) -> str:
-    """Return why an output that the probe cannot decide is not taken for an image, by its shape, or ""."""
+    """Return the reason to reject an output that the probe could not decide, by its shape, or ""."""
     counts = hints.sequence_lengths | set(map(math.prod, hints.grids))
     if layout.kind == CHANNELS_FIRST and len(shape) == 4 and shape[2] == shape[3] and shape[2] in counts:
         return f"it has the shape of weights between {plural(shape[2], 'token')}, and its cells do not react in place"
@@ -172,7 +173,7 @@ def find_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[int], hi
 
 
 def _token_merge_factor(model: nn.Module) -> int:
-    """Return the factor by which the tokens decrease until all are in rows, for models with windows, or 1."""
+    """Return the factor by which a model with windows reduces its tokens. The factor is 1 for other models."""
     for module in unwrap(model).modules():
         schedule = getattr(module, "schedule" if type(module).__name__ == "Unroll" else "unroll_schedule", None)
         if isinstance(schedule, list | tuple):
@@ -183,10 +184,10 @@ def _token_merge_factor(model: nn.Module) -> int:
 def find_spatial_layers(
     model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]
 ) -> list[SpatialLayer]:
-    """Return every layer with more than one cell, from one forward pass, in the order in which the layers finish."""
+    """Return all layers with more than one cell, in the order in which they finish in a forward pass."""
     finished: dict[str, tuple[torch.Size, bool, bool, bool]] = {}
 
-    def note(name: str, module: nn.Module, output: object) -> None:
+    def record_layer(name: str, module: nn.Module, output: object) -> None:
         finished.pop(name, None)
         with suppress(LayerError):
             tensor = find_main_tensor(name, output)[1]
@@ -196,7 +197,7 @@ def find_spatial_layers(
     with torch.no_grad(), Hooks() as hooks:
         hints = record_layout_hints(model, hooks)
         tracker = hooks.enter_context(SpatialMapTracker(unwrap(model), input_shape[2:]))
-        _hook_layers(model, hooks, note)
+        _hook_layers(model, hooks, record_layer)
         forward()
     layers = []
     for name, (shape, is_map, is_moved, weights) in finished.items():
@@ -210,24 +211,24 @@ def find_spatial_layers(
     return layers
 
 
-def _hook_layers(model: nn.Module, hooks: Hooks, note: Callable[[str, nn.Module, object], None]) -> None:
-    """Call `note(name, module, output)` after each layer that hooks can reach and that computes something."""
+def _hook_layers(model: nn.Module, hooks: Hooks, on_output: Callable[[str, nn.Module, object], None]) -> None:
+    """Call `on_output(name, module, output)` after each layer with an output."""
     for name, module in unwrap(model).named_modules():
         if name and not isinstance(module, (*PASS_THROUGH_MODULES, torch.jit.ScriptModule)):
-            hook = thread_local_hook(lambda module, args, output, name=name: note(name, module, output))
+            hook = thread_local_hook(lambda module, args, output, name=name: on_output(name, module, output))
             hooks.add_handle(module.register_forward_hook(hook))
 
 
 def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]) -> str:
-    """Describe the fix for the last layer with maps per frame of a video, or per instance of a bag, or ""."""
+    """Return advice for the last layer with one map per video frame, or "" if no layer has any."""
     remedies: list[str] = []
 
-    def note(name: str, module: nn.Module, output: object) -> None:
+    def collect_remedy(name: str, module: nn.Module, output: object) -> None:
         if isinstance(output, Tensor) and (remedy := format_per_frame_remedy(output.shape, input_shape)):
             remedies.append(f"layer {name!r}: {remedy}")
 
     with torch.no_grad(), Hooks() as hooks:
-        _hook_layers(model, hooks, note)
+        _hook_layers(model, hooks, collect_remedy)
         forward()
     return remedies[-1] if remedies else ""
 
@@ -235,7 +236,7 @@ def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], inpu
 def drop_contradicted_layers(
     model: nn.Module, layers: Sequence[SpatialLayer], forward: Callable[[Tensor], object], x: Tensor
 ) -> list[SpatialLayer]:
-    """Return the layers without those that do not react to x (N,C,*S) where their grid says. See `probe_layout`."""
+    """Return the layers without those whose layout the probe contradicts for x (N,C,*S)."""
     return [
         layer
         for layer in layers
@@ -264,7 +265,7 @@ def _probe_layer(
 def choose_layer(
     model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, *, dense: bool = False
 ) -> SpatialLayer:
-    """Return the last layer with spatial extent that the score (N,) depends on, and that holds features.
+    """Return the last layer with spatial extent that holds features and that affects the score (N,).
 
     One backward pass checks that. A transformer that classifies by a class token uses no patch after its last attention, and an
     auxiliary head may run last. `dense`: the score is one place among many, which the head's own layers predict already. The
@@ -317,7 +318,7 @@ def choose_layer(
 def _compute_score_gradients(
     model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Compute the score's gradient at the layers that it depends on, by name."""
+    """Return the score's gradient at each layer that affects the score, by name."""
     with Tap(model, names) as tap:
         scores = tap.run(lambda: score(x)).sum()
         try:
@@ -328,7 +329,7 @@ def _compute_score_gradients(
 
 
 def _find_channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
-    """Return which channels (K,) the score depends on at the layer's cells, or None where it depends on no cell."""
+    """Return which channels (K,) of the layer affect the score, or None if no cell does."""
     if gradient is None:
         return None
     channels = layer.layout.to_maps(gradient).transpose(0, 1).flatten(1).any(1)
@@ -337,7 +338,7 @@ def _find_channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: boo
 
 
 def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list[SpatialLayer]:
-    """Select the layers of the encoder, before a head predicts every place."""
+    """Select the layers of the encoder or backbone. If the model names none, select those with the coarsest grid."""
     names = [name for name, _ in unwrap(model).named_modules() if name.rpartition(".")[2] in ENCODER_NAMES]
     shallow = sorted(names, key=lambda name: name.count("."))[:1]
     bodies = [f"{name}.body" for name in shallow if any(layer.name.startswith(f"{name}.body.") for layer in layers)]
@@ -349,7 +350,7 @@ def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list
 
 
 def _holds_features(model: nn.Module, layer: SpatialLayer, channels: Tensor) -> bool:
-    """Whether a layer is neither a prediction at every place, with one channel (K,) for the score, nor a step of a block."""
+    """Whether a layer holds features: it is neither a dense prediction nor an inner step of a block."""
     if len(channels) > 1 and int(channels.sum()) == 1:
         return False
     if layer.layout.kind != TOKENS:

@@ -514,17 +514,17 @@ def test_what_is_left_out_is_named_with_its_layer(net):
 def test_what_is_no_list_is_refused(net):
     scan = draw_radiograph(7, "nodule").image
     for wrong in ({"methods": "gradcam"}, {"layers": "layer4"}):
-        with pytest.raises(InputError, match="are lists"):
+        with pytest.raises(InputError, match="must be lists"):
             compare(net, scan, **wrong)
-    with pytest.raises(LayerError, match="layers is empty: name one at least"):
+    with pytest.raises(LayerError, match="layers is empty: pass at least one layer"):
         compare(net, scan, layers=[])
     with pytest.raises(LayerError, match="no layer 'nope'"):
         compare(net, scan, ["center"], layers=["nope"])
-    with pytest.raises(TargetError, match="targets is a list"):
+    with pytest.raises(TargetError, match="targets must be a list"):
         compare(net, scan, targets="nodule")
     with pytest.raises(InputError, match="nearest names: gradcam"):
         compare(net, scan, ["gradcma"])
-    with pytest.raises(InputError, match="not of one model"):
+    with pytest.raises(InputError, match="have different models"):
         compare(net, scan, ["gradcam", GradCAM(Pooled(conv(), 6), "features")])
 
 

@@ -78,7 +78,7 @@ CALLS = {
 @pytest.mark.parametrize("word", ["eigen_smooth", "nonsense", "steps", "layer", "n_steps", "internal_batch_size"])
 def test_a_keyword_that_nobody_takes_is_an_error_and_never_the_models(case, call, word):
     model, x = case
-    with pytest.raises(InputError, match=rf"{word}=.*forward of Swallowing does not name it.*additional_forward_args"):
+    with pytest.raises(InputError, match=rf"{word}=.*forward of Swallowing does not list it.*additional_forward_args"):
         CALLS[call](GradCAM(model, "conv"), x, **{word: 1})
 
 
@@ -204,7 +204,7 @@ def test_a_baseline_for_each_image_follows_it_where_sizes_differ(case):
     images = [x[0], x[1][:, :4], x[1]]
     tool = IntegratedGradients(model, n_steps=3)
     baselines = torch.stack([x[1], x[0], x[0] / 2])
-    with pytest.raises(InputError, match="the baseline is"):
+    with pytest.raises(InputError, match="the baseline has shape"):
         tool.explain_batch(images, 1, baselines=baselines)
     found = tool.explain_batch([x[0], x[1]], 1, baselines=baselines[:2])
     np.testing.assert_allclose(found[1].attribution, by_hand(model, x[1:], x[:1], 3)[0].numpy(), atol=1e-12)

@@ -88,7 +88,7 @@ def test_siblings_have_the_same_settings_and_unknown_methods_near_names():
     assert (smooth.create_sibling("rise").n_samples, smooth.create_sibling("randomcam").seed) == (4000, 4)
     with pytest.raises(InputError, match="no method 'gradcam2'; nearest names: gradcam"):
         tool.create_sibling("gradcam2")
-    with pytest.raises(InputError, match=r"for one, explain_methods\(image, \['gradcam'\]\)"):
+    with pytest.raises(InputError, match=r"for one method use explain_methods\(image, \['gradcam'\]\)"):
         tool.explain_methods(torch.zeros(3, 24, 16), "gradcam")
 
 
@@ -101,7 +101,7 @@ def test_an_explainer_is_callable_as_attribute_is():
 
 def test_methods_of_two_models_are_refused():
     (one, x), (other, _) = CASES["pooled"].make(), CASES["flat"].make()
-    with pytest.raises(InputError, match="not of one model"):
+    with pytest.raises(InputError, match="have different models"):
         explain_grid([GradCAM(one, "features"), GradCAM(other, "features.4")], x[0], [None])
     with pytest.raises(TargetError, match="no methods"):
         explain_grid([], x[0], [None])

@@ -149,7 +149,7 @@ def test_a_layer_without_evidence_is_named():
 def test_fused_refuses_what_does_not_belong_together():
     model, _ = CASES["pooled"].make()
     other, _ = CASES["flat"].make()
-    with pytest.raises(InputError, match="not of one model"):
+    with pytest.raises(InputError, match="have different models"):
         Fused([GradCAM(model), GradCAM(other)])
     for setting in ({"class_names": ["a", "b", "c"]}, {"preprocess": Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)}):
         with pytest.raises(InputError, match=f"have different {next(iter(setting))}: explain each separately"):

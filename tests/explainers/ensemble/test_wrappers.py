@@ -467,7 +467,7 @@ def test_a_contrast_takes_no_other_target():
     with pytest.raises(TargetError, match="takes no other target"):
         Contrast(tool, 1, 2).attribute(x)
     assert len(tool.explain_classes(x[0], [None, None])) == 2
-    with pytest.raises(TargetError, match="takes a list"):
+    with pytest.raises(TargetError, match="expects a list"):
         GradCAM(model).explain_classes(x[0], Difference(0, 1))
 
 

@@ -147,7 +147,7 @@ def test_dark_and_bright_are_each_channels_least_and_largest_and_white_is_what_t
     for name, level in (("black", -0.5), ("white", 0.5)):
         found = IntegratedGradients(linear(weight), n_steps=1, baseline=name, **made).explain(x, 1)
         np.testing.assert_allclose(found.attribution, (x - level).sum(0), rtol=1e-12, atol=1e-13)
-        with pytest.raises(InputError, match=f"baseline='{name}' needs the preprocessing of an image"):
+        with pytest.raises(InputError, match=f"baseline='{name}' requires the preprocessing of the model"):
             IntegratedGradients(linear(weight), baseline=name).attribute(x[None], 1)
 
 
@@ -407,7 +407,9 @@ def test_a_background_is_a_tensor_or_a_list_of_images_and_what_stands_in_for_non
     for wrong in ("zero", [], torch.zeros(0, 3, 4, 4), torch.zeros(4)):
         with pytest.raises(InputError, match="background"):
             ExpectedGradients(linear(weight), background=wrong)
-    with pytest.raises(InputError, match=r"the baseline is \(3, 5, 5\); the input is \(3, 4, 4\)"):
+    with pytest.raises(
+        InputError, match=r"the baseline has shape \(3, 5, 5\); expected \(3, 4, 4\), the shape of the input"
+    ):
         ExpectedGradients(linear(weight), background=torch.zeros(2, 3, 5, 5)).attribute(x[None], 1)
     with pytest.raises(InputError, match=r"pass background\[None\]: one input is \(1,3,4,4\)"):
         ExpectedGradients(linear(weight), background=x).attribute(x[None], 1)
@@ -427,7 +429,9 @@ def test_a_baseline_that_is_none_says_what_to_pass():
     broken[0, 0, :2] = torch.tensor([torch.nan, torch.inf])
     with pytest.raises(InputError, match=r"^the baseline has 2 NaN or infinite values of 576: .*nan_to_num"):
         IntegratedGradients(model, baseline=broken).attribute(x, 1)
-    with pytest.raises(InputError, match=r"the input is \(3, 16, 12\): pass a tensor \(3, 16, 12\), an image"):
+    with pytest.raises(
+        InputError, match=r"expected \(3, 16, 12\), the shape of the input: pass a tensor \(3, 16, 12\), an image"
+    ):
         IntegratedGradients(model, baseline=torch.zeros(3, 5, 5)).attribute(x, 1)
 
 

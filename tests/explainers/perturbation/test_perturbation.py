@@ -267,7 +267,7 @@ def test_segments_of_any_array_and_what_is_none():
         assert torch.equal(SegmentAblation(model, segments=same).attribute(x, 1), expected)
     with pytest.raises(InputError, match=r"the segments are a list: .* torch\.tensor"):
         SegmentAblation(model, segments=labels.tolist())
-    with pytest.raises(InputError, match="callable gave NoneType: expected a label map"):
+    with pytest.raises(InputError, match="segments function returned NoneType; expected a label map"):
         SegmentAblation(model, segments=lambda one: None).attribute(x, 1)
     with pytest.raises(InputError, match="an array of object"):
         SegmentAblation(model, segments=labels.astype(object)).attribute(x, 1)
@@ -276,7 +276,7 @@ def test_segments_of_any_array_and_what_is_none():
 @pytest.mark.parametrize("labels", [torch.zeros(5, 5, dtype=torch.long), torch.zeros(6, 6), np.zeros((1, 6, 6), int)])
 def test_a_label_map_of_another_kind_is_refused(labels):
     model, x, _ = linear(3, 6, 6)
-    with pytest.raises(InputError, match=r"expected one whole number for each pixel of the model's input, \(6, 6\)"):
+    with pytest.raises(InputError, match=r"expected one integer for each pixel of the model's input, \(6, 6\)"):
         SegmentAblation(model, segments=labels).attribute(x, 1)
 
 

@@ -1,1 +1,1 @@
-"""Methods computed by captum (extra `captum`) and zennit (extra `lrp`), registered only where these are installed."""
+"""Methods that are computed by captum (extra `captum`) or zennit (extra `lrp`), if these are installed."""

@@ -1,4 +1,4 @@
-"""Base class of methods that another package computes, and copies of models on which that package may set hooks."""
+"""Base class of methods that another package computes, and copies of a model for the hooks of that package."""
 
 import copy
 import weakref
@@ -37,23 +37,23 @@ class AdapterExplainer(MultiPassExplainer):
 
 
 def call_with_gradients(computation: Callable[[], T | None]) -> T:
-    """Return the result of a package's forward and backward passes with gradients enabled. See `run_with_gradients`."""
+    """Call a function with gradients enabled, and return its result. See `run_with_gradients`."""
 
-    def run(scope: GradientScope) -> T | None:
+    def compute_in_scope(scope: GradientScope) -> T | None:
         with scope:
             return computation()
 
-    return run_with_gradients(run)
+    return run_with_gradients(compute_in_scope)
 
 
 def check_same_score(score: Score, sample: int, actual: Tensor, expected: Tensor) -> None:
-    """Raise ModelError if the copy of a model on which a package works gives another score than the model."""
+    """Raise ModelError if a copy of the model gives another score than the model."""
     scale = expected.abs() if score.logits is None else torch.maximum(expected.abs(), score.logits[sample].abs().amax())
     if bool((actual - expected).abs() > 0.02 * scale):
         raise ModelError(
-            f"{type(score.model).__name__} gives {float(expected):.4g}, and a copy of it with the same weights and other "
-            f"hooks {float(actual):.4g}: it keeps state outside of its modules, uses random numbers, or uses a module only "
-            f"for what it changes in place; write x = module(x)"
+            f"{type(score.model).__name__} gives the score {float(expected):.4g}, but its copy with other hooks "
+            f"gives {float(actual):.4g}. The model keeps state outside of its modules, uses random numbers, or ignores the "
+            "output of a module that works in place; write x = module(x)"
         )
 
 
@@ -78,26 +78,26 @@ class RecordedEvaluator(PerturbedEvaluator):
 
 @contextmanager
 def module_calls_recorded(model: nn.Module) -> Iterator[ModuleCallRecords]:
-    """Record the module calls of the pass inside the `with`."""
+    """Record the order and number of module calls during the forward pass inside the `with`."""
     records, producers = ModuleCallRecords(), dict[int, tuple[weakref.ref[Tensor], str]]()
     names = {id(module): name for name, module in model.named_modules() if not module._modules}
 
-    def begin(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def record_call(module: nn.Module, args: tuple[Any, ...]) -> None:
         name = names[id(module)]
         records.call_counts[name] += 1
         producer = producers.get(id(args[0])) if args else None
         if producer is not None and producer[0]() is args[0]:
             records.predecessors[name] = producer[1]
 
-    def end(module: nn.Module, args: object, output: object) -> None:
+    def record_output_producer(module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor):
             producers[id(output)] = weakref.ref(output), names[id(module)]
 
     with Hooks() as hooks:
         for module in model.modules():
             if id(module) in names:
-                hooks.add_handle(module.register_forward_pre_hook(thread_local_hook(begin)))
-                hooks.add_handle(module.register_forward_hook(thread_local_hook(end)))
+                hooks.add_handle(module.register_forward_pre_hook(thread_local_hook(record_call)))
+                hooks.add_handle(module.register_forward_hook(thread_local_hook(record_output_producer)))
         yield records
 
 
@@ -109,18 +109,21 @@ class RepeatedModule(nn.Module):
         self.copies, self.next_call = nn.ModuleList(copies), 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the copy for this call."""
+        """Return the output of the next copy."""
         if self.next_call >= len(self.copies):
             raise ModelError(
-                f"{type(self.copies[0]).__name__} ran {plural(len(self.copies), 'time')} in the first pass, and "
-                "more often in another"
+                f"{type(self.copies[0]).__name__} ran {plural(len(self.copies), 'time')} in the first pass, but "
+                "more often in a later pass"
             )
         self.next_call += 1
         return self.copies[self.next_call - 1](*args, **kwargs)
 
 
 def clone_for_hooks(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module:
-    """Return a copy of the modules for hooks of a package, which shares the numbers; one that ran often is a `RepeatedModule`."""
+    """Return a copy of the model on which another package can set hooks. The weights share memory.
+
+    A module that ran several times becomes a `RepeatedModule`.
+    """
     for _ in range(MAX_COPY_ATTEMPTS):
         try:
             return _build_clone(model, call_records)
@@ -129,7 +132,7 @@ def clone_for_hooks(model: nn.Module, call_records: ModuleCallRecords) -> nn.Mod
             if "during iteration" not in str(error):  # otherwise another thread set or removed a hook meanwhile
                 break
     raise ModelError(
-        f"{type(model).__name__} cannot be copied ({reason}), and hooks of another package are not set on the model itself"
+        f"{type(model).__name__} cannot be copied ({reason}), and this method sets hooks only on a copy"
     ) from reason
 
 
@@ -151,14 +154,14 @@ def _build_clone(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module
 
 
 def iter_children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module | None]]:
-    """Yield every module of a model with its parent and its name there."""
+    """Yield (parent, name, child) for each child of each module of a model."""
     for parent in model.modules():
         for key, child in parent._modules.items():
             yield parent, key, child
 
 
 def _copy_with_training_flags(model: nn.Module, shared_tensors: dict[int, Tensor]) -> nn.Module:
-    """Return a deep copy with the train and eval modes of this thread, which `evaluation_mode` does not store on the modules."""
+    """Return a deep copy of a model with this thread's `training` flags."""
     clone = copy.deepcopy(model, dict[int, Any](shared_tensors))
     for part, original in zip(clone.modules(), model.modules(), strict=False):
         if hasattr(original, "training"):  # frozen TorchScript has none
@@ -167,7 +170,7 @@ def _copy_with_training_flags(model: nn.Module, shared_tensors: dict[int, Tensor
 
 
 def restart_call_counts(clone: nn.Module) -> None:
-    """Start again at the first copy of each `RepeatedModule`. Call it before each pass."""
+    """Reset each `RepeatedModule` to its first copy. Call this function before each pass."""
     for part in clone.modules():
         if isinstance(part, RepeatedModule):
             part.next_call = 0

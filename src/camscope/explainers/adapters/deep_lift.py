@@ -1,6 +1,6 @@
-"""DeepLIFT and DeepLIFT SHAP by captum: a gradient in which non-linear modules pass on Δout/Δin from a baseline.
+"""DeepLIFT and DeepLIFT SHAP by captum: gradients in which non-linear modules use Δout/Δin from a baseline.
 
-In a copy of the model, modules become those that captum has rules for. Other non-linear operations are counted.
+In a copy of the model, some modules are replaced by modules that captum has rules for. Other non-linear operations are counted.
 """
 
 import copy
@@ -42,7 +42,7 @@ CLIPPED_RELU_TYPES = (nn.ReLU6, nn.Hardtanh)
 
 
 def convert_clipped_relus(model: nn.Module) -> None:
-    """Turn clipping modules of a model's copy into ReLUs by type, whose rule applies, with their function unchanged."""
+    """Change the type of clipping modules, such as ReLU6, to ReLU, so that captum's rule applies. They still clip."""
     modules: Iterator[Any] = model.modules()  # whose types change
     for part in modules:
         if type(part) in CLIPPED_RELU_TYPES:
@@ -66,30 +66,30 @@ class UnsupportedOps(BaseFunctionMode):
         self.reset()
 
     def reset(self) -> None:
-        """Reset the counts. Call it before each pass."""
+        """Reset the counts. Call this method before each pass."""
         self._supported_module_depth, self.counts = 0, Counter[str]()
 
     def track_supported_modules(self, model: nn.Module) -> None:
-        """Exclude modules with a rule of captum from the count, and give each its own copy of its input.
+        """Exclude modules that captum has a rule for from the count. Each gets its own copy of its input.
 
         captum replaces the gradient of that input. If the tensor were used elsewhere too, the other path would be lost.
         """
         from captum.attr._core.deep_lift import SUPPORTED_NON_LINEAR
 
-        def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        def enter_module(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             self._supported_module_depth += 1
             return tuple(argument.clone() if isinstance(argument, Tensor) else argument for argument in args)
 
-        def leave(module: nn.Module, args: object, output: object) -> None:
+        def leave_module(module: nn.Module, args: object, output: object) -> None:
             self._supported_module_depth -= 1
 
         for module in model.modules():
             if type(module) in SUPPORTED_NON_LINEAR and not module._backward_hooks:
-                module.register_forward_pre_hook(enter)
-                module.register_forward_hook(leave)
+                module.register_forward_pre_hook(enter_module)
+                module.register_forward_hook(leave_module)
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the result of the function, and count it if it is non-linear and has no rule."""
+        """Call the function. Count the call if the function is non-linear and has no rule."""
         name = function_name(func)
         if func is Tensor.register_hook and not args[0].requires_grad:
             return None  # captum sets its hooks also where gradients are disabled: the value is a constant there
@@ -103,7 +103,7 @@ class UnsupportedOps(BaseFunctionMode):
         return result
 
     def describe(self) -> str:
-        """Return the end of a sentence that names the counted operations."""
+        """Return the counted operations as the end of a sentence."""
         operations = ", ".join(f"{name} ({count} x)" for name, count in sorted(self.counts.items()))
         return f"; captum has no rule for {operations}, which keep their gradient" if operations else ""
 
@@ -135,7 +135,7 @@ class NonOverlappingMaxPool(nn.Module):
 
 
 def replace_overlapping_pools(model: nn.Module) -> None:
-    """Replace every max pooling with overlapping windows, which captum's rule does not expect, in a copy of a model."""
+    """Replace every max pooling with overlapping windows by an equivalent module that captum supports."""
     for parent, key, child in list(iter_children(model)):
         rank = RANK_BY_MAX_POOL.get(type(child), 0)
         if rank and _has_overlapping_windows(child, rank):
@@ -176,12 +176,15 @@ class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Return the mean over the baselines; the remark names the operations without a rule, and the worst baseline."""
+        """Return the mean attribution of one sample over the baselines.
+
+        The remark names the operations without a rule, and the worst baseline.
+        """
         if evaluator.score.one_sample_per_pass:
             raise ModelError(
-                f"{self.composed_name} runs the input and its baseline in one batch, and in this model the "
-                f"samples of a batch affect one another, as in a batch norm without running statistics; "
-                f"pass integratedgradients"
+                f"{self.composed_name} requires independent samples, because it runs the input and its baseline in one batch. "
+                "In this model the samples of a batch affect one another, as in a batch norm without running statistics; "
+                "use integratedgradients"
             )
         parts = list[AdditiveAttribution]()
         with evaluator.track_sample_steps(sample, len(baseline_tensors)) as advance:
@@ -205,7 +208,7 @@ class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
     def _attribute_to_baseline(
         self, evaluator: RecordedEvaluator, sample: int, baseline: Tensor
     ) -> AdditiveAttribution:
-        """Return the contributions of one sample against one baseline (C,*S)."""
+        """Return the attribution of one sample with one baseline (C,*S)."""
         x, score = evaluator.x[sample], evaluator.score
         score_module, unsupported_ops = _ScoreModule(score, evaluator.call_records, sample), UnsupportedOps()
         unsupported_ops.track_supported_modules(score_module)
@@ -242,7 +245,7 @@ class DeepLIFTSHAP(BackgroundMixin, DeepLIFTBase):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.list_baselines()) < 2:
-            raise InputError("background holds one input: deepliftshap is a mean over several; for one, use deeplift")
+            raise InputError("background has one input: deepliftshap requires two or more; for one input, use deeplift")
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
         """Return one tensor (N,C,*S) for each input of the background."""
@@ -278,7 +281,7 @@ class _ScoreModule(nn.Module):
 
 
 def compute_smallest_difference(x: Tensor, score: Score) -> float:
-    """Return the smallest number of the dtype of the activations, also under autocast, by which captum tells two apart."""
+    """Return captum's threshold for different activations: the smallest number of their dtype."""
     with score.forward_context():
         device_type = x.device.type
         cast_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
@@ -289,7 +292,7 @@ def compute_smallest_difference(x: Tensor, score: Score) -> float:
 def _compute_multipliers(
     score_module: _ScoreModule, x: Tensor, baseline_tensor: Tensor, unsupported_ops: UnsupportedOps
 ) -> Tensor | None:
-    """Return captum's multipliers (C,*S) of one input against one baseline, or None if the model disables gradients."""
+    """Return captum's multipliers (C,*S) of one input and one baseline, or None if the model disables gradients."""
     from captum.attr import DeepLift
 
     unsupported_ops.reset()

@@ -1,4 +1,4 @@
-"""Layer-wise relevance propagation by zennit, whose rules also apply to sums, means and activations outside of modules."""
+"""Layer-wise relevance propagation by zennit, extended to sums, means and activations outside of modules."""
 
 import copy
 from collections import Counter
@@ -56,19 +56,19 @@ class RelevanceRuleMode(BaseFunctionMode):
         self._ruled_module_depth, self.unsupported_functions = 0, Counter[str]()
 
     def reset(self) -> None:
-        """Reset the counts. Call it before each pass."""
+        """Reset the counts. Call this method before each pass."""
         self.release_hooks()
         self._ruled_module_depth = 0
         self.unsupported_functions.clear()
 
     def release_hooks(self) -> None:
-        """Remove the hooks with the tensors they hold. Call it after the last pass."""
+        """Remove the hooks and free their tensors. Call this method after the last pass."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
     def track_ruled_module(self, module: nn.Module) -> None:
-        """Apply no rule to what runs in this module, which has one."""
+        """Apply no rules inside a module that has its own rule."""
         module.register_forward_pre_hook(self._enter_module, prepend=True)
         module.register_forward_hook(self._leave_module)
 
@@ -81,7 +81,7 @@ class RelevanceRuleMode(BaseFunctionMode):
         self._ruled_module_depth -= 1
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the result of the function, with a rule if there is one."""
+        """Call the function, with a rule if there is one, and return its result."""
         name, spelled = function_name(func), getattr(func, "__name__", "")
         tensors = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor)]
         alive = [tensor for tensor in tensors if tensor.requires_grad]
@@ -103,7 +103,7 @@ class RelevanceRuleMode(BaseFunctionMode):
         kwargs: dict[str, Any],
         differentiable: list[Tensor],
     ) -> Tensor | None:
-        """Return the result if a rule applies, or None if the relevance is the gradient, or there is no rule."""
+        """Call a function with its relevance rule. Return None without a call if no rule applies."""
         from zennit.rules import Norm, Pass
 
         if name in SUM_SIGNS and not kwargs and len(args) == 2:
@@ -117,7 +117,7 @@ class RelevanceRuleMode(BaseFunctionMode):
         return None
 
     def _add_with_rule(self, second_sign: int, first: Any, second: Any) -> Tensor | None:
-        """Add two values, each of which receives relevance by its contribution; the relevance of a constant is dropped."""
+        """Add two values. Each receives relevance in proportion to its contribution, and constants receive none."""
         from zennit.layer import Sum
         from zennit.rules import Norm
 
@@ -140,7 +140,7 @@ class RelevanceRuleMode(BaseFunctionMode):
 
 
 def _is_in_place(raw_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call writes its result to its first argument: `x += y`, `x.relu_()`, `F.relu(x, True)`."""
+    """Whether a function call works in place: `x += y`, `x.relu_()`, `F.relu(x, True)`."""
     is_requested = kwargs.get("inplace") is True or (
         raw_name.strip("_") in ACTIVATIONS and any(argument is True for argument in args)
     )
@@ -195,7 +195,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Return the relevance at the pixels, and that of the output."""
+        """Return the relevance of the pixels of one sample, and the relevance of the output."""
         model, call_records = evaluator.score.model, cast(RecordedEvaluator, evaluator).call_records
         score, clone = copy.copy(evaluator.score), clone_for_hooks(model, call_records)
         score.model = clone
@@ -225,7 +225,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
         return AdditiveAttribution(full_precision(relevance[0]), start, notes=notes if unmerged else ())
 
     def _build_rules(self, x: Tensor, merged_norms: Sequence[tuple[list[str], str]]) -> tuple[Any, RelevanceRuleMode]:
-        """Return zennit's composite, and the same rules for operations outside of modules."""
+        """Return zennit's composite, and the same rules for functions outside of modules."""
         from zennit.canonizers import NamedMergeBatchNorm
         from zennit.composites import COMPOSITES as KNOWN
 
@@ -239,7 +239,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
         return composite, RelevanceRuleMode(stabilizer, make_relative_stabilizer(rounding))
 
     def _check_first_layer(self, model: nn.Module, call_records: ModuleCallRecords) -> None:
-        """Raise ModelError if the first layer by name, which zennit takes for the first, is not the first that runs."""
+        """Raise ModelError unless the first layer by name is also the first layer that runs."""
         from zennit.types import Linear
 
         parts = dict(model.named_modules())
@@ -247,15 +247,15 @@ class LRP(AdapterExplainer, AdditiveExplainer):
         run = next((name for name in call_records.call_counts if isinstance(parts[name], Linear)), None)
         if self.composite.endswith(("_flat", "_box")) and named != run:
             raise ModelError(
-                f"composite={self.composite!r} has a rule for the first layer, which is {named!r} for zennit, but {run!r} runs "
-                f"first: define the layers in the order in which they run, or pass composite='epsilon_plus'"
+                f"composite={self.composite!r} has a rule for the first layer. By name, this is {named!r}, but {run!r} runs "
+                f"first. Define the layers in the order of the forward pass, or pass composite='epsilon_plus'"
             )
 
 
 def _propagate_relevance(
     score: Score, x: Tensor, sample_index: Tensor, clone: nn.Module, rule_mode: RelevanceRuleMode
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the score, the relevance of the output (output ∘ ∂score/∂output) and that of the input, if there are gradients."""
+    """Return the score, the output relevance and the input relevance, or None without gradients."""
     restart_call_counts(clone)
     rule_mode.reset()
     leaf = x.detach().clone().requires_grad_()
@@ -265,7 +265,7 @@ def _propagate_relevance(
     if rule_mode.unsupported_functions:
         operations = ", ".join(f"{name} ({count} x)" for name, count in sorted(rule_mode.unsupported_functions.items()))
         raise ModelError(
-            f"lrp has no rule for a part of {type(clone).__name__}: {operations}; pass deeplift, or another method"
+            f"lrp has no rule for these operations of {type(clone).__name__}: {operations}; use another method, such as deeplift"
         )
     if not any(end.requires_grad for _, end in iter_leaves(output)):
         return None
@@ -285,7 +285,7 @@ def _propagate_relevance(
 
 
 def make_relative_stabilizer(epsilon: float) -> Callable[[Tensor], Tensor]:
-    """Return a function that moves z away from 0 by a fraction of each row's root mean square, or by 1 if all are 0."""
+    """Return a function that moves z away from zero, by a fraction `epsilon` of the root mean square of each row."""
 
     def stabilize(z: Tensor) -> Tensor:
         scale = z.flatten(1).square().mean(1).sqrt().view(-1, *[1] * (z.ndim - 1))
@@ -296,7 +296,7 @@ def make_relative_stabilizer(epsilon: float) -> Callable[[Tensor], Tensor]:
 
 
 def has_zennit_rule(module: nn.Module) -> bool:
-    """Whether zennit has a rule for a module. Attention is excluded, to which zennit would apply its elementwise rule."""
+    """Whether zennit has a suitable rule for a module. It has none for attention."""
     from zennit.layer import Sum
     from zennit.types import Activation, AvgPool, BatchNorm, Linear
 
@@ -307,7 +307,7 @@ def has_zennit_rule(module: nn.Module) -> bool:
 def find_mergeable_norms(
     model: nn.Module, call_records: ModuleCallRecords
 ) -> tuple[list[tuple[list[str], str]], list[str]]:
-    """Return the batch norms to merge, each with the linear layer before it (both run once), and the names of the others."""
+    """Return the batch norms to merge, each with the linear layer before it, and the names of the other batch norms."""
     from zennit.types import BatchNorm, Linear
 
     parts = dict(model.named_modules())

@@ -1,4 +1,4 @@
-"""LIME and KernelSHAP by captum: a linear model of the score as cells of the input are hidden, fitted in float64."""
+"""LIME and KernelSHAP by captum: fit a linear model that predicts the score from the visible cells of the input."""
 
 import threading
 from abc import abstractmethod
@@ -43,17 +43,17 @@ class InterpretableModel:
         self._fit_function = fit_function
 
     def fit(self, train_data: Any) -> None:
-        """Fit to the tensors of captum's DataLoader; iterating over it would consume random numbers."""
+        """Fit to the masks and weights of captum's DataLoader."""
         masks, _, weights = train_data.dataset.tensors
         self.linear_fit = self._fit_function(masks.cpu().double(), self.scores, weights.cpu().double())
 
     def representation(self) -> Tensor:
-        """Return the coefficients (M,)."""
+        """Return the coefficients (M,) of the cells."""
         return self.linear_fit.coefficients
 
 
 def solve_least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) -> tuple[Tensor, int]:
-    """Return the argmin of Σ w (y - rows·φ)² + α |φ|² for rows (S,M), the shortest of several, and the rank of the rows."""
+    """Minimize Σ w (y - rows·φ)² + α |φ|² for rows (S,M). Return the shortest solution φ (M,) and the rank of the rows."""
     count = rows.shape[1]
     if not len(rows):
         return rows.new_zeros(count), 0
@@ -68,7 +68,7 @@ def solve_least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) 
 def format_explained_variance(
     n_samples: int, n_cells: int, residuals: Tensor, y: Tensor, sample_weights: Tensor, *, is_determined: bool
 ) -> str:
-    """Return a sentence that says how much of the score's variance the linear model explains."""
+    """Return a sentence about the share of the score's variance that the linear model explains."""
     variance, missed = float(sample_weights @ y.square()), float(sample_weights @ residuals.square())
     share = f"{1 - missed / variance:.1%} of its variance" if variance else "a score that does not vary"
     few = "" if is_determined else "; they do not determine the cells: raise n_samples, or lower grid_size"
@@ -101,14 +101,14 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
 
     @abstractmethod
     def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
-        """Return captum's explainer of a function of which cells are shown, with our fit."""
+        """Create captum's explainer. `scorer` maps masks of visible cells to scores."""
 
     @abstractmethod
     def fit_linear_model(self, masks: Tensor, scores: Tensor, weights: Tensor) -> LinearFit:
-        """Return the fit to masks (S,M) of 0 and 1, scores (S,) and weights (S,), in float64."""
+        """Fit a linear model in float64, from masks (S,M) of 0 and 1, scores (S,) and sample weights (S,)."""
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """Return the mean map over the baselines; the notes of each sample say how well the linear model fits."""
+        """Return the mean map over the baselines. The notes state the explained variance."""
         evaluator, baselines = PerturbedEvaluator(self, x, score), self.build_baselines(x)
         maps, fits_by_sample = [], []
         for sample in range(len(x)):
@@ -127,7 +127,7 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
     def _fit_sample(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, cell_labels: Tensor, n_cells: int
     ) -> LinearFit:
-        """Return the fit of captum's method for one sample and one baseline."""
+        """Fit the linear model for one sample and one baseline."""
         x, clean_score = evaluator.x[sample], evaluator.clean_scores[sample].double()
         fit = InterpretableModel(self.fit_linear_model)
         with ExitStack() as seeded:
@@ -137,12 +137,12 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
                 seeded.close()  # all masks are drawn: the model's passes use the caller's random numbers
                 differences = torch.zeros(len(masks), dtype=torch.float64, device=x.device)
 
-                def work(part: slice) -> None:
+                def score_chunk(part: slice) -> None:
                     is_shown = masks[part].to(x.device).bool()[:, cell_labels][:, None]
                     values = evaluator.score_variants(sample, torch.where(is_shown, x, baseline)).double()
                     differences[part] = values - clean_score  # an offset of all logits cancels in full precision
 
-                evaluator.process_chunks(sample, len(masks), work)
+                evaluator.process_chunks(sample, len(masks), score_chunk)
                 fit.scores = differences.cpu()
                 return fit.scores
 
@@ -156,7 +156,7 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
         return fit.linear_fit
 
     def _label_cells(self, x: Tensor) -> tuple[Tensor, int]:
-        """Return the cell number (*S) of each pixel of a sample (C,*S), from 0, and the number of cells."""
+        """Return the cell number (*S) of each pixel of a sample (C,*S), and the number of cells."""
         if self.segments is None:
             size = x.shape[1:]
             labels = label_grid_cells(size, [min(self.grid_size, length) for length in size], x.device)
@@ -164,7 +164,9 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
             labels = resolve_segment_labels(self.segments, x)
         numbers, labels = labels.unique(return_inverse=True)
         if len(numbers) < 2:
-            raise InputError(f"{self.name} compares cells, and there is only one: raise grid_size, or pass segments")
+            raise InputError(
+                f"{self.name} requires at least two cells, but there is only one: raise grid_size, or pass segments"
+            )
         return labels, len(numbers)
 
 
@@ -187,7 +189,7 @@ class LIME(SurrogateExplainer):
         check_number(low=0, alpha=self.alpha)
 
     def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
-        """Return captum's explainer. See `SurrogateExplainer`."""
+        """Create captum's explainer. See `SurrogateExplainer`."""
         from captum.attr._core.lime import Lime, get_exp_kernel_similarity_function
 
         kernel = get_exp_kernel_similarity_function("cosine", kernel_width=self.kernel_width)
@@ -197,7 +199,7 @@ class LIME(SurrogateExplainer):
         """Fit a weighted ridge regression with an intercept."""
         if not bool(weights.any()):
             raise InputError(
-                f"kernel_width={self.kernel_width!r}: no sample is near enough to the image to have a weight; pass a larger one"
+                f"kernel_width={self.kernel_width!r}: all samples have the weight 0; pass a larger kernel_width"
             )
         shares = weights / weights.sum()
         rows, y = masks - shares @ masks, scores - shares @ scores
@@ -220,7 +222,7 @@ class KernelSHAP(SurrogateExplainer):
     name, title, paper = "kernelshap", "KernelSHAP", "arXiv:1705.07874"
 
     def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
-        """Return captum's explainer. See `SurrogateExplainer`."""
+        """Create captum's explainer. See `SurrogateExplainer`."""
         from captum.attr import KernelShap
 
         method = KernelShap(scorer)
@@ -228,11 +230,13 @@ class KernelSHAP(SurrogateExplainer):
         return method
 
     def fit_linear_model(self, masks: Tensor, scores: Tensor, weights: Tensor) -> LinearFit:
-        """Fit by least squares among the φ with the required sum; the deviation from the mean has a sum of zero."""
+        """Fit by least squares, with coefficients that add up to the score change."""
         count = masks.shape[1]
         shown_counts, ends = masks.sum(1), [float(count), 0.0]
         if len(scores) < 2 or shown_counts[:2].tolist() != ends:
-            raise InputError(f"n_samples={self.n_samples!r}: the first two show all cells and none; expected 3 or more")
+            raise InputError(
+                f"n_samples={self.n_samples!r}: expected 3 or more, because the first two samples show all cells and no cell"
+            )
         change = scores[0] - scores[1]
         rows = masks[2:] - masks[2:].mean(1, keepdim=True)
         y = scores[2:] - scores[1] - shown_counts[2:] * change / count
@@ -258,7 +262,7 @@ class CPUFloat32Mode(BaseFunctionMode):
     """Inside the `with`, this thread creates tensors on the CPU in float32, whatever the user's defaults are."""
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a tensor factory with PyTorch's usual defaults."""
+        """Call the function. Tensor factories create float32 tensors on the CPU."""
         if func in TENSOR_FACTORIES:
             kwargs.setdefault("device", torch.device("cpu"))
         if func in FLOAT_TENSOR_FACTORIES and kwargs.get("dtype") is None:
@@ -268,7 +272,7 @@ class CPUFloat32Mode(BaseFunctionMode):
 
 @contextmanager
 def cpu_rng_seeded(seed: int) -> Iterator[None]:
-    """Seed this process's random numbers on the CPU, for one thread at a time, and restore them; captum accepts no generator."""
+    """Seed PyTorch's CPU random generator inside the `with`, for one thread at a time, and restore it at exit."""
     with _rng_lock, torch.random.fork_rng(devices=[]), CPUFloat32Mode():
         torch.default_generator.manual_seed(seed)
         yield

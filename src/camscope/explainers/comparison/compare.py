@@ -1,4 +1,4 @@
-"""Compare explanations of one image by several methods, layers and targets, and find maps that coincide."""
+"""Compare explanations of one image by several methods, layers and targets, and find equal maps."""
 
 import html
 import os
@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def equivalence_notes(self) -> tuple[str, ...]:
-        """Sentences that say which maps are equal and why; what holds for several targets is one sentence."""
+        """Sentences that name the equal maps and the reason."""
         names = {id(entry.explanation): METHODS.display_name(entry.method_label) for entry in self.entries}
         return describe_equal_maps(self.equivalent_maps, names, self.n_targets)
 
@@ -79,11 +79,14 @@ class Comparison:
         return len({entry.target_index for entry in self.entries})
 
     def correlate_maps(self, kind: Literal["pearson", "spearman"] = "pearson") -> FloatArray:
-        """Return the correlation matrix (M,M) of the displayed maps, in the order of `explanations`; NaN for a constant map."""
+        """Return the correlation matrix (M,M) of the displayed maps. It is NaN for a constant map.
+
+        All maps are resized to the finest grid among them.
+        """
         return correlate_maps(self.explanations, kind)
 
     def to_records(self) -> list[dict[str, Any]]:
-        """Return the numbers as one dict per explanation.
+        """Return one dict of numbers for each explanation.
 
         `correlation` is Pearson's correlation with the first explanation of the same target.
         """
@@ -106,7 +109,7 @@ class Comparison:
         columns: int | None = None,
         height: int | None = None,
     ) -> PixelArray:
-        """Return the figure (H,W,3) uint8: for each row the image, then its maps.
+        """Return the figure (H,W,3) uint8. Each row shows the image and then its maps.
 
         Args:
             scale: As in `Explanation.overlay`; "shared" gives the maps of one method and layer one scale over all targets.
@@ -143,7 +146,7 @@ class Comparison:
     def _build_figure_cells(
         self, images: Sequence[PixelArray], region: tuple[slice, slice] | None, height: int | None = None
     ) -> list[list[render.CaptionedImage | None]]:
-        """Return the cells row by row; the caption has the answer of an explanation that differs from that of its row."""
+        """Return the captioned images of the figure, row by row."""
         first, cells = self.explanations[0], {}
         photo = first.image if first.image is not None else first.model_input_image
         if photo is not None and first.attribution.ndim != 2:  # a signal or a volume, drawn as an image
@@ -162,12 +165,12 @@ class Comparison:
         ]
 
     def _select_target_explanation(self, target_index: int) -> Explanation:
-        """Return the explanation that represents a target in the labels."""
+        """Return the explanation whose label represents a target."""
         return select_common_explanation([e.explanation for e in self.entries if e.target_index == target_index])
 
     @property
     def title(self) -> str:
-        """The title: the name of the image, then the target if there is only one, then the layer if there is only one."""
+        """The title: the name of the image, and the target and the layer if there is only one."""
         first, layers = self.explanations[0], {explanation.layer for explanation in self.explanations} - {None}
         names_target = self.n_targets == 1 and len(self.row_labels) > 1
         answer = self._select_target_explanation(0).label_and_score if names_target else None
@@ -232,12 +235,12 @@ def compare(
     """
     if isinstance(methods, str) or isinstance(layers, str | nn.Module):
         raise InputError(
-            "methods and layers are lists: compare(model, image, ['gradcam', 'layercam'], layers=['layer4'])"
+            "methods and layers must be lists, as in compare(model, image, ['gradcam', 'layercam'], layers=['layer4'])"
         )
     if isinstance(targets, str | int) or callable(targets):
-        raise TargetError(f"targets is a list; for one target, compare(..., targets=[{targets!r}])")
+        raise TargetError(f"targets must be a list; for one target, use compare(..., targets=[{targets!r}])")
     if layers is not None and not layers:
-        raise LayerError("layers is empty: name one at least, as layers=['layer4'], or leave it out")
+        raise LayerError("layers is empty: pass at least one layer, such as layers=['layer4'], or omit layers")
     settings = {"preprocess": preprocess, "class_names": class_names, "precision": precision}
     explainers: list[Explainer] = []
     for method in methods:
@@ -261,7 +264,7 @@ def compare_explainers(
     skip_unsupported: bool = False,
     on_pass: OnPass | None = None,
 ) -> Comparison:
-    """Return the comparison of explainers of one model. See `compare`."""
+    """Compare several explainers of one model on one image."""
     timer = MethodTimer(on_pass)
     if skip_unsupported:
         explainers, rows = explain_supported(explainers, image, targets, extra_inputs, on_pass=timer)
@@ -275,7 +278,7 @@ def compare_explainers(
 
 
 def _find_visible_region(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
-    """Return the rows and columns of the image that the model saw, or None if that is all, unknown, or not one region."""
+    """Return the rows and columns of the image that the model received. None: all of them, or unknown."""
     regions = set()
     for explanation in explanations:
         if explanation.image is None or explanation.placement is None:
@@ -291,7 +294,7 @@ def _find_visible_region(explanations: Sequence[Explanation]) -> tuple[slice, sl
 
 
 def _format_legend_labels(scale: ScaleOption | Literal["shared"], colormap: str) -> tuple[str, str]:
-    """Return what the bottom and the top color mean."""
+    """Return the meanings of the lowest and the highest color, as two texts."""
     if isinstance(scale, tuple | list):
         return f"{scale[0]:.3g}", f"{scale[1]:.3g}"
     signed = colormap == render.DIVERGING
@@ -304,7 +307,7 @@ def _format_legend_labels(scale: ScaleOption | Literal["shared"], colormap: str)
 
 
 def find_equal_maps(explanations: Sequence[Explanation]) -> list[tuple[Explanation, ...]]:
-    """Return the groups of explanations whose displayed maps are equal; a map without positive values is in no group."""
+    """Group explanations with equal displayed maps. Maps without positive values are in no group."""
     groups: list[list[Explanation]] = []
     for explanation in explanations:
         heatmap = explanation.heatmap("grid")
@@ -321,7 +324,7 @@ def find_equal_maps(explanations: Sequence[Explanation]) -> list[tuple[Explanati
 
 
 def correlate_maps(explanations: Sequence[Explanation], kind: Literal["pearson", "spearman"] = "pearson") -> FloatArray:
-    """Return the correlation matrix (M,M) of the displayed maps on the finest grid among them; NaN for a constant map."""
+    """Return the correlation matrix (M,M) of the displayed maps, in the order of `explanations`. It is NaN for a constant map."""
     if kind not in ("pearson", "spearman"):
         raise InputError(f"kind={kind!r}: expected 'pearson' or 'spearman'")
     finest_grid = np.max([explanation.grid for explanation in explanations], axis=0)
@@ -338,7 +341,7 @@ def correlate_maps(explanations: Sequence[Explanation], kind: Literal["pearson",
 
 
 def _rank_values(values: FloatArray) -> FloatArray:
-    """Return the ranks (M,), with the mean rank for equal values."""
+    """Return the rank of each value (M,). Equal values get their mean rank."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((counts.cumsum() - (counts - 1) / 2)[which])
 
@@ -346,7 +349,10 @@ def _rank_values(values: FloatArray) -> FloatArray:
 def describe_equal_maps(
     groups: Sequence[tuple[Explanation, ...]], method_labels: Mapping[int, str], n_targets: int
 ) -> tuple[str, ...]:
-    """Return sentences that say which maps are equal and why. `method_labels`: the label of the method by an explanation's id."""
+    """Return sentences that name the equal maps and the reason.
+
+    `method_labels`: the method's label by the id of an explanation.
+    """
     classes_by_text: dict[tuple[str, str], list[str]] = {}
     for group in groups:
         layers = {explanation.layer for explanation in group}
@@ -365,7 +371,7 @@ def describe_equal_maps(
 
 
 def _explain_equality(group: Sequence[Explanation], layers: set[str | None]) -> str:
-    """Return the known identity of the methods, or that the maps are equal on this image."""
+    """Return the reason why the maps are equal: a known identity of the methods, or this image."""
     for condition, methods in KNOWN_IDENTITIES.items():
         if len(layers) == 1 and all(explanation.method in methods for explanation in group):
             return f"their formulas are one if {condition}"
@@ -373,5 +379,5 @@ def _explain_equality(group: Sequence[Explanation], layers: set[str | None]) -> 
 
 
 def _join_names(names: Sequence[str]) -> str:
-    """Join names as `a, b and c`."""
+    """Join names to a list in a sentence: `a, b and c`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

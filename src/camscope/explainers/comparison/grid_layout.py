@@ -1,4 +1,4 @@
-"""Layout of a comparison: a row for each target (and layer), a column for each method, and the labels of both."""
+"""The rows, columns and labels of a comparison: one row per target and layer, one column per method."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,9 @@ class GridEntry:
 def build_grid_layout(
     explainers: Sequence[Explainer], explanations: Sequence[Sequence[Explanation]], seconds: Sequence[float]
 ) -> tuple[tuple[GridEntry, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return the entries, row by row, and the labels of rows and columns, of explanations [method][target].
+    """Return the entries of a comparison row by row, the row labels and the column labels.
+
+    `explanations`: by method, then by target. `seconds`: by method.
 
     `seconds`: time of each method for one target. Layers are rows if every method with a layer has all of them, and columns
     otherwise.
@@ -68,20 +70,20 @@ def build_grid_layout(
 
 
 def select_common_explanation(explanations: Sequence[Explanation]) -> Explanation:
-    """Return the first explanation with the most frequent answer: the answer of a Contrast differs from the others."""
+    """Return the first explanation with the most frequent label. The label of a Contrast differs from the others."""
     labels = Counter(explanation.label for explanation in explanations)
     return max(explanations, key=lambda explanation: labels[explanation.label])
 
 
 def combines_layers(explainer: Explainer) -> bool:
-    """Whether one map of the explainer combines several layers, so that it belongs to no row of a single layer."""
+    """Whether the explainer combines several layers to one map."""
     if isinstance(explainer, Wrapper):
         return len(explainer.inner) > 1 or combines_layers(explainer.inner[0])
     return accepts_several_layers(type(explainer))
 
 
 def accepts_several_layers(explainer_cls: type[Explainer]) -> bool:
-    """Whether the method has a setting `layers`, and combines all of them to one map."""
+    """Whether the method has a setting `layers`, and combines these layers to one map."""
     return "layers" in signature(explainer_cls).parameters
 
 
@@ -91,7 +93,7 @@ def create_at_layers(
     layers: Sequence[str | nn.Module] | None,
     settings: Mapping[str, Any],
 ) -> list[Explainer]:
-    """Return an explainer for each layer, or only one if the method has no layer, combines layers, or no layers are given."""
+    """Create one explainer for each layer. Create a single one if the method does not use one layer at a time."""
     for layer in layers or ():
         find_layer(unwrap(model), layer)  # a mistyped name is an error, even if the method ignores it
     if layers is None or not accepts_layer_choice(explainer_cls):
@@ -107,7 +109,7 @@ def accepts_layer_choice(explainer_cls: type[Explainer]) -> bool:
 
 
 def format_method_labels(explainers: Sequence[Explainer]) -> list[str]:
-    """Return the name of each method, with the settings, except the layer, that distinguish it from others of that name."""
+    """Return a label for each method: its name, and the settings that distinguish methods of the same name."""
     settings = [(explainer.composed_name, _describe_settings(explainer)) for explainer in explainers]
     labels = []
     for name, values in settings:
@@ -118,7 +120,7 @@ def format_method_labels(explainers: Sequence[Explainer]) -> list[str]:
 
 
 def _describe_settings(explainer: Explainer) -> dict[str, str]:
-    """Return the settings of a method except the layer; of a wrapper, also those of the explainers inside."""
+    """Return the settings of a method as text, without the layer. A wrapper adds the settings of its explainers."""
     merged: dict[str, list[str]] = {}
     for inner in explainer.inner if isinstance(explainer, Wrapper) else ():
         for name, value in _describe_settings(inner).items():

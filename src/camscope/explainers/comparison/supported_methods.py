@@ -1,4 +1,4 @@
-"""Explain with many methods: `explain_supported` leaves out those that fail, `MethodTimer` measures each one's time."""
+"""Explain an image with all methods that support it, and measure the time of each method."""
 
 import time
 from collections import defaultdict
@@ -23,14 +23,14 @@ def explain_supported(
     *,
     on_pass: OnPass | None = None,
 ) -> tuple[list[Explainer], list[list[Explanation]]]:
-    """Return the methods that can explain this image and their explanations [method][target]; warn about the others.
+    """Explain an image with all methods that support it. Return these methods and the explanations [method][target].
 
     Passes are shared as in `explain_grid`. If a shared pass fails, the methods of that pass are tried in halves. If no
     method succeeds, the first error is raised.
     """
     errors, rows = MethodErrors(), dict[Explainer, list[Explanation]]()
 
-    def explain(group: Sequence[Explainer]) -> None:
+    def explain_or_split(group: Sequence[Explainer]) -> None:
         group_errors = MethodErrors()
         try:
             group_rows = explain_grid(group, image, targets, extra_inputs, on_pass=on_pass, errors=group_errors)
@@ -40,14 +40,14 @@ def explain_supported(
             if len(group) == 1:
                 errors[group[0]] = error
             else:
-                explain(group[: len(group) // 2])
-                explain(group[len(group) // 2 :])
+                explain_or_split(group[: len(group) // 2])
+                explain_or_split(group[len(group) // 2 :])
         else:
             rows.update(zip(group, group_rows, strict=True))
             errors.update(group_errors)
 
     for indices in group_by_share_key(explainers):
-        explain([explainers[t] for t in indices])
+        explain_or_split([explainers[t] for t in indices])
     supported = [explainer for explainer in explainers if explainer not in errors]
     if not supported:
         raise errors[explainers[0]]
@@ -75,6 +75,6 @@ class MethodTimer:
             self._on_pass(explainers)
 
     def get_seconds(self, explainer: BaseMethod) -> float:
-        """Return the seconds of one method. Call it after the last pass."""
+        """Return the run time of one method in seconds. Call this method after the last pass."""
         self([])
         return self._seconds[explainer]

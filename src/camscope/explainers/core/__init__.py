@@ -1,1 +1,1 @@
-"""Base classes of methods, and dispatch, inputs, baselines and maps."""
+"""The base classes of the methods, and the code that prepares inputs, baselines and batches for them."""

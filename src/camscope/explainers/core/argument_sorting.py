@@ -1,4 +1,4 @@
-"""Arguments of a call: which are inputs of the model, which are settings, and which belong to another toolkit."""
+"""Sort the arguments of a call into model inputs, method settings, and keywords of other toolkits."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,18 +40,18 @@ FOREIGN_KEYWORD_HINTS = {  # keywords of captum, pytorch-grad-cam and torchcam
 def resolve_call_arguments(
     explainers: Sequence[Method], args: tuple[Any, ...], additional_forward_args: Any, keywords: Mapping[str, Any]
 ) -> tuple[list[Method], ExtraInputs]:
-    """Return the explainers with the settings of one call applied, and the extra inputs of the model. See `Explainer`."""
+    """Apply the settings of one call to the explainers. Return these explainers and the extra inputs of the model."""
     if not keywords or not explainers:
         return list(explainers), build_extra_inputs(args, keywords, additional_forward_args)
     where = " and ".join(dict.fromkeys(type(explainer).__name__ for explainer in explainers))
     names = frozenset[str]().union(*(explainer.setting_names for explainer in explainers))
     for_model, for_method = split_keywords(explainers[0].model, keywords, names, where)
     extra = build_extra_inputs(args, for_model, additional_forward_args)
-    return [with_call_settings(explainer, for_method) for explainer in explainers], extra
+    return [apply_captum_settings(explainer, for_method) for explainer in explainers], extra
 
 
-def with_call_settings(explainer: Method, captum_settings: Mapping[str, Any]) -> Method:
-    """Return the explainer with those of the settings, under captum's names, that it has."""
+def apply_captum_settings(explainer: Method, captum_settings: Mapping[str, Any]) -> Method:
+    """Return the explainer with new settings, given by captum's names. Settings that the explainer lacks are ignored."""
     return explainer.with_settings(
         **{
             name: translated
@@ -65,7 +65,9 @@ def with_call_settings(explainer: Method, captum_settings: Mapping[str, Any]) ->
 def select_baseline_rows(
     explainer: BaseMethod, captum_settings: Mapping[str, Any], rows: Sequence[int], inputs: Sequence[ModelInput]
 ) -> dict[str, Any]:
-    """Return the settings with the baselines of some images, if the method takes one baseline per image (N,C,*S)."""
+    """Return the settings with only the baselines of the images in `rows`. Settings without one baseline per image stay
+    unchanged.
+    """
     settings = dict(captum_settings)
     baseline = translate_setting_value("baseline", settings.get("baselines"))
     is_per_image = isinstance(baseline, Tensor) and baseline.ndim == inputs[rows[0]].x.ndim + 1
@@ -77,7 +79,9 @@ def select_baseline_rows(
 def split_keywords(
     model: nn.Module, keywords: Mapping[str, Any], setting_names: Collection[str], owner_name: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split keywords into inputs of the model's forward and settings of the methods, or raise an InputError for any other."""
+    """Split keywords into inputs of the model's forward and settings of the methods. Raise InputError for an unknown
+    keyword.
+    """
     inner = unwrap(model)
     named = list_forward_keywords(inner) if keywords else ()
     for_model, for_method = dict[str, Any](), dict[str, Any]()
@@ -89,7 +93,7 @@ def split_keywords(
         else:
             raise InputError(
                 f"{_describe_unknown_keyword(word, setting_names, owner_name)}. The forward of {type(inner).__name__} "
-                f"does not name it either; to pass it to the model all the same: additional_forward_args={{{word!r}: ...}}"
+                f"does not list it either; to pass it to the model, use additional_forward_args={{{word!r}: ...}}"
             )
     return for_model, for_method
 
@@ -109,7 +113,7 @@ def _describe_unknown_keyword(keyword: str, setting_names: Collection[str], owne
 def build_extra_inputs(
     args: tuple[Any, ...], keywords: Mapping[str, Any], additional_forward_args: Any = None
 ) -> ExtraInputs:
-    """Return the extra inputs of the model. For `additional_forward_args` see `Explainer`."""
+    """Combine the additional arguments of a call into the extra inputs of the model."""
     if additional_forward_args is None:
         return ExtraInputs(args, keywords)
     if isinstance(additional_forward_args, Mapping):
@@ -126,7 +130,7 @@ def build_extra_inputs(
 def translate_setting_names(
     keywords: Mapping[str, Any], setting_names: Collection[str], owner_name: str
 ) -> dict[str, Any]:
-    """Return constructor keywords under the names of this package. An InputError names other keywords of another toolkit."""
+    """Rename captum's constructor keywords to the names of this package. Raise InputError for other foreign keywords."""
     settings: dict[str, Any] = {}
     for word, value in keywords.items():
         name = word
@@ -136,20 +140,20 @@ def translate_setting_names(
                 raise InputError(_describe_unknown_keyword(word, setting_names, owner_name))
             value = translate_setting_value(name, value)
         if name in settings or (name != word and name in keywords):
-            raise InputError(f"{owner_name}: {name}= is given twice, also under another name; pass one of them")
+            raise InputError(f"{owner_name}: {name}= is given twice, under two names; pass it once")
         if name == word or value is not None:
             settings[name] = value
     return settings
 
 
 def translate_setting_value(setting_name: str, value: Any) -> Any:
-    """Convert captum's value of a setting: `baselines` may be a tuple of one baseline, and a background a single number."""
+    """Convert captum's value of a setting to the format of this package."""
     if setting_name not in ("baseline", "background"):
         return value
     if isinstance(value, tuple):
         if len(value) != 1:
             raise InputError(
-                f"baselines is a tuple of {len(value)}, but one input is explained: pass its baseline alone"
+                f"baselines is a tuple of {len(value)}; expected one baseline, because one input is explained"
             )
         value = value[0]
     is_scalar = isinstance(value, int | float) or (isinstance(value, Tensor) and value.ndim == 0)
@@ -157,11 +161,11 @@ def translate_setting_value(setting_name: str, value: Any) -> Any:
 
 
 def reject_foreign_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function to raise an InputError that names the right keyword if one of another toolkit is passed."""
+    """Decorate a function: it raises InputError for a keyword of another toolkit, and suggests the right keyword."""
     parameters = inspect.signature(function).parameters
 
     @wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+    def check_and_call(*args: P.args, **kwargs: P.kwargs) -> T:
         for word in kwargs:
             if word not in parameters and word in CAPTUM_SETTING_NAMES:
                 raise InputError(
@@ -173,4 +177,4 @@ def reject_foreign_keywords(function: Callable[P, T]) -> Callable[P, T]:
                 )
         return function(*args, **kwargs)
 
-    return checked
+    return check_and_call

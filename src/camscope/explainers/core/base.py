@@ -1,4 +1,4 @@
-"""`Explainer`, the base class of all methods with what a user calls, and `METHODS`, their registry."""
+"""`Explainer`, the public base class of all methods, and the functions that register a method in `METHODS`."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -15,12 +15,12 @@ from torch import Tensor
 from camscope import registry
 from camscope.errors import InputError, TargetError
 from camscope.explainers.core.argument_sorting import (
+    apply_captum_settings,
     build_extra_inputs,
     resolve_call_arguments,
     select_baseline_rows,
     split_keywords,
     translate_setting_names,
-    with_call_settings,
 )
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.runner import build_explanations, explain_grid, run_methods
@@ -36,7 +36,7 @@ ExplainerClass = TypeVar("ExplainerClass", bound="type[Explainer]")
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
 def register(cls: ExplainerClass) -> ExplainerClass:
-    """Add a method to METHODS, where the command line, the documentation and the axiom tests find it by its `name`.
+    """Add a method class to the registry METHODS. Its `name` is the key.
 
     A setting of a method is an annotated attribute with its default, `n_samples: int = 25`; the constructor takes it.
     A class without a `title` is displayed under its own name.
@@ -51,20 +51,22 @@ def register(cls: ExplainerClass) -> ExplainerClass:
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
 def register_optional(package: str, extra: str) -> Callable[[ExplainerClass], ExplainerClass]:
-    """Register a method if a package is installed; otherwise looking up its name raises a MissingExtraError."""
+    """Return a decorator that registers a method if `package` is installed. Otherwise looking up the method raises
+    MissingExtraError.
+    """
 
-    def registered(cls: ExplainerClass) -> ExplainerClass:
+    def add_to_registry(cls: ExplainerClass) -> ExplainerClass:
         if find_spec(package) is not None:
             return register(cls)
         _make_dataclass_with_captum_names(cls)
         METHODS.add_unavailable(cls.name, cls.title, package, extra)
         return cls
 
-    return registered
+    return add_to_registry
 
 
 def _make_dataclass_with_captum_names(cls: type["Explainer"]) -> None:
-    """Make a method a dataclass whose constructor also accepts captum's names of its settings."""
+    """Turn a method class into a dataclass. Its constructor also accepts captum's setting names."""
     dataclass(kw_only=True, eq=False, repr=False)(cls)
     init, names = cls.__init__, frozenset(signature(cls).parameters)
 
@@ -99,7 +101,7 @@ class Explainer(BaseMethod):
         additional_forward_args: Any = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Return the raw maps of an input tensor.
+        """Return the raw attribution maps of an input tensor.
 
         Args:
             inputs: The model's input (N,C,*S).
@@ -166,7 +168,9 @@ class Explainer(BaseMethod):
         Methods that can do so share one forward pass among the targets. For the arguments see `explain`.
         """
         if isinstance(targets, str | int | Difference) or callable(targets):
-            raise TargetError(f"explain_classes takes a list of targets; for one, explain(image, {targets!r})")
+            raise TargetError(
+                f"explain_classes expects a list of targets; for one target use explain(image, {targets!r})"
+            )
         explainers, extra = resolve_call_arguments([self], args, additional_forward_args, kwargs)
         return explain_grid(explainers, image, list(targets), extra)[0]
 
@@ -180,7 +184,7 @@ class Explainer(BaseMethod):
         additional_forward_args: Any = None,
         **kwargs: Any,
     ) -> list[Explanation]:
-        """Return the explanations of one image by several methods, which get the settings of this explainer.
+        """Return the explanations of one image by several methods, with the settings of this explainer.
 
         Args:
             image: See `explain`.
@@ -196,13 +200,15 @@ class Explainer(BaseMethod):
 
         """
         if isinstance(methods, str):
-            raise InputError(f"explain_methods takes a list of methods; for one, explain_methods(image, [{methods!r}])")
+            raise InputError(
+                f"explain_methods expects a list of methods; for one method use explain_methods(image, [{methods!r}])"
+            )
         siblings = [method if isinstance(method, Explainer) else self.create_sibling(method) for method in methods]
         explainers, extra = resolve_call_arguments(siblings, args, additional_forward_args, kwargs)
         return [row[0] for row in explain_grid(explainers, image, [target], extra)]
 
     def create_sibling(self, method: "str | type[Explainer]") -> "Explainer":
-        """Return another method for the same model, with the shared settings that differ from the default."""
+        """Create another method for the same model, with the settings of this method that are not at their default."""
         method_cls, parameters = get_explainer_class(method), signature(type(self)).parameters
         settings = {
             name: getattr(self, name)
@@ -220,7 +226,8 @@ class Explainer(BaseMethod):
         additional_forward_args: Any = None,
         **kwargs: Any,
     ) -> list[Explanation]:
-        """Return the explanations of several images; images whose inputs have the same shape share passes.
+        """Return the explanations of several images. Images with inputs of the same shape share forward and backward
+        passes.
 
         Args:
             images: Images as `explain` takes them.
@@ -234,7 +241,7 @@ class Explainer(BaseMethod):
 
         """
         if isinstance(images, str | os.PathLike):
-            raise InputError(f"explain_batch takes a list of images; for one, explain({str(images)!r})")
+            raise InputError(f"explain_batch expects a list of images; for one image use explain({str(images)!r})")
         names = self.setting_names if kwargs else ()
         for_model, for_method = split_keywords(self.model, kwargs, names, type(self).__name__)
         extra = build_extra_inputs(args, for_model, additional_forward_args)
@@ -251,7 +258,7 @@ class Explainer(BaseMethod):
         for shape in dict.fromkeys(item.x.shape for item in items):
             rows = [i for i, item in enumerate(items) if item.x.shape == shape]
             batch_items, batch_inputs = [items[i] for i in rows], extra.select_rows(rows, len(items))
-            explainer = with_call_settings(self, select_baseline_rows(self, for_method, rows, items))
+            explainer = apply_captum_settings(self, select_baseline_rows(self, for_method, rows, items))
             target = explainer.bind_targets([image_targets[i] for i in rows], batch_items, batch_inputs)
             result = run_methods([explainer], torch.stack([item.x for item in batch_items]), [target], batch_inputs)[0]
             digest = compute_model_digest(result.model_info.model)
@@ -260,12 +267,12 @@ class Explainer(BaseMethod):
 
 
 def get_explainer_class(method: str | type[Explainer]) -> type[Explainer]:
-    """Return the method of a name, or the class itself."""
+    """Return the method class with this name. A class is returned unchanged."""
     return method if isinstance(method, type) else METHODS.find(method)
 
 
 def _find_declaring_class(setting: str, explainer_cls: type) -> type | None:
-    """Return the class that first declares a setting: settings of one name may differ in meaning between methods."""
+    """Return the class that first declares a setting, or None."""
     return next(
         (base for base in reversed(explainer_cls.__mro__) if setting in vars(base).get("__annotations__", {})), None
     )

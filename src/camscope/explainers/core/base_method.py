@@ -1,4 +1,4 @@
-"""Base class `BaseMethod`: the settings and facts of every method, the maps that it computes, and their status."""
+"""Base class `BaseMethod`: the settings of every method, the maps that a method computes, and the status of a map."""
 
 import hashlib
 import math
@@ -117,19 +117,19 @@ class BaseMethod(ABC):
 
     @abstractmethod
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """Return the raw map (N,*s) of an input (N,C,*S), unscaled, as the formula of the method defines it."""
+        """Return the raw map (N,*s) of an input (N,C,*S), as defined by the method's formula."""
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the maps of several scores of one input; override it to share passes between scores."""
+        """Return the maps of several scores of one input. Override this method to share passes between scores."""
         return [AttributionMaps(self.attribution(x, score)) for score in scores]
 
     def resolve(self, x: Tensor, score: Score) -> Self:
-        """Return the same method with the choices made that it leaves open for an input, such as the layer."""
+        """Return this method with all open choices made for an input, such as the layer."""
         return self
 
     @property
     def composed_name(self) -> str:
-        """The name that results carry: `name`, or that of a composed method, such as `gradcam, denoised`."""
+        """The name in the results: `name`, or the name of a composed method, such as `gradcam, denoised`."""
         return self.name
 
     @property
@@ -138,26 +138,27 @@ class BaseMethod(ABC):
         return self.backward_passes != "0"
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """Return the target that the method explains, or raise TargetError for one that it cannot."""
+        """Return the target to explain. Raise TargetError if the method cannot explain it."""
         return target
 
     @property
     def share_key(self) -> Hashable:
-        """Methods with the same key can share passes; `compute_shared_maps` then computes the maps of all of them."""
+        """A key for shared passes: `compute_shared_maps` computes the maps of all methods with the same key together."""
         return id(self)
 
     @staticmethod
     def compute_shared_maps(
         explainers: "Sequence[BaseMethod]", x: Tensor, scores: Sequence[Score]
     ) -> Sequence[Sequence[AttributionMaps | DeferredMap | CamscopeError]]:
-        """Return the maps [method][score] of methods with one `share_key`; override it to share passes between methods.
+        """Return the maps [method][score] of methods with the same `share_key`.
 
-        An entry may be a function that computes a map with passes of its own, or the error of that method alone.
+        Override this method to share passes between methods. An entry may be a function that computes a map with passes
+        of its own, or the error of that method alone.
         """
         return [explainer.compute_maps(x, scores) for explainer in explainers]
 
     def prepare_input(self, image: Any) -> ModelInput:
-        """Return an image as the model takes it, with its placement."""
+        """Return the model's input for an image, and its position on the image."""
         model = unwrap(self.model)
         return read_model_input(
             image, self.preprocess, model, device_and_dtype(model), frames_first=bool(self.frames_first)
@@ -166,7 +167,7 @@ class BaseMethod(ABC):
     def bind_targets(
         self, targets: Sequence[TargetLike], inputs: Sequence[ModelInput], extra_inputs: ExtraInputs
     ) -> TargetLike:
-        """Bind each target to its own image, and return one target if all are the same, else a list."""
+        """Bind each target to its image. Return one target if all are the same, otherwise a list."""
         bound = [
             target.bind(self._build_image_context(item, extra_inputs.select_rows([i], len(inputs))))
             if isinstance(target, Target)
@@ -187,33 +188,33 @@ class BaseMethod(ABC):
         )
 
     def _embed_image(self, image: Any, extra_inputs: ExtraInputs) -> Tensor:
-        """Return the embedding (D,) of another image, with the same extra inputs."""
+        """Return the embedding (D,) of another image, computed with the same extra inputs."""
         x = self.prepare_input(image).x[None]
         with evaluation_context(inspect_model(self.model), self, x, extra_inputs) as context:
             return image_embedding(context.create_score().forward(context.x))[0].detach()
 
     @property
     def forward_options(self) -> dict[str, Any]:
-        """Options of how the model's forward is called with an input. See `Score`."""
+        """Options for the call of the model's forward. See `Score`."""
         return {"input_key": self.input_key, "frames_first": self.frames_first}
 
     @property
     def setting_names(self) -> frozenset[str]:
-        """Names of the constructor's arguments."""
+        """The names of the constructor's arguments."""
         return frozenset(signature(type(self)).parameters)
 
     def with_settings(self, **settings: Any) -> Self:
-        """Return the same method with some settings changed."""
+        """Return a copy of the method with some settings changed."""
         return replace(self, **settings) if settings else self
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether an integer input can be explained: the method neither changes its values nor needs a gradient there."""
+        """Whether the method can explain an integer input, because it needs neither a gradient nor changed values."""
         return False
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The settings of this method that affect the map, by name, as results store them."""
+        """The settings that affect the map, by name, as stored in results."""
         return {
             name: value if isinstance(value, int | float | str) else _describe_setting(value)
             for name in signature(type(self)).parameters
@@ -229,12 +230,14 @@ class BaseMethod(ABC):
 
 def _raise_unknown_geometry(points: ArrayLike) -> NDArray[Any]:
     raise TargetError(
-        "the preprocessing has no known geometry: a point of the image cannot be located on the model's input"
+        "a point of the image cannot be located on the model's input: the geometry of the preprocessing is unknown"
     )
 
 
 def _to_builtin_number(value: Any) -> Any:
-    """Convert a number of another library, such as NumPy, to a Python number, also inside a list or tuple."""
+    """Convert a number of another library, such as NumPy, to a Python number. Lists and tuples are converted item by
+    item.
+    """
     if isinstance(value, bool):
         return value
     if isinstance(value, numbers.Real):
@@ -245,12 +248,12 @@ def _to_builtin_number(value: Any) -> Any:
 
 
 def _parse_class_names(class_names: Any) -> tuple[str, ...] | None:
-    """Return class names by index, from a sequence or a dict from index to name."""
+    """Return class names by index, from a sequence or a dict {index: name}."""
     if isinstance(class_names, Mapping):
         class_names = [class_names[key] for key in sorted(class_names, key=int)]
     if class_names is not None and (isinstance(class_names, str) or not isinstance(class_names, Iterable)):
         raise InputError(
-            f"class_names={class_names!r}: expected the class names by index, or a dict from index to name"
+            f"class_names={class_names!r}: expected a sequence of names in class order, or a dict {{index: name}}"
         )
     return None if class_names is None else tuple(map(str, class_names))
 
@@ -259,7 +262,7 @@ def _parse_class_names(class_names: Any) -> tuple[str, ...] | None:
 
 
 def _describe_setting(value: Any) -> str:
-    """Return a setting as text; a tensor as its shape and a digest."""
+    """Return a setting as text. A tensor becomes its shape and a digest."""
     if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
         return f"[{', '.join(map(_describe_setting, value))}]"
     if not isinstance(value, Tensor):
@@ -271,12 +274,12 @@ def _describe_setting(value: Any) -> str:
 
 
 def format_without_address(value: object) -> str:
-    """Return an object as text without its memory address, so that it is the same in every process."""
+    """Return `str(value)` without memory addresses. The text is the same in every process."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
 
 
 def is_simple_setting(value: Any) -> bool:
-    """Whether a setting is a number or a single word, or a list of these."""
+    """Whether a setting is a number, a single word, or a list of these."""
     if isinstance(value, list | tuple):
         return all(map(is_simple_setting, value))
     return isinstance(value, bool | int | float | None) or bool(
@@ -285,11 +288,14 @@ def is_simple_setting(value: Any) -> bool:
 
 
 def redact_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without file names: any value that is not simple, such as a path, becomes its type and a digest."""
-    return {name: value if is_simple_setting(value) else _digest_value(value) for name, value in parameters.items()}
+    """Return the settings without file names. Each value that is not simple becomes its type and a digest."""
+    return {
+        name: value if is_simple_setting(value) else _format_type_and_digest(value)
+        for name, value in parameters.items()
+    }
 
 
-def _digest_value(value: Any) -> str:
+def _format_type_and_digest(value: Any) -> str:
     return f"{type(value).__name__} {hashlib.sha256(format_without_address(value).encode()).hexdigest()[:8]}"
 
 
@@ -297,7 +303,7 @@ def _digest_value(value: Any) -> str:
 
 
 def compute_or_return_error(compute: DeferredMap) -> AttributionMaps | CamscopeError:
-    """Return the map or, so that other methods of a shared pass continue, the error of this method."""
+    """Return the computed map. An error is returned and not raised, so that other methods can continue."""
     try:
         return compute()
     except CamscopeError as error:
@@ -305,14 +311,17 @@ def compute_or_return_error(compute: DeferredMap) -> AttributionMaps | CamscopeE
 
 
 def resolve_map(entry: AttributionMaps | DeferredMap | CamscopeError) -> AttributionMaps:
-    """Turn one entry of `compute_shared_maps` into a map. A deferred map is computed now. An error is raised."""
+    """Return the map of one entry of `compute_shared_maps`. A deferred map is computed now, and an error is raised."""
     if isinstance(entry, CamscopeError):
         raise entry
     return entry() if callable(entry) else entry
 
 
 def merge_maps(maps: Sequence[AttributionMaps], attribution: Tensor, *notes: str) -> AttributionMaps:
-    """Return the merged maps (N,*s): each note once; a zero gradient or a constant score only if all maps have it."""
+    """Merge the notes and flags of several maps into one result with the given `attribution` (N,*s).
+
+    Each note appears once. A zero gradient or a constant score is reported only if all maps have it.
+    """
 
     def merge_notes(rows: Iterable[Iterable[str]]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(note for row in rows for note in row))
@@ -324,8 +333,8 @@ def merge_maps(maps: Sequence[AttributionMaps], attribution: Tensor, *notes: str
         maps[0],
         attribution=attribution,
         standard_error=None,
-        zero_gradient=_join_if_complete([item.zero_gradient for item in maps], merge_flags),
-        constant_score=_join_if_complete([item.constant_score for item in maps], merge_flags),
+        zero_gradient=_join_if_none_missing([item.zero_gradient for item in maps], merge_flags),
+        constant_score=_join_if_none_missing([item.constant_score for item in maps], merge_flags),
         notes=merge_notes([*(item.notes for item in maps), notes]),
         sample_notes=tuple(map(merge_notes, zip_longest(*(item.sample_notes for item in maps), fillvalue=()))),
         layout_unverified=any(item.layout_unverified for item in maps),
@@ -334,34 +343,34 @@ def merge_maps(maps: Sequence[AttributionMaps], attribution: Tensor, *notes: str
 
 
 def stack_samples(maps: Sequence[AttributionMaps], *notes: str) -> AttributionMaps:
-    """Return the maps of separately explained samples as those of one batch."""
+    """Combine the maps of separately explained samples into the maps of one batch."""
     shared = tuple(note for note in maps[0].notes if all(note in sample.notes for sample in maps))
     return replace(
         maps[0],
         attribution=torch.cat([sample.attribution for sample in maps]),
-        standard_error=_join_if_complete([sample.standard_error for sample in maps], torch.cat),
-        zero_gradient=_join_if_complete([sample.zero_gradient for sample in maps], torch.cat),
-        constant_score=_join_if_complete([sample.constant_score for sample in maps], torch.cat),
+        standard_error=_join_if_none_missing([sample.standard_error for sample in maps], torch.cat),
+        zero_gradient=_join_if_none_missing([sample.zero_gradient for sample in maps], torch.cat),
+        constant_score=_join_if_none_missing([sample.constant_score for sample in maps], torch.cat),
         notes=(*shared, *notes),
         sample_notes=tuple(tuple(note for note in sample.get_sample_notes(0) if note not in shared) for sample in maps),
         diagnostics={name: torch.cat([sample.diagnostics[name] for sample in maps]) for name in maps[0].diagnostics},
     )
 
 
-def _join_if_complete(parts: Sequence[Tensor | None], join: Callable[[list[Tensor]], Tensor]) -> Tensor | None:
+def _join_if_none_missing(parts: Sequence[Tensor | None], join: Callable[[list[Tensor]], Tensor]) -> Tensor | None:
     present = [part for part in parts if part is not None]
     return join(present) if len(present) == len(parts) else None
 
 
-def is_below_precision(precision: float, values: Tensor, gradient: Tensor, activation: Tensor) -> Tensor:
-    """Whether each score (N,), to first order, changes by less than its machine epsilon if `activation` (N,...) becomes zero."""
+def is_below_precision(precision: float, scores: Tensor, gradient: Tensor, activation: Tensor) -> Tensor:
+    """Whether setting `activation` (N,...) to zero changes each score (N,) by less than the fraction `precision`."""
     change = gradient.flatten(1).norm(dim=1) * activation.flatten(1).norm(dim=1)  # an upper bound, by Cauchy-Schwarz
-    faint: Tensor = (change > 0) & (change <= precision * values.detach().abs())
+    faint: Tensor = (change > 0) & (change <= precision * scores.detach().abs())
     return faint
 
 
 def determine_statuses(maps: AttributionMaps) -> list[str]:
-    """Return for each sample "ok", or the most severe key of `STATUS_MEANINGS` that applies."""
+    """Return the status of each sample: "ok", or the most severe key of `STATUS_MEANINGS` that applies."""
     flat = maps.attribution.detach().flatten(1)
     low, high = flat.amin(1).tolist(), flat.amax(1).tolist()
     zero, constant = (

@@ -1,4 +1,4 @@
-"""Baselines: inputs without information, where integration paths start and which fill hidden parts of an image."""
+"""Baselines: uninformative inputs, from which integration paths start and which replace hidden parts of an image."""
 
 import numbers
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class BaselineMixin(RandomMixin):
         self.list_baselines()
 
     def list_baselines(self) -> Sequence[BaselineLike]:
-        """Return the baselines that the map is the mean over."""
+        """Return the baselines. The map is the mean over them."""
         return parse_baselines(self.baseline)
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
@@ -72,7 +72,7 @@ class BackgroundMixin(RandomMixin):
 
     @property
     def baseline_notes(self) -> tuple[str, ...]:
-        """Return the note of a result without a background of the user's."""
+        """The note about the default background, if the user passed no background."""
         note = f"no background was given: {', '.join(DEFAULT_BACKGROUND)} instead"
         return (note,) if self.background is None else ()
 
@@ -80,7 +80,7 @@ class BackgroundMixin(RandomMixin):
 def build_baseline_tensors(
     baselines: Sequence[BaselineLike], x: Tensor, explainer: RandomMixin, indices: Sequence[int] | None = None
 ) -> list[Tensor]:
-    """Return one tensor (N,C,*S) for each baseline, or for those at `indices`. See `build_baseline_tensor`."""
+    """Return one tensor (N,C,*S) for each baseline. With `indices`, only the baselines at these indices are built."""
     return [
         build_baseline_tensor(baselines[i], x, explainer, explainer.seed ^ i)
         for i in (range(len(baselines)) if indices is None else indices)
@@ -90,7 +90,7 @@ def build_baseline_tensors(
 def parse_baselines(
     baseline: BaselineLike | Sequence[BaselineLike], setting_name: str = "baseline"
 ) -> list[BaselineLike]:
-    """Return the baselines of a setting, which is one baseline or a list of them, or raise an InputError for an invalid one."""
+    """Return the baselines of a setting as a list. Raise InputError for an invalid baseline."""
     baselines = list(baseline) if isinstance(baseline, list | tuple) else [baseline]
     if not baselines:
         raise InputError(f"{setting_name}=[]: expected at least one baseline, such as 'zero'")
@@ -106,9 +106,9 @@ def parse_baselines(
 
 
 def build_baseline_tensor(baseline: BaselineLike, x: Tensor, explainer: BaseMethod, seed: int = 0) -> Tensor:
-    """Return the baseline of each sample of x (N,C,*S), in the same shape; it does not depend on the rest of the batch.
+    """Return the baseline of each sample of x (N,C,*S), as a tensor of the same shape.
 
-    A baseline is one of:
+    A baseline does not depend on other samples of the batch. It is one of:
 
     - "zero": 0 of the model's input, the mean color if inputs are normalized
     - "black", "white": the preprocessed value of such pixels
@@ -140,7 +140,7 @@ def build_baseline_tensor(baseline: BaselineLike, x: Tensor, explainer: BaseMeth
 
 
 def compute_baseline_from_input(kind: str, x: Tensor, seed: int = 0) -> Tensor | None:
-    """Return a baseline of x (N,C,*S) that depends on x alone; None for a kind that needs the preprocessing."""
+    """Return a baseline that is computed from x (N,C,*S) alone, or None if it requires the preprocessing."""
     axes = tuple(range(2, x.ndim))
     if kind == "zero":
         return torch.zeros_like(x)
@@ -160,14 +160,16 @@ def compute_baseline_from_input(kind: str, x: Tensor, seed: int = 0) -> Tensor |
 
 
 def _check_baseline_shape(baseline: Tensor, x: Tensor, *, in_background: bool) -> None:
-    """Raise InputError unless the baseline is finite and has the shape of a sample of x (N,C,*S)."""
+    """Raise InputError unless the baseline is finite and has the shape of one sample of x (N,C,*S)."""
     expected = tuple(x.shape[1:])
     if tuple(baseline.shape) not in (expected, (1, *expected)):
         hint = f"pass a tensor {expected}, an image that the preprocessing brings to that size, or 'zero'"
         if in_background:
             missing = baseline.ndim == len(expected) - 1
             hint = f"pass background[None]: one input is (1,{','.join(map(str, expected))})" if missing else hint
-        raise InputError(f"the baseline is {tuple(baseline.shape)}; the input is {expected}: {hint}")
+        raise InputError(
+            f"the baseline has shape {tuple(baseline.shape)}; expected {expected}, the shape of the input: {hint}"
+        )
     _check_finite_baseline(baseline)
 
 
@@ -183,7 +185,7 @@ def _check_finite_baseline(baseline: Tensor) -> None:
 def _build_color_baseline(color_name: str, x: Tensor, explainer: BaseMethod) -> Tensor:
     if explainer.preprocess is None or x.ndim != 4:
         raise InputError(
-            f"baseline={color_name!r} needs the preprocessing of an image, and there is none",
+            f"baseline={color_name!r} requires the preprocessing of the model, and none is known",
             fix="pass preprocess=, or 'zero', 'dark', 'bright', or a tensor (C,H,W)",
             remedy=Remedy.SET_PREPROCESS,
         )

@@ -1,4 +1,4 @@
-"""Batches of altered copies of an input: how many fit into memory, and the random numbers to draw them with."""
+"""Batches of perturbed copies of an input: the number of copies that fit into memory, and random numbers for them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,12 +28,12 @@ class ActivationBytes:
 
 @contextmanager
 def measure_activation_bytes(model: nn.Module, layers: dict[str, nn.Module]) -> Iterator[dict[str, ActivationBytes]]:
-    """Measure the activation sizes for each layer during the pass inside the `with`."""
+    """Measure the size of the activations behind each layer, during the forward pass inside the `with`."""
     widths = {name: ActivationBytes() for name in layers}
     names = {id(module): name for name, module in layers.items()}
     started_layers: set[str] = set()
 
-    def note(module: nn.Module, args: object, output: object) -> None:
+    def record_output_size(module: nn.Module, args: object, output: object) -> None:
         started_layers.update(filter(None, [names.get(id(module))]))
         size = max((leaf.numel() * leaf.element_size() for _, leaf in iter_leaves(output)), default=0)
         for name, width in widths.items():
@@ -45,24 +45,27 @@ def measure_activation_bytes(model: nn.Module, layers: dict[str, nn.Module]) -> 
     with Hooks() as hooks:
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
-                hooks.add_handle(module.register_forward_hook(thread_local_hook(note)))
+                hooks.add_handle(module.register_forward_hook(thread_local_hook(record_output_size)))
         yield widths
 
 
 def read_memory_budget(device: torch.device, default: int | None = None) -> int:
-    """Return the bytes that a pass may take: a quarter of a GPU's free memory, or a default."""
+    """Return how many bytes a pass may use: a quarter of the free GPU memory, or the default on other devices."""
     if device.type == "cuda":
         return max(DEFAULT_MEMORY_BUDGET_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
     return default or DEFAULT_MEMORY_BUDGET_BYTES
 
 
 def count_copies_in_memory(bytes_per_copy: int, device: torch.device) -> int:
-    """Return how many copies of a sample fit into a pass, given the bytes of the largest tensor of one copy."""
+    """Return how many copies of a sample fit into memory in one pass.
+
+    `bytes_per_copy`: the bytes of the largest tensor of one copy.
+    """
     return max(1, read_memory_budget(device) // (LIVE_TENSORS_PER_PASS * bytes_per_copy))
 
 
 def process_chunks(count: int, chunk_size: int, process_chunk: Callable[[slice], bool | None]) -> int:
-    """Call `process_chunk` with one slice after another until it returns True, and return how many of `count` were processed.
+    """Call `process_chunk` with consecutive slices until it returns True. Return how many of `count` items were processed.
 
     If memory runs out, the chunk is halved and tried again, so `process_chunk` must store its result only when it is complete.
     """
@@ -84,7 +87,7 @@ def process_chunks(count: int, chunk_size: int, process_chunk: Callable[[slice],
 
 
 def map_chunks(count: int, chunk_size: int, compute_chunk: Callable[[slice], Tensor]) -> Tensor:
-    """Return the concatenated results (count,) of `compute_chunk` for one slice after another. See `process_chunks`."""
+    """Call `compute_chunk` with consecutive slices, and return the concatenated results (count,)."""
     done: list[Tensor] = []
     process_chunks(count, chunk_size, lambda part: done.append(compute_chunk(part)))
     return torch.cat(done) if done else torch.empty(0, dtype=torch.float32, device="cpu")
@@ -112,18 +115,18 @@ class RandomMixin(BaseMethod):
         check_integer(seed=self.seed)
 
     def generator(self) -> torch.Generator:
-        """Return a new generator with the method's seed."""
+        """Return a new random generator with the seed of the method."""
         return torch.Generator(device="cpu").manual_seed(self.seed)
 
 
 def draw_seeds(count: int, generator: torch.Generator) -> list[int]:
-    """Return one seed for each step, so that the numbers of a step do not depend on which steps share its pass."""
+    """Draw one seed for each step. The random numbers of a step then do not depend on the batch."""
     seeds: list[int] = torch.randint(2**63 - 1, (count,), generator=generator, device="cpu").tolist()
     return seeds
 
 
 def draw_normal(seeds: Sequence[int], template: Tensor) -> Tensor:
-    """Return standard normal numbers (R,C,*S) in the shape of the template (C,*S), each row from its own seed."""
+    """Draw standard normal numbers (R,C,*S), one row for each seed. Each row has the shape of `template` (C,*S)."""
     generator = torch.Generator(device="cpu")
     rows = [
         torch.randn(template.shape, generator=generator.manual_seed(seed), dtype=torch.float32, device="cpu")

@@ -1,4 +1,4 @@
-"""The context of one call: the model in eval mode without side effects, and checks of its settings, input and numbers."""
+"""The context of one call: the model in eval mode without side effects, and checks of settings and inputs."""
 
 import itertools
 import math
@@ -48,28 +48,26 @@ class ModelInfo:
     inference_tensor_name: str | None
 
     def weight_versions(self) -> dict[int, int]:
-        """Return the version counter of each parameter, which changes if another thread trains the model."""
+        """Return the version counter of each parameter. A counter changes if another thread trains the model."""
         parameters = (value for module in self.modules for value in module._parameters.values() if value is not None)
         return {id(value): value._version for value in parameters if not value.is_inference()}
 
 
 def inspect_model(model: nn.Module) -> ModelInfo:
-    """Return the facts about a model, or raise ModelError if it cannot be explained."""
+    """Return the facts about a model. Raise ModelError if the model cannot be explained."""
     inner = unwrap(model)
     name = type(inner).__name__
     if isinstance(inner, torch.jit.ScriptModule):
         raise ModelError(f"{name} is TorchScript: hooks cannot reach its layers; pass the original nn.Module")
     parts = [type(child) for key, child in inner.named_children() if not key.startswith("_")]
     if isinstance(inner, torch.fx.GraphModule) and set(parts) <= {nn.Module}:
-        raise ModelError(
-            f"{name} holds an exported program, whose operations belong to no layer: pass the nn.Module that was exported"
-        )
+        raise ModelError(f"{name} is an exported program, which has no layers: pass the original nn.Module")
     modules, devices = dict(inner.named_modules()), dict[torch.device, None]()
     compiled, inference = False, None
     for path, module in modules.items():
         is_quantized = type(module).__module__.startswith(QUANTIZED_MODULE_PREFIXES)
         if is_quantized and type(module) not in FLOAT_MODULES_FOR_QUANTIZATION:
-            raise ModelError(f"{path or name} is quantized: it has no gradient; pass the float model it was made from")
+            raise ModelError(f"{path or name} is quantized and has no gradient; pass the original float model")
         compiled = compiled or "_orig_mod" in module._modules or module._compiled_call_impl is not None
         for key, value in (*module._parameters.items(), *module._buffers.items()):
             if value is None:
@@ -78,7 +76,7 @@ def inspect_model(model: nn.Module) -> ModelInfo:
                 check_initialized(inner)
             if value.is_meta:
                 raise ModelError(
-                    f"{path}.{key} of {name} is on the meta device: it has no values; load the weights first"
+                    f"{path}.{key} of {name} is on the meta device and has no values; load the weights first"
                 )
             devices[value.device] = None
             inference = inference or (f"{path}.{key}" if value.is_inference() else None)
@@ -87,7 +85,10 @@ def inspect_model(model: nn.Module) -> ModelInfo:
 
 @contextmanager
 def inference_scope(model_info: ModelInfo, mode: Mode) -> Iterator[None]:
-    """Disable gradients, inference mode and compiled code, and switch to eval mode unless `mode="as_is"`; restore all at exit."""
+    """Switch the model to eval mode and disable gradients inside the `with`. Everything is restored at exit.
+
+    Inference mode and compiled code are disabled, too. With `mode="as_is"` the train and eval modes stay.
+    """
     with ExitStack() as scope:
         scope.enter_context(hooks_excluded_from_copies())
         scope.enter_context(torch.inference_mode(False))
@@ -106,7 +107,7 @@ def inference_scope(model_info: ModelInfo, mode: Mode) -> Iterator[None]:
 
 @contextmanager
 def autocast_scope(precision: Precision | None, model_info: ModelInfo) -> Iterator[AutocastFactory]:
-    """Switch autocast off for the arithmetic of a method, and yield a context manager that restores it for the model.
+    """Disable autocast inside the `with`. Yield a context manager that enables it again for calls of the model.
 
     The model runs under the caller's autocast, or in bfloat16 on its devices with `"bf16"`; its weights are not converted.
     """
@@ -137,7 +138,7 @@ class EvaluationSettings(Protocol):
 
     @property
     def forward_options(self) -> Mapping[str, Any]:
-        """Options of how the model's forward is called with an input."""
+        """Options for the call of the model's forward."""
 
     @property
     def accepts_integer_input(self) -> bool:
@@ -154,7 +155,7 @@ class EvaluationContext:
     one_sample_per_pass: bool = False  # because the samples of a batch affect one another
 
     def create_score(self, target: TargetLike = None, score_cls: type[Score] = Score) -> Score:
-        """Return the score of a target."""
+        """Create the score of a target."""
         return score_cls(self.model, target, **self.score_options)
 
 
@@ -167,7 +168,10 @@ def evaluation_context(
     *,
     runs_copies: bool = False,
 ) -> Iterator[EvaluationContext]:
-    """Enter the inference scope and yield the context of one call. `runs_copies`: altered copies will share passes."""
+    """Prepare the model for one call, and yield the context of this call.
+
+    `runs_copies`: whether perturbed copies will share passes.
+    """
     one_sample_per_pass = has_interacting_samples(model_info, explainer, x, extra_inputs, runs_copies=runs_copies)
     with inference_scope(model_info, explainer.mode), autocast_scope(explainer.precision, model_info) as model_autocast:
         inputs = check_input(x, model_info, explainer)
@@ -193,7 +197,10 @@ def has_interacting_samples(
     *,
     runs_copies: bool = False,
 ) -> bool:
-    """Whether samples affect one another in eval mode: those of x (N,C,*S), or, with `runs_copies`, copies of one sample."""
+    """Whether the samples of a batch x (N,C,*S) affect one another's outputs in eval mode.
+
+    With `runs_copies`, also whether copies of one sample do.
+    """
     check_input(x, model_info, explainer)
     if explainer.mode != "eval" or not (runs_copies or len(x) > 1):
         return False
@@ -203,30 +210,30 @@ def has_interacting_samples(
 
 
 def check_one_of(setting: str, value: object, *options: object) -> None:
-    """Raise InputError unless the value of a setting is one of the options."""
+    """Raise InputError unless the value of a setting is one of `options`."""
     if value not in options:
         raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, options))}")
 
 
 def check_positive_number(*allowed: object, high: float = math.inf, **settings: object) -> None:
-    """Raise InputError unless each setting is a positive number of at most `high`, or one of `allowed`."""
+    """Raise InputError unless each setting is one of `allowed`, or a positive number up to `high`."""
     _check_settings("a positive number", lambda value: _is_finite_number(value) and value > 0, high, allowed, settings)
 
 
 def check_number(*allowed: object, low: float = -math.inf, high: float = math.inf, **settings: object) -> None:
-    """Raise InputError unless each setting is a number from `low` to `high`, or one of `allowed`."""
+    """Raise InputError unless each setting is one of `allowed`, or a number from `low` to `high`."""
     expectation = "a number" if low == -math.inf else f"a number, {low:g} or more"
     _check_settings(expectation, lambda value: _is_finite_number(value) and value >= low, high, allowed, settings)
 
 
 def check_positive_integer(*allowed: object, **settings: object) -> None:
-    """Raise InputError unless each setting is an integer from 1 to `MAX_COUNT_SETTING`, or one of `allowed`."""
+    """Raise InputError unless each setting is one of `allowed`, or an integer from 1 to `MAX_COUNT_SETTING`."""
     expectation, high = "a whole number, 1 or more", MAX_COUNT_SETTING
     _check_settings(expectation, lambda value: _is_integer(value) and value >= 1, high, allowed, settings)
 
 
 def check_integer(*allowed: object, **settings: object) -> None:
-    """Raise InputError unless each setting is a 64-bit integer, or one of `allowed`."""
+    """Raise InputError unless each setting is one of `allowed`, or a 64-bit integer."""
     expectation, high = "a whole number of 64 bits", 2**64
     _check_settings(expectation, lambda value: _is_integer(value) and -(2**63) <= value < high, high, allowed, settings)
 
@@ -247,7 +254,7 @@ def _check_settings(
 
 
 def _shorten_repr(value: object) -> str:
-    """Return the repr of a value, shortened for numbers with hundreds of digits."""
+    """Return the repr of a value, cut to `MAX_REPR_LENGTH` characters."""
     try:
         text = repr(value)
     except ValueError:  # Python does not convert integers of more than 4,300 digits
@@ -269,7 +276,7 @@ def _is_finite_number(value: object) -> bool:
 
 
 def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
-    """Return the input (N,C,*S) detached from the caller's graph, or raise InputError if the model cannot take it."""
+    """Return the input (N,C,*S), detached from the autograd graph. Raise InputError if the model cannot take it."""
     if not isinstance(x, Tensor):
         hint = " (an image of another kind goes to explain)"
         if isinstance(x, list | tuple) and x and all(isinstance(part, Tensor) for part in x):
@@ -285,28 +292,28 @@ def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings)
         raise InputError(f"the input is {x.dtype}; expected a float tensor (N,C,H,W) as the model takes it")
     if not x.is_floating_point() and not explainer.accepts_integer_input:
         raise InputError(
-            f"the input is {x.dtype}, whose values can be neither changed by little nor differentiated: pass x.float() where "
-            f"the model gives the same answer, or a method that only looks at a layer, such as GradCAM"
+            f"the input is {x.dtype}, and this method requires a float input. Pass x.float() if "
+            "the model accepts it, or use a method that only reads a layer, such as GradCAM"
         )
     if x.ndim < 3:
-        raise InputError(f"the input is {tuple(x.shape)}; expected (N,C,H,W), or (N,C,L), (N,C,D,H,W)")
+        raise InputError(f"the input has shape {tuple(x.shape)}; expected (N,C,H,W), (N,C,L) or (N,C,D,H,W)")
     if x.shape[0] == 0 or x.numel() == 0:
         raise InputError(f"the batch is empty: {tuple(x.shape)}")
     frames_first = explainer.forward_options.get("frames_first")
     if frames_first and x.ndim != 5:
         raise InputError(
-            f"the input has {plural(x.ndim, 'axis')}: a model with frames_first=True takes five, (N,T,C,H,W)"
+            f"the input has {plural(x.ndim, 'axis')}; with frames_first=True expected are 5 axes, (N,T,C,H,W)"
         )
     if frames_first is None and x.ndim == 5:
         _check_channels_first(x, model_info)
     if model_info.devices and x.device not in model_info.devices:
         devices = ", ".join(map(str, model_info.devices))
-        raise InputError(f"the input is on {x.device}, the model on {devices}; move one of them")
+        raise InputError(f"the input is on {x.device}, but the model is on {devices}; move one of them")
     return clone_inference_tensor(x).detach()
 
 
 def _check_channels_first(x: Tensor, model_info: ModelInfo) -> None:
-    """Raise InputError for a video (N,T,C,H,W) or a bag of images (N,B,C,H,W), with channels at the third axis."""
+    """Raise InputError for a video (N,T,C,H,W) or a bag of images (N,B,C,H,W). Expected is (N,C,D,H,W)."""
     convolutions = [
         next((module for module in model_info.modules if isinstance(module, kind)), None)
         for kind in (nn.Conv2d, nn.Conv3d)
@@ -316,27 +323,27 @@ def _check_channels_first(x: Tensor, model_info: ModelInfo) -> None:
         return
     if x.shape[1] not in counts or (flat and x.shape[1] == x.shape[2]):
         raise InputError(
-            f"the input {tuple(x.shape)} seems to have its {plural(x.shape[2], 'channel')} behind the frames of a video, or the "
-            f"instances of a bag: pass frames_first=True to the method where it is (N,T,C,H,W), False where it is (N,C,D,H,W)"
+            f"the input {tuple(x.shape)} seems to have its {plural(x.shape[2], 'channel')} at the third axis. If it is a video "
+            f"or a bag (N,T,C,H,W), pass frames_first=True to the method; if it is a volume (N,C,D,H,W), pass frames_first=False"
         )
 
 
 def clone_inference_tensor(value: Tensor) -> Tensor:
-    """Return a copy of a tensor made under `inference_mode`, which no graph can hold; any other tensor unchanged."""
+    """Return a copy of a tensor that was created under `inference_mode`. Other tensors are returned unchanged."""
     return value.clone() if value.is_inference() else value
 
 
 def check_differentiable(model_info: ModelInfo) -> None:
-    """Raise ModelError for weights that autograd refuses."""
+    """Raise ModelError if autograd cannot differentiate the model's weights."""
     if model_info.inference_tensor_name:
         raise ModelError(
-            f"{model_info.inference_tensor_name} of {type(model_info.model).__name__} was made under inference_mode: it has no "
-            f"gradient; make the model outside of it, or pass copy.deepcopy(model) made outside"
+            f"{model_info.inference_tensor_name} of {type(model_info.model).__name__} was created under inference_mode and has "
+            "no gradient; create the model, or a copy.deepcopy of it, outside of inference_mode"
         )
 
 
 def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Return device and dtype of the model's first floating-point parameter or buffer, where images go."""
+    """Return the device and dtype of the model's first floating-point parameter or buffer."""
     for value in itertools.chain(model.parameters(), model.buffers()):
         if value.is_floating_point():
             return value.device, value.dtype
@@ -344,14 +351,14 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def check_finite(quantity: str, values: Tensor, policy: OnNonFinite) -> None:
-    """Raise NonFiniteError, or warn, if a value is NaN or infinite, with the count and the first index."""
+    """Raise NonFiniteError, or warn, if any value is NaN or infinite."""
     if bool(values.sum().isfinite()) or bool(values.isfinite().all()):  # the sum is 30 times faster, and may overflow
         return
     bad = (~values.isfinite()).nonzero()
     count = f"{plural(len(bad), 'NaN or infinite value')} of {values.numel()}"
     message = f"{quantity} has {count}, the first at {tuple(bad[0].tolist())}"
     if policy == "raise":
-        raise NonFiniteError(f'{message}; pass on_nonfinite="warn" to go on')
+        raise NonFiniteError(f'{message}; to continue anyway, pass on_nonfinite="warn"')
     warn_caller(message)
 
 
@@ -362,7 +369,7 @@ _compiler_stance = ExitStack()
 
 @contextmanager
 def _force_eager() -> Iterator[None]:
-    """Run compiled code eagerly. The stance belongs to the process, so the last thread to leave restores it."""
+    """Run compiled code eagerly inside the `with`. The last thread to leave restores the compiler."""
     thread_id = threading.get_ident()
     with _eager_lock:
         if not _eager_thread_ids:

@@ -1,4 +1,4 @@
-"""The model's input: read from an image of any kind, or taken from a tensor that already is the input."""
+"""Read the model's input from an image of any kind, or from a tensor that is the model's input."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,13 +47,16 @@ class ExtraInputs:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def select_rows(self, rows: Sequence[int], batch_size: int) -> "ExtraInputs":
-        """Return the extra inputs of some samples: rows of each tensor with `batch_size` rows, other values unchanged."""
+        """Return the extra inputs of some samples.
 
-        def select(value: Tensor) -> Tensor:
+        Tensors with `batch_size` rows are indexed by `rows`. Other values stay unchanged.
+        """
+
+        def select_tensor_rows(value: Tensor) -> Tensor:
             has_rows = value.ndim > 0 and len(value) == batch_size
             return value[torch.tensor(rows, device=value.device)] if has_rows else value
 
-        return ExtraInputs(map_leaves(self.args, select), map_leaves(dict(self.kwargs), select))
+        return ExtraInputs(map_leaves(self.args, select_tensor_rows), map_leaves(dict(self.kwargs), select_tensor_rows))
 
 
 NO_EXTRA_INPUTS = ExtraInputs()
@@ -67,12 +70,12 @@ def read_model_input(
     *,
     frames_first: bool = False,
 ) -> ModelInput:
-    """Return the model's input for an image, preprocessed and on the model's device; a float tensor is used unchanged."""
+    """Return the model's input for an image, preprocessed and on the model's device. A float tensor is used unchanged."""
     if isinstance(source, ModelInput):
         return source
     if isinstance(source, list | tuple) and source and all(isinstance(part, Tensor) for part in source):
         raise InputError(
-            f"the image is a {type(source).__name__}; expected one image: pass several to explain_batch, or a bag of "
+            f"the image is a {type(source).__name__}; expected one image. Pass several images to explain_batch, or a bag of "
             f"instances as torch.stack(instances) with frames_first=True"
         )
     if isinstance(source, Tensor):
@@ -103,7 +106,7 @@ def read_model_input(
 
 
 def _read_tensor(x: Tensor, preprocess: PreprocessFunction | None) -> ModelInput:
-    """Return a tensor (C,*S) that already is the model's input, with the placement that MONAI stores in its own."""
+    """Return a tensor (C,*S) as the model's input. The placement is read from MONAI metadata, if there is any."""
     from camscope.images.scans.monai import is_monai_object, read_tensor_placement, strip_metadata
 
     if is_monai_object(x):
@@ -113,11 +116,11 @@ def _read_tensor(x: Tensor, preprocess: PreprocessFunction | None) -> ModelInput
 
 
 def check_dense_tensor(x: Tensor) -> None:
-    """Raise InputError for a sparse, nested or otherwise unsupported tensor, and inside a transform of `torch.func`."""
+    """Raise InputError for a sparse, nested or otherwise unsupported tensor, and inside a `torch.func` transform."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise InputError(
-            "camscope runs hooks and backward passes of its own, which torch.func (vmap, grad, jvp, functionalize) cannot "
-            "transform: call it outside, with the whole batch (N,C,H,W)"
+            "torch.func (vmap, grad, jvp, functionalize) cannot transform the hooks and backward passes of camscope: "
+            "call camscope outside of torch.func, with the whole batch (N,C,H,W)"
         )
     if (kind := describe_unsupported_tensor(x)) is not None:
         fix = "x.dequantize()" if x.is_quantized else "x.to_dense()"
@@ -127,7 +130,7 @@ def check_dense_tensor(x: Tensor) -> None:
 
 
 def accepts_scans(preprocess: object) -> bool:
-    """Whether the preprocessing takes medical images, whatever the name of the file."""
+    """Whether the preprocessing accepts medical images, independent of the file name."""
     from camscope.images.scans.monai import MonaiPreprocess
     from camscope.images.scans.scan_preprocess import ScanPreprocess
 
@@ -137,7 +140,7 @@ def accepts_scans(preprocess: object) -> bool:
 def prepare_scan(
     scan: "Scan", preprocess: Any, device_and_dtype: tuple[torch.device, torch.dtype], *, with_images: bool = True
 ) -> ModelInput:
-    """Return the model's input for a scan, by a preprocessing of scans or, as pixels, of images.
+    """Return the model's input for a scan. The preprocessing may be one for scans or one for images.
 
     `with_images`: whether the result holds images to draw on.
     """
@@ -170,7 +173,7 @@ def prepare_scan(
 
 
 def _apply_preprocess(preprocess: PreprocessFunction, source: Any, name: str) -> Any:
-    """Apply a preprocessing to a scan. An error names only the type of its cause, because the text may contain patient data."""
+    """Apply a preprocessing to a scan. An error contains only the type of its cause, to hide patient data."""
     try:
         return preprocess(source)
     except Exception as error:
@@ -181,7 +184,7 @@ def _apply_preprocess(preprocess: PreprocessFunction, source: Any, name: str) ->
 
 
 def require_preprocess(preprocess: PreprocessFunction | None, image_name: str) -> PreprocessFunction:
-    """Return the preprocessing; raise PreprocessError, which names the image, if it is missing."""
+    """Return the preprocessing. Raise PreprocessError with the name of the image if it is None."""
     if preprocess is None:
         raise PreprocessError(
             f"no preprocessing is known for {image_name}",
@@ -193,7 +196,7 @@ def require_preprocess(preprocess: PreprocessFunction | None, image_name: str) -
 
 
 def infer_spatial_rank(model: nn.Module, shape: Sequence[int] | None = None) -> int:
-    """Return the number of spatial axes of the model's input, from its convolutions; 2 without any.
+    """Return the number of spatial axes of the model's input, inferred from its convolutions. The default is 2.
 
     `shape` is that of a tensor that is one input or a batch of one. Without it, the largest rank of any convolution counts.
     Raises InputError if the shape fits several ranks and the channels do not decide.
@@ -211,15 +214,15 @@ def infer_spatial_rank(model: nn.Module, shape: Sequence[int] | None = None) -> 
     fitting = [rank for rank, count in channels.items() if count in ranks[rank]] or list(channels)
     if len(fitting) > 1:
         raise InputError(
-            f"the tensor {tuple(shape)} may be one input, or a batch of one: {type(model).__name__} has convolutions of "
-            f"{' and '.join(map(str, sorted(fitting)))} dimensions; pass a batch of one of the right number of axes to "
-            f"attribute(x)"
+            f"the tensor {tuple(shape)} may be one input or a batch of one, because {type(model).__name__} has convolutions of "
+            f"{' and '.join(map(str, sorted(fitting)))} dimensions. Pass a batch (1,C,...) to "
+            "attribute(x)"
         )
     return fitting[0] if fitting else max(ranks)
 
 
 def _is_channels_first_image(x: Tensor) -> bool:
-    """Whether a uint8 tensor is (C,*S) or (1,C,*S) rather than an image (H,W,C)."""
+    """Whether a uint8 tensor has the shape (C,*S) or (1,C,*S), rather than (H,W,C)."""
     return x.ndim > 3 or (x.ndim == 3 and (x.shape[0] in (1, 3, 4) or x.shape[2] not in (1, 3, 4)))
 
 
@@ -230,14 +233,14 @@ def _to_single_input(x: Tensor, n_spatial_axes: int) -> Tensor:
         return x[0]
     if x.ndim != n_spatial_axes + 1:
         raise InputError(
-            f"the tensor is {tuple(x.shape)}; expected one input (C,{','.join('DHW'[-n_spatial_axes:])}) or "
-            f"(1,C,...), not a batch"
+            f"the tensor has shape {tuple(x.shape)}; expected one input (C,{','.join('DHW'[-n_spatial_axes:])}) or "
+            f"(1,C,...); pass a batch to explain_batch"
         )
     return x
 
 
 def render_model_input(x: Tensor, preprocess: PreprocessFunction | None) -> PixelArray | None:
-    """Return the input as an image (H,W,3), denormalized if the preprocessing allows it, else scaled to its own range.
+    """Return the input as an image (H,W,3): denormalized if possible, otherwise scaled by its minimum and maximum.
 
     The result of a signal is (C,L), with each channel scaled separately. The result of a volume or a video is (D,H,W,3): the
     three channels of a video, or the first channel of a volume.
@@ -255,7 +258,7 @@ def render_model_input(x: Tensor, preprocess: PreprocessFunction | None) -> Pixe
 
 
 def _scale_to_uint8(x: Tensor, low: Tensor, high: Tensor) -> PixelArray:
-    """Scale to 0..255; a constant tensor becomes 128."""
+    """Scale the range `low`..`high` to 0..255. A constant tensor becomes 128."""
     values, low, high = (tensor.detach().float().cpu().nan_to_num(0.0, 0.0, 0.0) for tensor in (x, low, high))
     scaled = torch.where(high > low, (values - low) * 255 / (high - low), 128)
     return np.asarray(scaled.round().clamp(0, 255).to(torch.uint8).numpy())

@@ -1,4 +1,4 @@
-"""Linear algebra of maps: the first principal component, with a defined sign, and non-negative matrix factorization."""
+"""Linear algebra for maps: the first principal component with a fixed sign, and non-negative matrix factorization."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ LANCZOS_BLOCK_SIZE, POWERS_PER_RESTART, MAX_LANCZOS_RESTARTS = 8, 9, 8  # powers
 
 
 def project_on_first_component(channel_maps: Tensor) -> Tensor:
-    """Project each cell on the first right singular vector of its (cells x K) matrix: (N,K,cells) -> (N,cells).
+    """Project maps (N,K,cells) on their first principal component over the channels: (N,cells).
 
     The matrix is not centered. The sign is that with a non-negative inner product of the result and the sum over channels.
     A zero matrix gives zeros, a sample that is not finite gives NaN.
@@ -21,7 +21,7 @@ def project_on_first_component(channel_maps: Tensor) -> Tensor:
 
 
 def project_with_reference_sign(channel_maps: Tensor, reference: Tensor) -> Tensor:
-    """Project on the first component as `project_on_first_component`, with the sign of a reference map (N,cells)."""
+    """Project maps on their first component. The sign is chosen to agree with a reference map (N,cells)."""
     finite = channel_maps.isfinite().flatten(1).all(1)[:, None]
     matrix, size = _scale_to_unit_maximum(torch.where(finite[..., None], channel_maps.double(), 0))
     towards = _scale_to_unit_maximum(torch.where(finite, reference.double(), 0)[:, None])[0][:, 0]
@@ -37,7 +37,7 @@ def project_with_reference_sign(channel_maps: Tensor, reference: Tensor) -> Tens
 
 
 def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return columns (N,n,m) that span the eigenspace of the largest eigenvalue of a symmetric matrix (N,n,n).
+    """Return a basis (N,n,m) of the eigenspace of the largest eigenvalue of a symmetric matrix (N,n,n).
 
     Their length is the root of the eigenvalue; other columns are 0, and all are 0 if no eigenvalue is positive. Eigenvalues
     are tied if they agree to about two thirds of the digits of `source_dtype`, the dtype of the original numbers.
@@ -57,20 +57,20 @@ def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64
 
 
 def _scale_leading_vectors(values: Tensor, vectors: Tensor, source_dtype: torch.dtype) -> Tensor:
-    """Scale eigenvectors (N,n,m), with ascending eigenvalues (N,m), as in `compute_leading_axes`."""
+    """Scale eigenvectors (N,n,m) as `compute_leading_axes` returns them. The eigenvalues (N,m) are ascending."""
     leading = torch.where(_find_tied_eigenvalues(values, source_dtype), values[:, -1:], 0)
     axes: Tensor = vectors * leading.sqrt()[:, None]
     return axes
 
 
 def _find_tied_eigenvalues(values: Tensor, source_dtype: torch.dtype) -> Tensor:
-    """Return a mask (N,m) of the ascending eigenvalues that equal the largest one, if that is positive."""
+    """Return a mask (N,m) of the eigenvalues that equal the largest one, if it is positive."""
     top = values[:, -1:]
     return (top > 0) & (values >= top * (1 - _tie_tolerance(source_dtype)))
 
 
 def _iterate_block_lanczos(gram: Tensor, source_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the axes (N,n,BLOCK) by restarted block Lanczos, and whether (N,) they are those of a full decomposition."""
+    """Return the leading axes (N,n,BLOCK) by restarted block Lanczos, and whether (N,) the iteration converged."""
     samples, n = gram.shape[:2]
     start = torch.randn(
         n, LANCZOS_BLOCK_SIZE, generator=torch.Generator(device="cpu").manual_seed(0), dtype=torch.float64, device="cpu"
@@ -92,7 +92,7 @@ def _iterate_block_lanczos(gram: Tensor, source_dtype: torch.dtype) -> tuple[Ten
 
 
 def _compute_ritz_pairs(gram: Tensor, block: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the largest eigenvalues (N,BLOCK) in the Krylov space of the block, their vectors and their residuals."""
+    """Return the largest Ritz values (N,BLOCK) of a block, their Ritz vectors and their residuals."""
     basis, images = block, gram @ block
     for _ in range(POWERS_PER_RESTART):
         fresh = images[..., -LANCZOS_BLOCK_SIZE:]
@@ -107,7 +107,7 @@ def _compute_ritz_pairs(gram: Tensor, block: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def project_on_axes(axes: Tensor, reference: Tensor, source_dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return the vector in the span of orthogonal columns (N,cells,n) of equal length that is nearest to a reference."""
+    """Return the vector nearest to a reference in the span of orthogonal axes (N,cells,n) of equal length."""
     weights = (axes.mT @ reference[..., None])[..., 0]
     lengths = axes.norm(dim=1).amax(1, keepdim=True) * reference.norm(dim=1, keepdim=True)
     clear = weights.norm(dim=1, keepdim=True) > _tie_tolerance(source_dtype) * lengths
@@ -121,13 +121,13 @@ def _tie_tolerance(source_dtype: torch.dtype) -> float:
 
 
 def _scale_to_unit_maximum(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale each matrix (N,a,b) to a maximum absolute value of 1; return it and the scale (N,1,1). Zeros stay zeros."""
+    """Divide each matrix (N,a,b) by its maximum absolute value. Return the matrix and the divisor (N,1,1)."""
     size = matrix.abs().amax((1, 2), keepdim=True)
     return torch.where(size > 0, matrix / size, 0), size
 
 
 def normalize_columns(columns: Tensor) -> Tensor:
-    """Divide each column of (N,n,m) by its length. Zeros stay zeros."""
+    """Scale each column of (N,n,m) to length 1. Zero columns stay zero."""
     length = columns.norm(dim=1, keepdim=True)
     return torch.where(length > 0, columns / length, 0)
 
@@ -151,7 +151,7 @@ class MatrixFactors:
 def factorize_nonnegative(
     matrix: Tensor, n_components: int, *, n_iterations: int = 200, tolerance: float = 1e-6
 ) -> MatrixFactors:
-    """Factorize a non-negative matrix (N,n,K) into at most min(n, K) parts, in at least float32.
+    """Factorize a non-negative matrix (N,n,K) into at most `n_components` components.
 
     The algorithm is hierarchical alternating least squares (Cichocki & Phan 2009). It starts at the larger halves of the
     singular vectors (Boutsidis & Gallopoulos 2008) and uses no random numbers. A matrix is done when ten iterations lower its
@@ -194,7 +194,7 @@ class _FactorRows:
         self._row_views = list(zip(*(tensor.split(1, 1) for tensor in buffers), strict=True))
 
     def update_rows(self, other_factor: Tensor, matrix: Tensor) -> None:
-        """Update one row after another: relu(target - overlap with the other rows), divided by its overlap with itself."""
+        """Update the rows of this factor one after another, with the other factor fixed."""
         torch.bmm(other_factor, matrix, out=self._update_targets)
         torch.bmm(other_factor, other_factor.mT, out=self._overlap)
         share = torch.where(self._self_overlap > 0, 1 / self._self_overlap, 0)[..., None]
@@ -206,7 +206,7 @@ class _FactorRows:
 
 
 def _initialize_factors(matrix: Tensor, n_components: int) -> tuple[Tensor, Tensor]:
-    """Return initial factors (N,n,C), (N,C,K): of each singular pair the positive or negative halves, whichever are larger."""
+    """Return initial factors (N,n,C) and (N,C,K) from the singular value decomposition of the matrix."""
     wide = matrix.shape[1] <= matrix.shape[2]
     roots, vectors = torch.linalg.eigh(matrix @ matrix.mT if wide else matrix.mT @ matrix)
     roots, vectors = roots.flip(1)[:, None, :n_components], vectors.flip(2)[..., :n_components]
@@ -222,13 +222,13 @@ def _initialize_factors(matrix: Tensor, n_components: int) -> tuple[Tensor, Tens
 
 
 def _compute_relative_error(matrix: Tensor, maps: Tensor, vectors: Tensor) -> Tensor:
-    """Return the relative error (N,) of the factorization."""
+    """Return the relative reconstruction error (N,) of the factorization."""
     whole = matrix.norm(dim=(1, 2))
     return torch.where(whole > 0, (matrix - maps @ vectors).norm(dim=(1, 2)) / whole, 0)
 
 
 def _sort_factors(maps: Tensor, vectors: Tensor, relative_error: Tensor) -> MatrixFactors:
-    """Move the lengths of the vectors into the maps, and sort the parts by their share of the matrix."""
+    """Normalize the vectors, and sort the components by their share of the matrix."""
     length = vectors.norm(dim=2)
     maps, vectors = maps * length[:, None], normalize_columns(vectors.mT).mT
     order = (maps.sum(1) * vectors.sum(2)).argsort(dim=1, descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""Probes of a model with noise: whether samples of a batch affect one another, and whether a score depends on the input."""
+"""Test a model with noise: whether the samples of a batch affect one another, and whether a score is constant."""
 
 import copy
 import threading
@@ -31,7 +31,7 @@ _varying_inputs_by_model: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def draw_noise_like(x: Tensor, seed: int, n_samples: int | None = None) -> Tensor:
-    """Return noise with shape, dtype, mean and spread of x (N,C,*S), or, for integers, in its range."""
+    """Draw noise with the shape, dtype, mean and standard deviation of x (N,C,*S). Integer noise has the range of x."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     shape = x.shape if n_samples is None else (n_samples, *x.shape[1:])
     if not x.is_floating_point():
@@ -47,7 +47,7 @@ def draw_noise_like(x: Tensor, seed: int, n_samples: int | None = None) -> Tenso
 def find_constant_rows(
     x: Tensor, score: Score, rows: Sequence[int], weights_key: Hashable, *, include_probabilities: bool = False
 ) -> Tensor | None:
-    """Return which rows (N,) of x have a score (or probability) that noise does not change, or None if all are known to vary."""
+    """Return for each sample (N,) of `rows` whether its score is the same for noise. None: all scores are known to vary."""
     place = (tuple(x.shape[1:]), x.dtype, x.device, weights_key)
     classes = {row: None if score.class_pairs is None else score.class_index(row) for row in rows}
     keys = {row: (*place, NON_CLASS_TARGET_KEY if index is None else index) for row, index in classes.items()}
@@ -67,7 +67,7 @@ def find_constant_rows(
 
 
 def _find_unchanged_scores(x: Tensor, score: Score, include_probabilities: bool) -> Tensor | None:
-    """Return for each sample (N,) whether noise changes its score by rounding at most, or None if the model refuses noise."""
+    """Return for each sample (N,) whether its score is the same for noise, up to rounding. None: the test failed."""
     score_copy, scores, constant = copy.copy(score), ScoreRange(), None
     if score.values is None:
         return None
@@ -99,7 +99,7 @@ def samples_interact(
     extra_inputs: ExtraInputs = NO_EXTRA_INPUTS,
     forward_options: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Whether the output of an eval-mode model for one sample of x (N,C,*S) depends on the other samples of its batch.
+    """Whether the model's output for one sample of x (N,C,*S) depends on other samples of the batch, in eval mode.
 
     The test runs once per model and shape, in a copy without hooks: two batches of two noise images share the first image.
     The other image has once a smaller and once a much larger spread, so that the extreme values of the batch differ, too. A
@@ -129,7 +129,7 @@ def _measure_interaction(
         key = find_input_key(model, forward_options.get("input_key"))
         frames_first = bool(forward_options.get("frames_first"))
 
-        def answer_for_first(samples: Tensor) -> list[list[Tensor]]:
+        def compute_first_sample_outputs(samples: Tensor) -> list[list[Tensor]]:
             answers = []
             for other in (1, 2):
                 torch.set_rng_state(states)
@@ -148,9 +148,9 @@ def _measure_interaction(
         ):
             states = torch.get_rng_state()
             try:
-                first_answers, other_answers = answer_for_first(unequal)
+                first_answers, other_answers = compute_first_sample_outputs(unequal)
             except Exception:  # it accepts inputs of its own range alone
-                first_answers, other_answers = answer_for_first(images)
+                first_answers, other_answers = compute_first_sample_outputs(images)
     except Exception:  # an error of the model is raised again when the model itself runs
         return any(map(_is_norm_without_statistics, model.modules()))
     pairs = zip(first_answers, other_answers, strict=False)
@@ -158,7 +158,7 @@ def _measure_interaction(
 
 
 def _read_first_sample(output: Any) -> list[Tensor]:
-    """From an output for two samples, return the first sample's part of each tensor."""
+    """Return all tensors of the first sample, from the output for a batch of two samples."""
     is_list = isinstance(output, list | tuple) and len(output) == 2
     has_structure_per_sample = is_list and not any(isinstance(item, Tensor) for item in output)
     leaves = [leaf for _, leaf in iter_leaves(output[0] if has_structure_per_sample else output)]

@@ -1,4 +1,4 @@
-"""Base classes of methods whose map has one number per input pixel, and the evaluation of many variants of one input."""
+"""Base classes of methods with one value per input pixel, and the evaluation of many variants of one input."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -43,13 +43,13 @@ class PixelExplainer(Explainer):
         check_one_of("channel_reduction", self.channel_reduction, "sum", "abs", "max", "l2")
 
     def describe_summands(self) -> str:
-        """Return the subject of a sentence about a sum: the pixels, or the values before `channel_reduction`."""
+        """Return a description of the summed values: the pixels, or the values before `channel_reduction`."""
         if self.channel_reduction == "sum":
             return "the pixels' values"
         return f"the values, before channel_reduction={self.channel_reduction!r},"
 
     def reduce_channels(self, values: Tensor) -> Tensor:
-        """Reduce values (N,C,*S) to one number per pixel (N,*S)."""
+        """Reduce values (N,C,*S) to one value per pixel (N,*S)."""
         if self.channel_reduction == "sum":
             return values.sum(1)
         if self.channel_reduction == "l2":
@@ -66,7 +66,7 @@ class InputGradientExplainer(PixelExplainer):
     backward_passes: ClassVar[str] = "1"
 
     def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Return the values (N,C,*S), by default the gradient, from the input and its gradient, both in at least float32."""
+        """Compute the attribution (N,C,*S) from the input and its gradient. The default is the gradient."""
         return gradient
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
@@ -81,9 +81,9 @@ class InputGradientExplainer(PixelExplainer):
     def compute_gradients(
         self, x: Tensor, scores: Sequence[Score], on_scores: Callable[[Sequence[Tensor]], object] = len
     ) -> list[Tensor]:
-        """Return the gradient (N,C,*S) of each score. `on_scores` is called with the scores (N,) before the backward passes."""
+        """Return the gradient (N,C,*S) of each score. `on_scores` is called with the scores before the backward passes."""
 
-        def run(leaf: Tensor) -> list[Tensor]:
+        def compute_scores(leaf: Tensor) -> list[Tensor]:
             output = scores[0].forward(leaf)
             values = [
                 score.read_score(output, len(x)) for score in scores
@@ -93,7 +93,7 @@ class InputGradientExplainer(PixelExplainer):
             on_scores(values)
             return values
 
-        gradients = compute_input_gradients(x, run)[1]
+        gradients = compute_input_gradients(x, compute_scores)[1]
         for gradient in gradients:
             check_finite("the gradient at the input", gradient, self.on_nonfinite)
         return gradients
@@ -108,7 +108,7 @@ class InputGradientExplainer(PixelExplainer):
 
 
 def format_completeness_gap(parts_text: str, total: float, expected_text: str, expected: float) -> str:
-    """Return a sentence that compares the sum of the parts, `total`, with the `expected` number.
+    """Return a sentence that compares the sum of the contributions, `total`, with the `expected` sum.
 
     >>> format_completeness_gap("the pixels' values", 0.8, "the score changes by", 1.0)
     "the pixels' values add up to 0.8, the score changes by 1: the gap is -0.2, 20.00% of it"
@@ -141,7 +141,7 @@ class MultiPassExplainer(Explainer, BatchedMixin):
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the maps of several scores, computed one after another."""
+        """Return the maps of several scores, one after another."""
         all_maps = []
         for score in scores:
             with score.score_range_tracked() as score_range:
@@ -153,7 +153,7 @@ class MultiPassExplainer(Explainer, BatchedMixin):
 
     @abstractmethod
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """Return the map (N,*S) of one score with its notes and diagnostics, for an input (N,C,*S)."""
+        """Return the map (N,*S) of one score, with its notes and diagnostics."""
 
 
 @dataclass
@@ -173,7 +173,7 @@ class PerturbedEvaluator:
         self._activation_bytes: ActivationBytes = widths[""]
 
     def score_variants(self, sample: int, variants: Tensor, *, as_probability: bool = False) -> Tensor:
-        """Return the score (R,) of variants (R,C,*S) of one sample, or the probability if `as_probability`."""
+        """Return the scores (R,) of variants (R,C,*S) of one sample, or their probabilities."""
         values = self._evaluate(sample, variants, as_probability).detach()
         check_finite("the score of a changed input", values, self.explainer.on_nonfinite)
         return values
@@ -181,7 +181,7 @@ class PerturbedEvaluator:
     def compute_gradients(
         self, sample: int, variants: Tensor, *, as_probability: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return the scores (R,) or probabilities of variants of one sample, and their gradients (R,C,*S)."""
+        """Return the scores (R,) of variants of one sample, or their probabilities, and the gradients (R,C,*S)."""
         (values,), (gradients,) = compute_input_gradients(
             variants, lambda x: [self._evaluate(sample, x, as_probability)]
         )
@@ -197,18 +197,22 @@ class PerturbedEvaluator:
         with_gradients: bool = False,
         chunk_size: int | None = None,
     ) -> int:
-        """Call `process_chunk` with slices of `count` steps until it returns True; return how many steps were processed."""
+        """Call `process_chunk` with consecutive slices until it returns True. Return how many of `count` steps were
+        processed.
+        """
         with self.track_sample_steps(sample, count) as advance:
 
-            def counting(part: slice) -> bool | None:
+            def process_and_advance(part: slice) -> bool | None:
                 enough = process_chunk(part)
                 advance(part.stop - part.start)
                 return enough
 
-            return process_chunks(count, chunk_size or self.choose_chunk_size(with_gradients=with_gradients), counting)
+            return process_chunks(
+                count, chunk_size or self.choose_chunk_size(with_gradients=with_gradients), process_and_advance
+            )
 
     def track_sample_steps(self, sample: int, n_steps: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Count the steps of one sample. See `track_steps`."""
+        """Count the finished steps of one sample. See `track_steps`."""
         what = f"{self.explainer.composed_name}, image {sample + 1} of {len(self.x)}"
         return track_steps(what, n_steps, self.explainer.progress)
 
@@ -230,7 +234,7 @@ class PerturbedEvaluator:
 
 @contextmanager
 def track_steps(description: str, n_steps: int, show_progress: bool) -> Iterator[Callable[[int], None]]:
-    """Yield `advance(n)`, which counts finished steps for the progress bar, if there is one, and for a note on an error."""
+    """Yield a function `advance(n)` that counts finished steps, for a progress bar and for error messages."""
     done = 0
 
     def advance(steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Resample, blur and rescale maps (R,*s) and inputs (N,C,*S) of any number of spatial axes, on the input's device."""
+"""Resample, blur and rescale maps (R,*s) and inputs (N,C,*S), with any number of spatial axes."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -16,20 +16,20 @@ def enlarge_to_input(maps: Tensor, x: Tensor) -> Tensor:
 
 
 def compute_minimum_and_range(masks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the minimum (R,1,..) of each mask (R,*S) and its range, 1 for a constant mask."""
+    """Return the minimum (R,1,..) and the range (R,1,..) of each mask (R,*S). The range of a constant mask is 1."""
     axes = tuple(range(1, masks.ndim))
     low, high = masks.amin(axes, keepdim=True), masks.amax(axes, keepdim=True)
     return low, torch.where(high > low, high - low, 1)
 
 
 def scale_to_unit_range(masks: Tensor) -> Tensor:
-    """Scale each mask (R,*S) to 0..1 by min-max scaling; a constant mask becomes 0."""
+    """Scale each mask (R,*S) to 0..1. A constant mask becomes 0."""
     low, span = compute_minimum_and_range(masks)
     return (masks - low) / span
 
 
 def select_strongest_channels(activation: Tensor, n_channels: int | None) -> Tensor:
-    """Return a mask (N,K) of the `n_channels` channels of (N,K,*s) with the largest mean absolute value."""
+    """Return a mask (N,K) of the `n_channels` channels with the largest mean absolute activation."""
     flat = activation.flatten(2)
     if n_channels is None or n_channels >= flat.shape[1]:
         return torch.ones_like(flat[..., 0], dtype=torch.bool)
@@ -38,13 +38,16 @@ def select_strongest_channels(activation: Tensor, n_channels: int | None) -> Ten
 
 
 def find_nonconstant_channels(activation: Tensor) -> Tensor:
-    """Return a mask (N,K) of the channels of (N,K,*s) that are not constant."""
+    """Return a mask (N,K) of the channels of an activation (N,K,*s) that are not constant."""
     flat = activation.flatten(2)
     return flat.amax(-1) > flat.amin(-1)
 
 
 def blur_input(x: Tensor, sigma: float, radius: float) -> Tensor:
-    """Blur an input (N,C,*S), mirrored at the border, by a Gaussian. `sigma` and cutoff `radius` are fractions of each axis."""
+    """Blur an input (N,C,*S) by a Gaussian with reflected borders.
+
+    `sigma` and the cutoff `radius` are fractions of each axis.
+    """
     wide = full_precision(x)
     with torch.autocast(x.device.type, enabled=False):
         for axis in range(2, x.ndim):
@@ -56,7 +59,7 @@ def blur_input(x: Tensor, sigma: float, radius: float) -> Tensor:
 def smooth_axis(
     values: Tensor, axis: int, sigma: float, radius: int, padding_mode: Literal["reflect", "replicate"]
 ) -> Tensor:
-    """Return Gaussian-weighted means along one axis; `sigma` and the cutoff `radius` are in cells."""
+    """Smooth values along one axis by a Gaussian. `sigma` and the cutoff `radius` are in cells."""
     steps = torch.arange(-radius, radius + 1, dtype=values.dtype, device=values.device)
     bell = (-0.5 * (steps / sigma) ** 2).exp() if sigma > 0 else torch.ones_like(steps)
     lines = values.movedim(axis, -1)
@@ -68,14 +71,17 @@ INTERPOLATION_MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 def resize_maps(maps: Tensor, grid: Sequence[int]) -> Tensor:
-    """Resize maps (R,*s) to a grid by linear interpolation between cell centers; maps of that grid are returned unchanged."""
+    """Resize maps (R,*s) to a grid by linear interpolation between cell centers."""
     if maps.shape[1:] == tuple(grid):
         return maps
     return F.interpolate(maps[:, None], tuple(grid), mode=INTERPOLATION_MODES[len(grid)], align_corners=False)[:, 0]
 
 
 def crop_padding(maps: Tensor, input_shares: Sequence[float]) -> Tensor:
-    """Return the first share of each axis of maps (N,*s), interpolated linearly to the same number of cells."""
+    """Crop the padding at the end of each axis of maps (N,*s), and resize to the same number of cells.
+
+    `input_shares`: the fraction of each axis that the input covers.
+    """
     for axis, share in enumerate(input_shares, start=1):
         cells = maps.shape[axis]
         places = ((torch.arange(cells, device=maps.device, dtype=maps.dtype) + 0.5) * share - 0.5).clamp(min=0)
@@ -87,7 +93,7 @@ def crop_padding(maps: Tensor, input_shares: Sequence[float]) -> Tensor:
 
 
 def resize_input(x: Tensor, size: Sequence[int]) -> Tensor:
-    """Resize an input (N,C,*S) linearly, with antialiasing where it shrinks; axes are resized one by one."""
+    """Resize an input (N,C,*S) linearly, one axis at a time. Axes that shrink are antialiased."""
     values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     for axis, length in enumerate(size, start=2):
         if values.shape[axis] != length:

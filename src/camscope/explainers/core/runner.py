@@ -1,4 +1,4 @@
-"""Run methods in as few passes as possible: `run_methods` on an input tensor, `explain_grid` on an image."""
+"""Run several methods in as few passes as possible: on an input tensor, or on an image."""
 
 import platform
 from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
@@ -36,7 +36,7 @@ from camscope.targets import Score, TargetLike
 from camscope.version import __version__
 
 WEIGHTS_CHANGED_NOTE = (
-    "the model's weights changed during the call, as where another thread trains it: the map mixes both models"
+    "the model's weights changed during the call, as if another thread trains it: the map mixes both states"
 )
 SEPARATE_SAMPLES_NOTE = "the samples of a batch affect one another in this model: each was explained separately"
 STATUSES_OF_UNTESTED_SCORES = (STATUS_OK, "flat", "layout_unverified")  # the score may still be constant
@@ -64,7 +64,7 @@ def run_methods(
     warn_flagged: bool = True,
     errors: MethodErrors | None = None,
 ) -> list[MethodResult]:
-    """Return the result of each method for one input x (N,C,*S).
+    """Run several methods on one input x (N,C,*S), and return the result of each.
 
     `on_pass` is called before each pass with the methods that share it. `warn_flagged`: warn about maps with a status other
     than "ok". `errors`: takes the errors that belong to one method, the first of which is raised otherwise.
@@ -81,7 +81,7 @@ def run_methods(
         except RuntimeError as error:  # autograd notices some changes of the weights
             if model_info.weight_versions() != weights:
                 raise ModelError(
-                    f"{WEIGHTS_CHANGED_NOTE}; explain copy.deepcopy(model), or wait for the other thread"
+                    f"{WEIGHTS_CHANGED_NOTE}; explain copy.deepcopy(model), or wait until the training stops"
                 ) from error
             raise
         results.update(zip(indices, rows, strict=True))
@@ -117,7 +117,7 @@ def _run_group(
     on_pass: OnPass | None,
     errors: MethodErrors | None,
 ) -> list[MethodResult]:
-    """Return the result of each method of a group that shares passes; samples that affect one another run one by one."""
+    """Run a group of methods that share passes. Samples that affect one another run one by one."""
     main, runs_copies = explainers[0], any(hasattr(explainer, "batch_size") for explainer in explainers)
     if has_interacting_samples(model_info, main, x, extra_inputs):
         samples = []
@@ -138,7 +138,7 @@ def _run_group(
 def flag_constant_scores(
     explainer: BaseMethod, x: Tensor, score: Score, maps: AttributionMaps, model_info: ModelInfo
 ) -> None:
-    """Set `constant_score` of maps whose score stays the same with noise in place of the sample of x (N,C,*S).
+    """Set `constant_score` of maps whose score is the same for noise as for x (N,C,*S).
 
     Gradients at a layer do not reveal this, because the layer itself may be constant. A method that alters the input has
     found it already. The test takes one forward pass without hooks, once for each model, weights, input size and class.
@@ -160,7 +160,7 @@ def flag_constant_scores(
 
 
 def select_sample_target(target: TargetLike, sample: int, n_samples: int) -> TargetLike:
-    """Return the target of one sample, from the targets of a batch."""
+    """Return the target of one sample from the targets of a batch."""
     is_single = isinstance(target, str) or getattr(target, "ndim", 1) == 0  # a number in an array has an axis less
     if callable(target) or not isinstance(target, Sized) or is_single:
         return target
@@ -170,7 +170,7 @@ def select_sample_target(target: TargetLike, sample: int, n_samples: int) -> Tar
 
 
 def _join_samples(parts: Sequence[MethodResult]) -> MethodResult:
-    """Join the results of samples that were explained one by one; without maps if one sample has an error."""
+    """Join the results of samples that were explained one by one. If one sample has an error, there are no maps."""
     scores = [Score.concatenate(samples) for samples in zip(*(part.scores for part in parts), strict=True)]
     by_target = zip(*(part.maps for part in parts), strict=False)
     return MethodResult(
@@ -179,7 +179,7 @@ def _join_samples(parts: Sequence[MethodResult]) -> MethodResult:
 
 
 def group_by_share_key(explainers: Sequence[BaseMethod]) -> list[list[int]]:
-    """Return groups of indices: the methods of a group can share passes."""
+    """Group the methods that can share passes. Each group is a list of indices."""
     groups: dict[Hashable, list[int]] = {}
     for t, explainer in enumerate(explainers):
         groups.setdefault((explainer.mode, *explainer.forward_options.values(), explainer.share_key), []).append(t)
@@ -193,7 +193,7 @@ def compute_group_maps(
     on_pass: OnPass | None = None,
     errors: MethodErrors | None = None,
 ) -> list[list[AttributionMaps]]:
-    """Return the maps [method][score] of a group that shares passes. See `run_methods`.
+    """Compute the maps [method][score] of a group of methods that share passes.
 
     A module may keep state of its last input. Methods that run only the layers behind the explained one therefore come
     before those that show the model other inputs.
@@ -222,9 +222,11 @@ def explain_grid(
     on_pass: OnPass | None = None,
     errors: MethodErrors | None = None,
 ) -> list[list[Explanation]]:
-    """Return the explanations [method][target] of one image by several methods of one model. For `errors` see `run_methods`."""
+    """Explain one image by several methods for several targets. Return the explanations [method][target]."""
     if not explainers or not targets:
-        raise TargetError("no targets or no methods: pass at least one of each, e.g. targets [281, 285] or [None]")
+        raise TargetError(
+            "no targets or no methods: pass at least one method and one target, e.g. targets [281, 285] or [None]"
+        )
     check_compatible_explainers(explainers)
     main = explainers[0]
     item = main.prepare_input(image)
@@ -242,7 +244,7 @@ def check_compatible_explainers(explainers: Sequence[BaseMethod]) -> None:
     main = explainers[0]
     for explainer in explainers[1:]:
         if unwrap(explainer.model) is not unwrap(main.model):
-            raise InputError(f"{main!r} and {explainer!r} are not of one model: explain each separately")
+            raise InputError(f"{main!r} and {explainer!r} have different models: explain each separately")
         for setting in ("preprocess", "class_names"):
             if getattr(explainer, setting) != getattr(main, setting):
                 raise InputError(f"{main!r} and {explainer!r} have different {setting}: explain each separately")
@@ -251,7 +253,7 @@ def check_compatible_explainers(explainers: Sequence[BaseMethod]) -> None:
 def build_explanations(
     explainer: BaseMethod, inputs: Sequence[ModelInput], result: MethodResult, target_index: int, model_digest: str
 ) -> list[Explanation]:
-    """Return the explanation of each sample for one target. Maps on a GPU are copied once, not for each sample."""
+    """Build the explanation of each sample for one target."""
     score, maps = result.scores[target_index].to_cpu(), result.maps[target_index]
     attributions = maps.attribution.cpu().numpy()
     standard_errors = None if maps.standard_error is None else maps.standard_error.cpu().numpy()
@@ -302,7 +304,7 @@ def _collect_notes(
 
 
 def _collect_predictions(score: Score, n_samples: int) -> list[dict[str, Any]]:
-    """Return the fields of each Explanation that hold target and answer."""
+    """Return the target and prediction fields of each Explanation."""
     values = [float("nan")] * n_samples if score.values is None else score.values.tolist()
     probabilities, class_indices = score.probabilities(), [score.class_index(i) for i in range(n_samples)]
     tops = _collect_top_classes(score, n_samples, probabilities)
@@ -337,5 +339,5 @@ def _nan_to_none(probability: Tensor | float) -> float | None:
 
 
 def get_library_versions() -> dict[str, str]:
-    """Return the versions of the software that the numbers depend on."""
+    """Return the versions of camscope, torch and Python."""
     return {"camscope": __version__, "torch": str(torch.__version__), "python": platform.python_version()}

@@ -1,4 +1,4 @@
-"""Segments of an input: cells of a grid, superpixels, or custom label maps."""
+"""Segments of an input: grid cells, superpixels, or a custom label map."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,18 +17,18 @@ MAX_LAB_LIGHTNESS = 100  # SLIC's color range; an input without colors ranges fr
 
 
 def check_segments(*allowed: object, segments: object) -> None:
-    """Raise InputError unless a setting is valid for `resolve_segment_labels`, or one of `allowed`."""
+    """Raise InputError unless `segments` is one of `allowed`, or valid for `resolve_segment_labels`."""
     if isinstance(segments, list | tuple):
         raise InputError(
             "the segments are a list: expected a number, a label map (H,W) as a tensor or an array, such as "
-            "torch.tensor(segments), or a callable that makes one"
+            "torch.tensor(segments), or a function that returns one"
         )
     if not (isinstance(segments, Tensor | np.ndarray) or callable(segments)):
         check_positive_integer(*allowed, segments=segments)
 
 
 def resolve_segment_labels(segments: SegmentsLike, x: Tensor, compactness: float = SLIC_COMPACTNESS) -> Tensor:
-    """Return the segment number (*S) int64 of each pixel of an input (C,*S).
+    """Return a label map (*S) int64: the segment number of each pixel of an input (C,*S).
 
     `segments`: an approximate number of superpixels, computed by SLIC on the model's input (Achanta et al. 2012;
     scikit-image, extra `segments`); a label map (*S) of the model's input; or a function that returns one for x.
@@ -41,29 +41,32 @@ def resolve_segment_labels(segments: SegmentsLike, x: Tensor, compactness: float
         label_map = np.array(label_map)
     if not isinstance(label_map, Tensor | np.ndarray):
         raise InputError(
-            f"the segments' callable gave {type(label_map).__name__}: expected a label map, a tensor or an array "
-            f"{tuple(x.shape[1:])} of whole numbers"
+            f"the segments function returned {type(label_map).__name__}; expected a label map, a tensor or an array "
+            f"{tuple(x.shape[1:])} of integers"
         )
     if isinstance(label_map, Tensor) and label_map.is_meta:
-        raise InputError("the segments are on the meta device and have no values: make them on the device of the input")
+        raise InputError(
+            "the segments are on the meta device and have no values: create them on the device of the input"
+        )
     if isinstance(label_map, np.ndarray):
         if label_map.dtype.kind not in "biuf":
-            raise InputError(
-                f"the segments are an array of {label_map.dtype}: expected whole numbers, one for each pixel"
-            )
+            raise InputError(f"the segments are an array of {label_map.dtype}; expected one integer for each pixel")
         # a contiguous copy, because PyTorch rejects flipped views
         label_map = torch.from_numpy(np.ascontiguousarray(label_map, label_map.dtype.newbyteorder("=")))
     labels: Tensor = label_map.to(x.device)
     if labels.shape != x.shape[1:] or labels.is_floating_point() or labels.is_complex():
         raise InputError(
-            f"the segments are {str(labels.dtype).removeprefix('torch.')} {tuple(labels.shape)}; expected one whole "
-            f"number for each pixel of the model's input, {tuple(x.shape[1:])}"
+            f"the segments are {str(labels.dtype).removeprefix('torch.')} {tuple(labels.shape)}; expected one "
+            f"integer for each pixel of the model's input, {tuple(x.shape[1:])}"
         )
     return labels.long()
 
 
 def compute_superpixels(x: Tensor, n_segments: int, compactness: float) -> Tensor:
-    """Return about `n_segments` SLIC segments (*S) of an input (C,*S) scaled to 0..1; three channels are treated as colors."""
+    """Compute a label map (*S) of about `n_segments` SLIC superpixels of an input (C,*S).
+
+    The input is scaled to 0..1. Three channels are treated as colors.
+    """
     slic = import_skimage("segmentation").slic
     values = x.detach().double().cpu()
     span = values.amax() - values.amin()
@@ -77,12 +80,12 @@ def compute_superpixels(x: Tensor, n_segments: int, compactness: float) -> Tenso
 
 
 def import_skimage(submodule: str) -> Any:
-    """Return a module of scikit-image, or raise MissingExtraError."""
+    """Import a module of scikit-image. Raise MissingExtraError if it is not installed."""
     return require(f"skimage.{submodule}", extra="segments")
 
 
 def label_grid_cells(size: Sequence[int], grid_size: Sequence[int], device: torch.device) -> Tensor:
-    """Return the cell number (*S) int64 of each pixel in a grid of cells of nearly equal size."""
+    """Return a label map (*S) int64 of a grid with cells of nearly equal size."""
     labels = torch.zeros(tuple(size), dtype=torch.long, device=device)
     for axis, (length, count) in enumerate(zip(size, grid_size, strict=True)):
         steps = torch.arange(length, device=device) * count // length

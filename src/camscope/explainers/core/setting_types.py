@@ -1,4 +1,4 @@
-"""Types of settings that say which values are valid: `n_samples: PositiveInteger = 25` needs no other check."""
+"""Types of settings that state the valid values, such as `n_samples: PositiveInteger = 25`."""
 
 from dataclasses import Field, fields
 from functools import partial
@@ -20,7 +20,7 @@ PositiveInteger = Annotated[int, check_positive_integer]
 
 
 def check_settings(method: Any) -> None:
-    """Raise InputError for a setting of a method, a dataclass, whose value is not of its type.
+    """Raise InputError if the value of a setting does not match its declared type. `method` is a dataclass.
 
     The types that are checked are `Literal`, bool, and those of this module, each also with None.
     """
