@@ -246,7 +246,7 @@ class SharedPass(ExitStack):
             with unobserved_forward(score.model, x.device), tap, tracker:
                 score.forward(x)
             calls = tap.calls[layer]
-        if tracker is None:
+        if tracker is None or len(calls) != len(locations):  # a target function may call the model again
             return False
         for location, call in zip(locations, calls, strict=True):
             if tracker.is_spatial_map(call.activation) and call.activation.shape[2:] == layout.grid:
