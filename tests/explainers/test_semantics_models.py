@@ -852,7 +852,9 @@ def test_ambiguous_tokens_are_an_error_that_layout_or_reshape_settles():
     ):
         with pytest.raises(LayerError, match="layer 'block'"):
             HiResCAM(model, "block", layout=layout).attribute(x, 1)
-    with pytest.raises(LayerError, match=r"reshape= made \(9, 192\) of layer 'block'; expected \(N,K,h,w\) with N = 1"):
+    with pytest.raises(
+        LayerError, match=r"reshape= returned the shape \(9, 192\) for layer 'block'; expected \(N,K,h,w\) with N = 1"
+    ):
         HiResCAM(model, "block", reshape=lambda y: y[0]).attribute(x, 1)
 
 
