@@ -325,7 +325,7 @@ MUTANTS = [
     Mutant(
         "b rather than a",
         Score,
-        "_read_raw",
+        "_read_unconverted_score",
         "values - contrast_scores",
         "contrast_scores - values",
         a_difference_has_a_sign,

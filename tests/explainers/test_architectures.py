@@ -57,7 +57,7 @@ def video():
 
 ARCHITECTURES = [vit, swin, convnext, densenet, video]
 REFUSES_ATTENTION = {
-    swin: "it works in windows",
+    swin: "computes attention within windows",
     **dict.fromkeys((convnext, densenet, video), "no self-attention ran"),
 }
 NOT_LINEAR_BEHIND = {vit, convnext, densenet}  # attention, a norm, a ReLU: the original CAM has no map there
@@ -105,7 +105,7 @@ def small(method):
 def test_a_map_of_the_right_size_without_any_glue(built, make, method):
     model, x, grid = built(make)
     if method == "cam" and make in NOT_LINEAR_BEHIND:
-        with pytest.raises(ModelError, match="something that is not linear lies between"):
+        with pytest.raises(ModelError, match="an operation between them is not linear"):
             small(method)(model).attribute(x, 1)
         return
     if method in ATTENTION and make in REFUSES_ATTENTION:

@@ -307,7 +307,7 @@ class Rewrites(Steps):
 
 def test_a_model_that_changes_its_input_is_told_so():
     model, x = steps(Rewrites)
-    with untouched(model, x), pytest.raises(InputError, match="changes its input in place"):
+    with untouched(model, x), pytest.raises(InputError, match="changed its input in place"):
         FullGrad(model).attribute(x, 1)
 
 

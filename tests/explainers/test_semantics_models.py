@@ -290,7 +290,7 @@ def test_a_tensor_on_another_device_is_an_error_that_names_both():
 @pytest.mark.parametrize(
     ("x", "words"),
     [
-        (torch.zeros(2, 3, 8, 8, dtype=torch.int64), "the input is int64, and the model does not convert it"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.int64), "the input is int64, but the model needs floats"),
         (torch.zeros(2, 3, 8, 8, dtype=torch.bool), "the input is torch.bool; expected a float tensor"),
         (torch.zeros(3, 8), r"the input has shape \(3, 8\); expected \(N,C,H,W\)"),
         (np.zeros((2, 3, 8, 8)), "the input is a ndarray; expected a float tensor"),
@@ -852,7 +852,9 @@ def test_ambiguous_tokens_are_an_error_that_layout_or_reshape_settles():
     ):
         with pytest.raises(LayerError, match="layer 'block'"):
             HiResCAM(model, "block", layout=layout).attribute(x, 1)
-    with pytest.raises(LayerError, match=r"reshape= made \(9, 192\) of layer 'block'; expected \(N,K,h,w\) with N = 1"):
+    with pytest.raises(
+        LayerError, match=r"reshape= returned the shape \(9, 192\) for layer 'block'; expected \(N,K,h,w\) with N = 1"
+    ):
         HiResCAM(model, "block", reshape=lambda y: y[0]).attribute(x, 1)
 
 
@@ -956,7 +958,7 @@ def test_an_embedding_has_no_classes_and_the_error_says_what_to_pass(key):
             return {key: super().forward(x), "last_hidden_state": x}
 
     model, x = plain(Tower)
-    with pytest.raises(TargetError, match=f"has an embedding, '{key}', and no class scores; pass a target.*direction"):
+    with pytest.raises(TargetError, match=f"has no class scores, but an embedding '{key}'; pass a target.*direction"):
         HiResCAM(model, "middle").attribute(x, 1)
     assert_truth(HiResCAM(model, "middle").attribute(x, lambda output: output[key][:, 1]), plain()[0], x)
 
@@ -991,12 +993,15 @@ def test_the_scores_are_found_in_any_output(kind):
 @pytest.mark.parametrize(
     ("pack", "words"),
     [
-        (lambda s: (s, s * 2), r"which number of a tuple is explained\? it holds 0 \(2, 3\), 1 \(2, 3\); pass target="),
-        (lambda s: {"a": 1}, "which number of a dict is explained.*no float tensor"),
-        (lambda s: None, "which number of a NoneType"),
-        (lambda s: s.argmax(1), "the model's output is torch.int64: integers have no gradient"),
-        (lambda s: s[:, :, None, None].expand(2, 3, 4, 4), r"\(2, 3, 4, 4\) has a class score at every place.*mask"),
-        (lambda s: {"out": s[:, :, None].expand(2, 3, 4)}, r"\(2, 3, 4\) has a class score at every place"),
+        (
+            lambda s: (s, s * 2),
+            r"tuple has no unique tensor of class scores: it holds 0 \(2, 3\), 1 \(2, 3\); pass target=",
+        ),
+        (lambda s: {"a": 1}, "the output dict has no unique tensor of class scores.*no float tensor"),
+        (lambda s: None, "the output NoneType has no unique tensor"),
+        (lambda s: s.argmax(1), "the model's output is torch.int64, and integers have no gradient"),
+        (lambda s: s[:, :, None, None].expand(2, 3, 4, 4), r"\(2, 3, 4, 4\) has class scores at every position.*mask"),
+        (lambda s: {"out": s[:, :, None].expand(2, 3, 4)}, r"\(2, 3, 4\) has class scores at every position"),
         (lambda s: s[:1], "1 score for a batch of 2: expected one row per sample"),
         (lambda s: s.flatten(), "6 scores for a batch of 2"),
         (lambda s: s.mean(), "1 score for a batch of 2"),
@@ -1011,7 +1016,7 @@ def test_an_output_without_one_score_per_sample_asks_for_a_target(pack, words):
 def test_a_squeezed_batch_of_one_is_not_taken_for_a_batch():
     model, x = answering(lambda s: s.squeeze(0))
     for target in (None, 0, 1):
-        with pytest.raises(TargetError, match=r"3 scores for a batch of 1.*squeezed"):
+        with pytest.raises(TargetError, match=r"3 scores for a batch of 1.*must not squeeze"):
             HiResCAM(model, "middle").attribute(x[:1], target)
 
 
@@ -1100,7 +1105,7 @@ def test_one_target_each_for_a_batch_of_explanations():
         tool.explain_batch(list(x), [0, 1, 2])
     with pytest.raises(TargetError, match="no targets"):
         tool.explain_classes(x[0], [])
-    with pytest.raises(TargetError, match=r"1 score for a batch of 2.*is the batch summed"):
+    with pytest.raises(TargetError, match=r"1 score for a batch of 2.*target must not sum over it"):
         tool.explain_batch(list(x), lambda output: output[:, 1].sum())
 
 
@@ -1126,14 +1131,14 @@ class Watched(Plain):
     ("target", "words"),
     [
         (3, r"class 3 is out of range: the model has 3 classes \(0\.\.2\)"),
-        (-1, "class -1 is negative: classes count from 0"),
+        (-1, "class -1 is negative: class indices start at 0"),
         (np.int64(10**12), "class 1000000000000 is out of range"),
-        ([0], "1 target for a batch of 2: give one, or one per sample"),
+        ([0], "1 target for a batch of 2: pass one target, or one per sample"),
         ([0, 1, 2], "3 targets for a batch of 2"),
         ([], "0 targets for a batch of 2"),
         ([0, 3], "class 3 is out of range"),
-        ([[0, 1]], "is nested: give one class"),
-        (torch.zeros(2, 1, dtype=torch.int64), "is nested"),
+        ([[0, 1]], "is a nested list: expected one class"),
+        (torch.zeros(2, 1, dtype=torch.int64), "is a nested list"),
         (True, "target True is a bool: expected a class index"),
         (np.True_, "target True is a bool"),
         (torch.tensor([True, False]), "is a bool"),

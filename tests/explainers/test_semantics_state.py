@@ -225,10 +225,10 @@ def test_a_model_that_changes_its_input_is_an_error_and_never_explained_twice_ch
 
     model, x = plain(Normalizing)
     for layer in (None, "middle"):
-        with pytest.raises(InputError, match=r"the model changes its input in place.*x\.clone\(\)"):
+        with pytest.raises(InputError, match=r"the model changed its input in place.*x\.clone\(\)"):
             HiResCAM(model, layer).attribute(x.clone(), 1)
     net = nn.Sequential(nn.ReLU(inplace=True), plain()[0])
-    with pytest.raises(InputError, match="the model changes its input in place"):
+    with pytest.raises(InputError, match="the model changed its input in place"):
         HiResCAM(net, "1.middle").explain(x[0].clone(), 1)
 
 

@@ -119,7 +119,7 @@ def test_a_region_chooses_the_class_that_scores_most_there_and_then_keeps_to_it(
     everywhere = Score(nn.Identity(), Region(label=2), input_size=(4, 4))
     assert everywhere.read_score(output, 1).tolist() == [5.0]
     assert everywhere.describe(0) == "class 2 where it is predicted"
-    with pytest.raises(TargetError, match="is predicted nowhere"):
+    with pytest.raises(TargetError, match="a sample has no pixel predicted as class"):
         Score(nn.Identity(), Region(label=1), input_size=(4, 4)).read_score(-output, 1)
 
 
@@ -155,14 +155,14 @@ def test_a_mask_of_the_photograph_is_carried_through_resize_and_crop():
     for wrong, saying in (
         (Region(mask=gone), "the crop has removed it"),
         (Region(point=(2, 2)), "outside of the model's input"),
-        (Region(mask=np.ones((5, 5))), r"the mask is \(5, 5\)"),
+        (Region(mask=np.ones((5, 5))), r"the mask has size \(5, 5\)"),
     ):
         with pytest.raises(TargetError, match=saying):
             tool.explain(photograph, wrong)
 
 
 def test_a_region_asks_a_segmentation():
-    with pytest.raises(TargetError, match="class scores at every place"):
+    with pytest.raises(TargetError, match="class scores at every position"):
         read(Region(), torch.zeros(1, 3))
     assert read(Region(label=0, point=(0, 0)), {"out": torch.ones(1, 2, 4, 4), "aux": torch.zeros(1, 2, 4, 4)})[
         0
@@ -266,7 +266,7 @@ def test_a_reference_of_a_model_of_signals_is_a_signal():
     prototype = tool.explain(x[0], Similarity([own[1], x[2]]))
     np.testing.assert_allclose(prototype.attribution, tool.explain(x[0], Similarity(own[1:])).attribution, rtol=1e-10)
     assert prototype.label == "similarity to a prototype of 2"
-    with pytest.raises(TargetError, match=r"the references are \(5,\), \(4,\): expected one length"):
+    with pytest.raises(TargetError, match=r"different shapes \(5,\), \(4,\): expected embeddings of the same length"):
         tool.explain(x[0], Similarity([own[1], own[1, :4]]))
 
 
@@ -274,7 +274,7 @@ def test_a_text_is_encoded_by_what_is_given_or_known_of_the_model():
     model, x = plain()
     words = {"a cat": torch.tensor([1.0, 0.0, 0.0]), "a dog": torch.tensor([0.0, 2.0, 0.0])}
     tool = HiResCAM(model, "middle")
-    with pytest.raises(TargetError, match="no text encoder is known; pass encode="):
+    with pytest.raises(TargetError, match="the model has no text encoder; pass encode="):
         tool.explain(x[0], TextSimilarity("a cat"))
     given = tool.explain(x[0], TextSimilarity("a cat", encode=words.__getitem__))
     expected = tool.explain(x[0], Similarity(words["a cat"].double()))
@@ -355,7 +355,7 @@ def test_several_classes_may_come_as_an_array_but_none_twice():
         (lambda: Region(point=(1, None)), "finite numbers"),
         (lambda: Region(point=(1, math.nan)), "finite numbers"),
         (lambda: Region(mask=[[1, 0], [1]]), "rows of different lengths"),
-        (lambda: Region(mask=[["a", "b"]]), "not an array of numbers"),
+        (lambda: Region(mask=[["a", "b"]]), "has NaN, or values that are not numbers"),
         (lambda: Region(mask=np.array([[0, math.nan]])), "NaN"),
         (lambda: Region(mask=torch.tensor([[1, math.nan]])), "NaN"),
         (lambda: Box("a", 0, 4, 4), r"Box\('a', 0, 4, 4\): expected four finite numbers"),
@@ -392,7 +392,7 @@ def test_a_question_asked_without_a_first_pass_is_right_or_an_error():
     for wrong, saying in ((LogProbability("cat"), "class names are not known"), (LogProbability(3), "out of range")):
         with pytest.raises(TargetError, match=saying):
             wrong(output)
-    with pytest.raises(TargetError, match="resolved on a first forward pass"):
+    with pytest.raises(TargetError, match="resolved in a first forward pass"):
         Region(0, point=(0, 0))(torch.zeros(1, 2, 4, 4))
 
 
@@ -401,8 +401,8 @@ def test_a_place_that_is_not_on_the_input_is_refused_with_or_without_an_image():
     tool, other = HiResCAM(model, "middle"), np.zeros((4, 4))
     other[0] = 1
     for wrong, saying in (
-        (Region(1, mask=other), r"the mask is \(4, 4\); expected .*the model's input \(8, 8\)"),
-        (Region(1, mask=np.ones((1, 8, 8))), r"the mask is \(1, 8, 8\)"),
+        (Region(1, mask=other), r"the mask has size \(4, 4\); expected .*the model's input \(8, 8\)"),
+        (Region(1, mask=np.ones((1, 8, 8))), r"the mask has size \(1, 8, 8\)"),
         (Region(1, point=(-3, 2)), r"the point \(-3, 2\) lies outside"),
         (Region(1, point=(2, 8)), r"the point \(2, 8\) lies outside"),
         (Region(1, point=(1, 2, 3)), r"the point \(1, 2, 3\) has 3 numbers; expected 2"),
@@ -443,7 +443,10 @@ def test_of_a_detector_only_a_box_is_asked():
 def test_places_on_other_axes_than_the_inputs_are_refused():
     for target in (Region(1), Region(1, point=(1, 1)), OutputPart("logits", Region(1))):
         for output in ({"logits": torch.zeros(1, 4, 3)}, SimpleNamespace(logits=torch.zeros(1, 4, 3))):
-            with pytest.raises(TargetError, match=r"the output has a grid \(3,\), the input \(8, 8\): pass a function"):
+            with pytest.raises(
+                TargetError,
+                match=r"grid \(3,\) and the input \(8, 8\) differ in number of axes: pass a function",
+            ):
                 read(target, output)
 
 

@@ -6,7 +6,6 @@ from camscope.explainers.adapters.surrogate import LIME, KernelSHAP
 from camscope.explainers.attention.methods import Chefer, GradECLIP, GradientRollout, LeGrad, Rollout
 from camscope.explainers.cam.ablation_cams import LIFTCAM, AblationCAM, ReciproCAM
 from camscope.explainers.cam.base import SPATIAL_AXIS, BaseCAM, BaseWeightedChannels, LayerExplainer
-from camscope.explainers.cam.classifier import CAM
 from camscope.explainers.cam.decomposition import FEM, KPCACAM, EigenCAM, EigenGradCAM
 from camscope.explainers.cam.feature_factorization import ClassGain, Concepts, DeepFeatureFactorization
 from camscope.explainers.cam.gradient import (
@@ -22,7 +21,8 @@ from camscope.explainers.cam.gradient import (
     XGradCAM,
 )
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.cam.score import ISCAM, SSCAM, GroupCAM, OptiCAM, ScoreCAM
+from camscope.explainers.cam.original_cam import CAM
+from camscope.explainers.cam.score_cam import ISCAM, SSCAM, GroupCAM, OptiCAM, ScoreCAM
 from camscope.explainers.cam.vit_cx import ViTCX
 from camscope.explainers.comparison.compare import Comparison, compare
 from camscope.explainers.controls import CenterGaussian, EdgeDetector, RandomCAM

@@ -1,4 +1,4 @@
-"""Base classes of targets, and the image context that a target may use."""
+"""Base class of targets, and information about the explained image that a target may use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ ClassNameLookup = Callable[[int], str]
 
 @dataclass(frozen=True)
 class ImageContext:
-    """What a target may use of the image that is explained.
+    """Information about the explained image: sizes, coordinate transforms and encoders.
 
-    `input_size` and `image_size` are the sizes of the model's input and of the original image, None where the latter is unknown.
+    `input_size` is the size of the model's input, `image_size` that of the original image, or None if it is unknown.
     `to_input` and `to_image` map points (M,n) in array order between the two. `embed_image` returns the model's embedding of
-    another image. `embed_text` returns the embedding of a text, or is missing (None) where the model has no text encoder.
+    another image. `embed_text` does the same for a text; None if the model has no text encoder.
     """
 
     input_size: tuple[int, ...]
@@ -33,15 +33,15 @@ class ImageContext:
 
 
 class Target(ABC):
-    """A callable output -> (N,) whose choices are fixed by the first, clean forward pass.
+    """Base class of targets: a callable that reads one score per sample (N,) from the model's output.
 
-    `bind` converts coordinates of the original image to the model's input. `resolve` fixes every choice that is left open, from
-    the first output, and raises TargetError where the output has no such thing.
+    `bind` converts coordinates of the original image to the model's input. `resolve` fixes every open choice, such
+    as the class, in the first, clean forward pass. It raises TargetError if the output does not fit the target.
     """
 
     @property
     def dense(self) -> bool:
-        """Whether the target is one place among many that the output has a score for."""
+        """Whether the output has scores at many positions, and the target selects some of them."""
         return False
 
     @abstractmethod
@@ -50,32 +50,32 @@ class Target(ABC):
 
     @abstractmethod
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Describe the target of one sample as text. `class_name` returns the name of a class index."""
+        """Return a text that describes the target of one sample. `class_name` converts a class index to a name."""
 
     def bind_model(self, model: nn.Module) -> "Target":
-        """Return the target with the facts of the model that it needs. This is called once for each score."""
+        """Return the target with the information about the model that it needs. Called once per score."""
         return self
 
     def bind(self, image_context: ImageContext) -> "Target":
-        """Return the target in coordinates of the model's input."""
+        """Return the target converted from coordinates of the original image to those of the model's input."""
         return self
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Target":
-        """Return the target with every open choice fixed. `input_size` is that of the model's input (*S)."""
+        """Return the target with every open choice fixed, such as the class. `input_size`: size of the model's input (*S)."""
         return self
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Target":
-        """Return the resolved target for an input with these spatial axes flipped and then resized to `size`."""
+        """Return the resolved target for an input that is flipped along the axes `flips` and then resized to `size`."""
         if self.dense:
             raise TargetError(
-                f"{type(self).__name__} is one place in the image and does not implement flipped(flips, size): implement it, or "
-                "explain without flips"
+                f"{type(self).__name__} is a position in the image, so flips need its method flipped(flips, size): implement the "
+                "method, or explain without flips"
             )
         return self
 
 
 def parse_finite_numbers(values: Any) -> list[float] | None:
-    """Return a sequence of finite numbers as a list of floats or ints, or None for anything else."""
+    """Convert a sequence of finite numbers to a list of floats or ints. Return None for anything else."""
     try:
         numbers = np.asarray([value.tolist() if hasattr(value, "tolist") else value for value in values])
     except (TypeError, ValueError):

@@ -1,9 +1,9 @@
-"""Box: a target that is one detection of a detector."""
+"""Box: the target that explains one detection of an object detector."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ DETECTION_MODELS = re.compile("For(ObjectDetection|(Instance|Panoptic)?Segmentat
 
 @dataclass(frozen=True)
 class DetectionHead:
-    """The class scores of a Hugging Face detector. Without `n_labels` the classes are texts that the caller passes in."""
+    """Configuration of a Hugging Face detector. `n_labels`: number of classes, or None if the caller passes texts as classes."""
 
     n_labels: int | None
     focal_loss: bool = True
@@ -35,14 +35,22 @@ class Detections:
     probabilities: Tensor
 
 
+class BoxMatch(NamedTuple):
+    """Overlap and class of the detection that matches a box best, and a description of it."""
+
+    overlap: float
+    class_index: int
+    description: str
+
+
 @dataclass(frozen=True, eq=False)
 class Box(Target):
-    """One detection: its overlap (IoU) with the box, times the detection's probability of the class. The best detection counts.
+    """The score of one detection: its overlap (IoU) with the box times its probability of the class.
 
-    Detections are matched anew in every forward pass, because a perturbed image may have others (Petsiuk et al. 2021). The
-    overlap is a factor that is not differentiated. The target reads the outputs of torchvision's detectors and of those of
-    Hugging Face. A channel's weight holds for the whole image: `hirescam`, `layercam` and `gradcam-elementwise` keep what
-    belongs to one box, while `gradcam` shows its class anywhere.
+    The detection with the highest product counts. Detections are matched anew in every forward pass, because a perturbed
+    image may have others (Petsiuk et al. 2021). The overlap is a factor that is not differentiated. The target reads the
+    outputs of torchvision's detectors and of those of Hugging Face. In `gradcam` a channel has one weight for the whole
+    image, so the map may show all objects of the class. `hirescam`, `layercam` and `gradcam-elementwise` show one box.
 
     Args:
         x0: Left edge in pixels of the original image, or of the model's input where a tensor is explained.
@@ -72,7 +80,7 @@ class Box(Target):
     def __post_init__(self) -> None:
         corners = parse_finite_numbers(self.corners)
         if corners is None:
-            raise TargetError(f"Box{self.corners}: expected four finite numbers, left, top, right, bottom")
+            raise TargetError(f"Box{self.corners}: expected four finite numbers (left, top, right, bottom)")
         label = None if self.label is None else parse_class_label(self.label, "label", "Box")
         for name, value in zip(("x0", "y0", "x1", "y1", "label"), (*corners, label), strict=True):
             object.__setattr__(self, name, value)
@@ -87,7 +95,7 @@ class Box(Target):
         return self.x0, self.y0, self.x1, self.y1
 
     def bind_model(self, model: nn.Module) -> "Box":
-        """Return the box with the number of classes from the model's configs."""
+        """Return the box with the number of classes from the model's config."""
         return replace(self, heads=find_detection_heads(model)) if self.activation is None else self
 
     def bind(self, image_context: ImageContext) -> "Box":
@@ -110,7 +118,7 @@ class Box(Target):
         return replace(self, x0=left, y0=top, x1=right, y1=bottom, input_size=tuple(size))
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Box":
-        """Return the box with its class fixed. Raises TargetError where no detection overlaps it by half."""
+        """Return the box with its class fixed. Raises TargetError if no detection overlaps it by at least half."""
         resolved = replace(self, input_size=tuple(input_size), activation=self._resolve_activation(output))
         detections = parse_detections(output, resolved.input_size, resolved.activation)
         # a list of detections holds only the classes that were detected, not their number
@@ -125,7 +133,9 @@ class Box(Target):
                 raise TargetError(f"sample {sample} has no detection that overlaps {box} by half; {nearest}")
         classes = {index for _, index, _ in matches}
         if resolved.label is None and len(classes) > 1:
-            raise TargetError(f"the box has a different class in some samples ({sorted(classes)})", fix="pass label=")
+            raise TargetError(
+                f"the box has different classes in the samples of the batch: {sorted(classes)}", fix="pass label="
+            )
         return replace(resolved, label=classes.pop()) if resolved.label is None else resolved
 
     def __call__(self, output: Any) -> Tensor:
@@ -146,34 +156,34 @@ class Box(Target):
     def _score_sample(self, detections: Detections) -> Tensor:
         if len(detections.boxes) == 0:
             return detections.probabilities.sum()
-        probabilities = self._class_probabilities(detections)
+        probabilities = self._select_class_probabilities(detections)
         overlaps = compute_iou(detections.boxes.detach(), self.corners)
         best = (overlaps * probabilities.detach()).argmax()
         return overlaps[best] * probabilities[best]
 
-    def _class_probabilities(self, detections: Detections) -> Tensor:
-        """Return the probability of the class for each detection (D,), or of the likeliest class without one."""
+    def _select_class_probabilities(self, detections: Detections) -> Tensor:
+        """Return the probability (D,) of the target class in each detection, or of the most probable class if none is set."""
         probabilities = detections.probabilities
         if not isinstance(self.label, int):
             return probabilities.amax(1)
         return probabilities[:, self.label] if self.label < probabilities.shape[1] else probabilities.sum(1) * 0
 
-    def _find_best_match(self, detections: Detections) -> tuple[float, int, str]:
-        """Return overlap and class of the detection that matches best, and a description of the nearest one."""
+    def _find_best_match(self, detections: Detections) -> BoxMatch:
+        """Find the detection that overlaps the box most."""
         if len(detections.boxes) == 0:
-            return 0.0, -1, "it has no detection"
+            return BoxMatch(0.0, -1, "it has no detection")
         probabilities = detections.probabilities.detach()
         overlaps = compute_iou(detections.boxes.detach(), self.corners)
-        overlaps = torch.where(self._class_probabilities(detections).detach() > 0, overlaps, 0)
+        overlaps = torch.where(self._select_class_probabilities(detections).detach() > 0, overlaps, 0)
         best = int((overlaps + 1e-6 * probabilities.amax(1)).argmax())
         overlap, top_class = float(overlaps[best]), int(probabilities[best].argmax())
         corners = ", ".join(f"{value:.0f}" for value in detections.boxes[best].tolist())
         nearest = f"the nearest: class {top_class} at ({corners}), overlap {overlap:.2f}"
-        return overlap, self.label if isinstance(self.label, int) else top_class, nearest
+        return BoxMatch(overlap, self.label if isinstance(self.label, int) else top_class, nearest)
 
 
 def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
-    """Return the heads of the Hugging Face detectors in a model, the outermost first."""
+    """Return the configuration of each Hugging Face detector in a model, outermost first."""
     heads = []
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -185,7 +195,7 @@ def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
 
 
 def infer_activation(heads: Sequence[DetectionHead], n_logits: int) -> Activation | None:
-    """Infer how class logits become probabilities, or None: one logit more than labels is the no-object class of a softmax."""
+    """Infer whether class logits need a softmax or a sigmoid, or None. A softmax has one more logit for "no object"."""
     for head in heads:
         if head.n_labels is None:
             return "sigmoid"
@@ -197,7 +207,7 @@ def infer_activation(heads: Sequence[DetectionHead], n_logits: int) -> Activatio
 def parse_detections(
     output: Any, input_size: tuple[int, ...] | None, activation: Activation | None = None
 ) -> list[Detections]:
-    """Parse a detector's output into the detections of each sample. Boxes may be fractions of the `input_size`."""
+    """Convert the output of a detector to the detections of each sample, with boxes in pixels of the model's input."""
     predictions = output if isinstance(output, list | tuple) else []
     fields = {"boxes", "labels", "scores"}
     if predictions and all(isinstance(row, Mapping) and fields <= set(row) for row in predictions):
@@ -210,7 +220,7 @@ def parse_detections(
         )
     if input_size is None:
         raise TargetError(
-            "the boxes of this output are fractions of the input: resolve the Box on a first forward pass"
+            "the boxes of this output are fractions of the input size, which is unknown: resolve the Box in a first forward pass"
         )
     if activation is None:
         raise TargetError(
@@ -236,7 +246,7 @@ def compute_iou(boxes: Tensor, corners: Sequence[float]) -> Tensor:
 
 
 def _parse_torchvision_detections(prediction: Mapping[str, Tensor]) -> Detections:
-    """Convert one score per detection, as torchvision returns it, to a row (K,) per detection."""
+    """Convert the torchvision format, with one score per detection, to probabilities (D,K)."""
     scores, labels = prediction["scores"], prediction["labels"].long()
     n_classes = int(labels.max()) + 1 if len(labels) else 1
     probabilities = scores.new_zeros(len(scores), n_classes)

@@ -1,4 +1,4 @@
-"""Targets of class scores: one class, a difference, the mean of several, a log-probability; and the index of a label."""
+"""Targets of class scores: a class, a difference or mean of classes, a log-probability. Also converts labels to indices."""
 
 import difflib
 import numbers
@@ -22,7 +22,7 @@ from camscope.targets.outputs import are_probabilities, class_scores, full_preci
 
 @dataclass(frozen=True)
 class Difference:
-    """Class `a` rather than class `b`: the difference of their scores. For logits it is the log-odds of `a` over `b`.
+    """The score of class `a` minus that of class `b`. For logits this is the log-odds of `a` over `b`.
 
     Args:
         a: Index or name of the class.
@@ -43,7 +43,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Class:
-    """One class, the same as its index or name alone.
+    """The score of one class. The index or name of the class alone is the same target.
 
     Args:
         label: Index or name, or None for the top class of each sample.
@@ -60,13 +60,14 @@ class Class:
             object.__setattr__(self, "label", parse_class_label(self.label, "label", "Class"))
 
 
+ClassPair = tuple[int, int]  # class index, and index of the class that it is compared with, or -1
 ClassLike = int | str | Difference | Class | None
 TargetLike = ClassLike | Tensor | Callable[[Any], Tensor] | Sequence[ClassLike | Tensor | Callable[[Any], Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
 class ClassTarget(Target):
-    """Base class of targets of one class: an index, a name, or None for the class with the highest candidate score."""
+    """Base class of targets of one class. `label` None is the class with the highest candidate score."""
 
     label: int | str | None = None
     resolved_classes: Tensor | None = field(default=None, kw_only=True, repr=False)
@@ -77,7 +78,7 @@ class ClassTarget(Target):
 
     @abstractmethod
     def candidate_scores(self, output: Any) -> Tensor:
-        """Compute the scores (N,K) by which the class is chosen."""
+        """Compute the scores (N,K) from which the class is chosen."""
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> Self:
         """Return the target with the class of each sample (N,) fixed."""
@@ -87,7 +88,7 @@ class ClassTarget(Target):
         return replace(self, resolved_classes=torch.tensor(indices, device=scores.device))
 
     def class_indices(self, scores: Tensor) -> Tensor:
-        """Return the class of each sample (N,): the class fixed before, or else the one that this output gives."""
+        """Return the class index of each sample (N,): the resolved class, or else the class chosen from `scores`."""
         if self.resolved_classes is not None:
             return self.resolved_classes
         if self.label is None:
@@ -129,7 +130,7 @@ class Classes(Target):
         return scores[:, list(indices)].mean(1)
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Classes":
-        """Return the target with the classes as indices."""
+        """Return the target with all classes converted to indices."""
         return replace(self, class_indices=self._resolve_class_indices(class_scores(output).shape[1], class_names))
 
     def _resolve_class_indices(self, n_classes: int, class_names: Sequence[str] | None) -> tuple[int, ...]:
@@ -137,7 +138,7 @@ class Classes(Target):
 
     def _check_distinct(self, classes: list[Any]) -> tuple[Any, ...]:
         if len(set(classes)) < len(classes):
-            raise TargetError(f"Classes({self.labels!r}) has a class twice: expected each class once")
+            raise TargetError(f"Classes({self.labels!r}) has a class twice: pass each class once")
         return tuple(classes)
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
@@ -171,7 +172,7 @@ class LogProbability(ClassTarget):
         return logits.log_softmax(1).gather(1, indices)[:, 0]
 
     def candidate_scores(self, output: Any) -> Tensor:
-        """Return the logits (N,K). Raises TargetError where the output holds probabilities."""
+        """Return the logits (N,K). Raises TargetError if the output holds probabilities."""
         logits = class_scores(output)
         if are_probabilities(logits.detach()):
             raise TargetError(
@@ -186,7 +187,7 @@ class LogProbability(ClassTarget):
 
 
 def parse_class_label(value: object, parameter: str, target_name: str) -> int | str:
-    """Return a class label of a target as a plain index or name. Raises TargetError for anything else."""
+    """Convert a class label to an int or str. Raises TargetError for anything else."""
     label = normalize_target(value)
     if not isinstance(label, int | str):
         raise TargetError(f"{parameter}={label!r} of a {target_name}: expected one class index or name")
@@ -194,17 +195,21 @@ def parse_class_label(value: object, parameter: str, target_name: str) -> int | 
 
 
 def normalize_target(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:
-    """Convert a target to plain ints and names. Raises TargetError for a bool, a float or anything else."""
+    """Convert a target to ints and names. Raises TargetError for unsupported types, such as a bool or a float."""
     if isinstance(target, Tensor) and (
         kind := describe_unsupported_tensor(target) or ("on meta" if target.is_meta else None)
     ):
-        raise TargetError(f"the target is {kind}: expected a class index, or an ordinary tensor of one per sample")
+        raise TargetError(
+            f"the target is {kind}: expected a class index, or an ordinary tensor with one class index per sample"
+        )
     if isinstance(target, Tensor) or hasattr(target, "tolist"):
         target = target.tolist()  # numpy and torch alike: scalars become Python numbers, arrays lists
     if isinstance(target, list | tuple):
         targets = [normalize_target(item) for item in target]
         if any(isinstance(item, list) for item in targets):
-            raise TargetError(f"target {target!r} is nested: give one class, or one per sample")
+            raise TargetError(
+                f"target {target!r} is a nested list: expected one class, or a flat list with one class per sample"
+            )
         return targets  # type: ignore[return-value]  # the line above leaves no list inside
     if isinstance(target, Class):
         return normalize_target(target.label)
@@ -212,28 +217,28 @@ def normalize_target(target: object) -> int | str | Difference | list[int | str 
         return target
     if isinstance(target, bool) or not isinstance(target, numbers.Integral):
         raise TargetError(
-            f"target {target!r} is a {type(target).__name__}: expected a class index, a class name, None, one of these per "
-            f"sample, or a callable output -> (N,)"
+            f"target {target!r} is a {type(target).__name__}: expected a class index, a class name, None, a list with one "
+            f"of these per sample, or a callable output -> (N,)"
         )
     if int(target) < 0:
-        raise TargetError(f"class {target} is negative: classes count from 0")
+        raise TargetError(f"class {target} is negative: class indices start at 0")
     return int(target)
 
 
 def resolve_class_pair(
     target: int | str | Difference | None, top_class: int, n_classes: int, class_names: Sequence[str] | None
-) -> tuple[int, int]:
-    """Return the index of the class, or `top_class` without a target, and that of the class it is compared with or -1."""
+) -> ClassPair:
+    """Convert a target to the index of its class and of the class it is compared with. No target means `top_class`."""
     if not isinstance(target, Difference):
         return (top_class if target is None else resolve_class_index(target, n_classes, class_names)), -1
     first, second = (resolve_class_index(label, n_classes, class_names) for label in (target.a, target.b))
     if first == second:
-        raise TargetError(f"{target} is of class {first} with itself, which is always 0: expected two classes")
+        raise TargetError(f"{target} compares class {first} with itself: expected two different classes")
     return first, second
 
 
 def resolve_class_index(label: int | str, n_classes: int, class_names: Sequence[str] | None) -> int:
-    """Return the index of a class given by index or name. Raises TargetError where it is unknown or ambiguous."""
+    """Convert a class index or name to an index. Raises TargetError if the class is unknown or ambiguous."""
     index = label if isinstance(label, int) else _find_class_by_name(label, n_classes, class_names)
     if 0 <= index < n_classes:
         return index

@@ -1,4 +1,4 @@
-"""Targets of embeddings: the similarity of an image to other images or to a text."""
+"""Targets for embedding models: similarity of an image to other images or to a text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ IMAGE_EMBEDDING_FIELDS = ("image_embeds", "embeddings", "pooler_output")
 
 @dataclass(frozen=True, eq=False)
 class Similarity(Target):
-    """The similarity of an image's embedding (N,D) to a reference: cosine similarity, or the dot product.
+    """The similarity of the image embedding to a reference embedding: cosine similarity or dot product.
 
     Args:
         reference: An embedding (D,), several (P,D), whose mean is the prototype, or images that the model embeds: one of any
@@ -42,7 +42,7 @@ class Similarity(Target):
             raise TargetError(f"kind={self.kind!r}: expected 'cosine' or 'dot'")
 
     def bind(self, image_context: ImageContext) -> Target:
-        """Return the target with embeddings in place of images."""
+        """Return the target with reference images replaced by their embeddings."""
         size = getattr(self.reference, "shape", ())
         is_signal = len(size) == 2 and tuple(size[1:]) == image_context.input_size
         if _is_embedding(self.reference) and not is_signal:
@@ -55,24 +55,27 @@ class Similarity(Target):
         ]
         if len({vector.shape for vector in vectors}) > 1:
             shapes = ", ".join(str(tuple(vector.shape)) for vector in vectors)
-            raise TargetError(f"the references are {shapes}: expected one length")
+            raise TargetError(f"the references have different shapes {shapes}: expected embeddings of the same length")
         stacked = torch.stack([vector.to(vectors[0].device) for vector in vectors])
         return replace(self, reference=stacked, n_references=len(images))
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Similarity":
-        """Return the target with the single prototype (D,) as its reference."""
+        """Return the target with the mean of its references, (D,), as the only reference."""
         if not _is_embedding(self.reference):
             raise TargetError(
-                "Similarity to an image: only explain() can embed it", fix="pass its embedding (D,), or several (P,D)"
+                "Similarity to an image: only explain() can compute the embedding of the image",
+                fix="pass its embedding (D,), or several (P,D)",
             )
         embedding, reference = image_embedding(output), self.reference
         if reference.shape[-1] != embedding.shape[1] or reference.numel() == 0:
             size = plural(embedding.shape[1], "number")
-            raise TargetError(f"the reference is {tuple(reference.shape)}; the model's embedding has {size}")
+            raise TargetError(
+                f"the reference has shape {tuple(reference.shape)}, but the embedding of the model has {size}"
+            )
         vectors = reference.reshape(-1, reference.shape[-1]).to(embedding.device, full_precision(embedding).dtype)
         vectors = F.normalize(vectors, dim=1, eps=0) if self.kind == "cosine" and len(vectors) > 1 else vectors
         if not bool(vectors.isfinite().all()) or not bool(vectors.mean(0).any()):
-            raise TargetError("the reference is zero or not finite: expected a finite vector with a direction")
+            raise TargetError("the reference is zero or not finite: expected a finite vector other than zero")
         return replace(self, reference=vectors.mean(0), n_references=max(self.n_references, len(vectors)))
 
     def __call__(self, output: Any) -> Tensor:
@@ -92,7 +95,7 @@ class Similarity(Target):
 
 @dataclass(frozen=True, eq=False)
 class TextSimilarity(Target):
-    """The cosine similarity of an image's embedding to that of a text, as CLIP and SigLIP are trained for it.
+    """The cosine similarity between the embeddings of an image and a text, for models such as CLIP and SigLIP.
 
     Args:
         prompt: A sentence such as "a photo of a tabby".
@@ -113,7 +116,7 @@ class TextSimilarity(Target):
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str) or not isinstance(self.contrast_prompt, str | None):
             raise TargetError(
-                f"TextSimilarity({self.prompt!r}, {self.contrast_prompt!r}): expected a sentence, and another or None"
+                f"TextSimilarity({self.prompt!r}, {self.contrast_prompt!r}): expected a sentence, and a second sentence or None"
             )
         if self.encode is not None and not callable(self.encode):
             raise TargetError(f"encode={self.encode!r} of a TextSimilarity: expected a function text -> embedding (D,)")
@@ -125,14 +128,14 @@ class TextSimilarity(Target):
         object.__setattr__(self, "similarities", tuple(Similarity(vector.detach().reshape(-1)) for vector in vectors))
 
     def bind(self, image_context: ImageContext) -> "TextSimilarity":
-        """Return the target with the model's text encoder, where none was passed."""
+        """Return the target with the text encoder of the model, unless the user passed one."""
         return self if self.encode is not None else replace(self, encode=image_context.embed_text)
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "TextSimilarity":
-        """Return the target with the embeddings of the texts prepared for this output."""
+        """Return the target with text embeddings that fit the model's output."""
         if not self.similarities:
             raise TargetError(
-                f"TextSimilarity({self.prompt!r}): no text encoder is known",
+                f"TextSimilarity({self.prompt!r}): the model has no text encoder",
                 fix='pass encode=, a function text -> embedding (D,), or load the model by load_model("clip:…")',
             )
         resolved = tuple(similarity.resolve(output, input_size, class_names) for similarity in self.similarities)
@@ -141,7 +144,9 @@ class TextSimilarity(Target):
     def __call__(self, output: Any) -> Tensor:
         """Compute the similarity of each sample (N,)."""
         if not self.similarities:
-            raise TargetError(f"TextSimilarity({self.prompt!r}) must be resolved on a first forward pass")
+            raise TargetError(
+                f"TextSimilarity({self.prompt!r}) must be resolved in a first forward pass: use it through a method, or a Score"
+            )
         first, *contrast = (similarity(output) for similarity in self.similarities)
         return first - contrast[0] if contrast else first
 
@@ -152,13 +157,13 @@ class TextSimilarity(Target):
 
 
 def image_embedding(output: Any) -> Tensor:
-    """Return the embeddings (N,D) in an output: a tensor, a field of `IMAGE_EMBEDDING_FIELDS`, or the only tensor (N,D)."""
+    """Find the image embeddings (N,D) in a model's output."""
     named = [value for n in IMAGE_EMBEDDING_FIELDS if (value := get_output_tensor(output, n)) is not None]
     candidates = [output] if isinstance(output, Tensor) else named[:1]
     candidates = candidates or [leaf for _, leaf in iter_leaves(output) if leaf.is_floating_point() and leaf.ndim == 2]
     if len(candidates) != 1 or candidates[0].ndim < 2 or candidates[0].flatten(1).shape[1] != candidates[0].shape[1]:
         shapes = ", ".join(str(tuple(leaf.shape)) for _, leaf in iter_leaves(output)) or type(output).__name__
-        raise TargetError(f"a similarity needs embeddings (N,D); the output is {shapes}")
+        raise TargetError(f"a similarity target needs an output with embeddings (N,D), but the output is {shapes}")
     return candidates[0].flatten(1)
 
 

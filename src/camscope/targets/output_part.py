@@ -1,4 +1,4 @@
-"""OutputPart: a target that reads one part of a structured output."""
+"""OutputPart: the target for a part of a structured output, such as one key of a dict."""
 
 import numbers
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from camscope.targets.score import Score
 
 @dataclass(frozen=True, eq=False)
 class OutputPart(Target):
-    """A target of one part of a model's output.
+    """A target that reads only one part of the model's output, such as one key of a dict.
 
     Args:
         path: Key, index or attribute of the part. Several are joined by dots, such as "heads.2".
-        target: The target of that part, as of a model that returns the part alone.
+        target: The target within this part, as if the model returned only this part.
 
     >>> part = OutputPart("aux", 1)
     >>> part({"aux": Tensor([[3.0, 5.0]]), "out": None}).tolist()
@@ -35,7 +35,7 @@ class OutputPart(Target):
     def __post_init__(self) -> None:
         if isinstance(self.path, bool) or not isinstance(self.path, str | numbers.Integral):
             raise TargetError(
-                f"OutputPart({self.path!r}): expected a key, an index or an attribute, several joined by dots"
+                f"OutputPart({self.path!r}): expected a key, an index or an attribute, or several joined by dots"
             )
         object.__setattr__(self, "path", self.path if isinstance(self.path, str) else int(self.path))
 
@@ -57,7 +57,7 @@ class OutputPart(Target):
         return replace(self, target=self.target.bind(image_context)) if isinstance(self.target, Target) else self
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "OutputPart":
-        """Return the target with the inner target resolved on the part."""
+        """Return the target with the inner target resolved for the selected part of the output."""
         score = Score(nn.Identity(), self.target, class_names=class_names, input_size=input_size)
         score.read_score(part := self._select_part(output), _count_samples(part))
         return replace(self, part_score=score)
@@ -73,6 +73,7 @@ class OutputPart(Target):
         return f"{inner} of the output {self.path!r}"
 
     def _select_part(self, output: Any) -> Any:
+        """Return the part of an output at the path."""
         part = output
         for key in [self.path] if isinstance(self.path, int) else self.path.split("."):
             part = self._get_item(part, key)

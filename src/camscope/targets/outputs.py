@@ -1,4 +1,4 @@
-"""Class scores in a model's output, and the checks that scores have to pass."""
+"""Functions that find class scores in a model's output and check scores."""
 
 import re
 from collections import Counter
@@ -36,7 +36,7 @@ def class_scores(output: object) -> Tensor:
         (N,K) scores in the output's own dtype.
 
     Raises:
-        TargetError: The output has no class scores, is that of a detector, or has scores at every place.
+        TargetError: The output has no class scores, is that of a detector, or has scores at every position.
 
     >>> class_scores({"logits": torch.tensor([[1.0, 2.0]])}).tolist()
     [[1.0, 2.0]]
@@ -52,12 +52,14 @@ def class_scores(output: object) -> Tensor:
             remedy=Remedy.SET_TARGET,
         )
     if not scores.is_floating_point():
-        raise TargetError(f"the model's output is {scores.dtype}: integers have no gradient; explain a float output")
+        raise TargetError(
+            f"the model's output is {scores.dtype}, and integers have no gradient: explain a model with a float output"
+        )
     if scores.ndim < 2:
         return scores.reshape(-1, 1)
     if scores.ndim > 2 and any(extent > 1 for extent in scores.shape[2:]):
         raise TargetError(
-            f"the output {tuple(scores.shape)} has a class score at every place",
+            f"the output of shape {tuple(scores.shape)} has class scores at every position",
             fix="pass target=Region(3, mask=mask), or one that reduces it, e.g. target=lambda output: "
             "output[:, 3].flatten(1).mean(1)",
             remedy=Remedy.SET_TARGET,
@@ -73,7 +75,7 @@ def _find_logits(output: object) -> Tensor:
     embedding = next((path[-1] for path, _ in candidates if path and path[-1] in HF_EMBEDDING_FIELDS), None)
     if embedding is not None:
         raise TargetError(
-            f"the model's {type(output).__name__} has an embedding, {embedding!r}, and no class scores",
+            f"the output {type(output).__name__} has no class scores, but an embedding {embedding!r}",
             fix="pass a target that computes one number per sample, e.g. "
             f"target=lambda output: output[{embedding!r}] @ direction",
             remedy=Remedy.SET_TARGET,
@@ -84,33 +86,33 @@ def _find_logits(output: object) -> Tensor:
         return candidates[0][1]
     listing = ", ".join(f"{'.'.join(map(str, path))} {tuple(leaf.shape)}" for path, leaf in candidates)
     raise TargetError(
-        f"which number of a {type(output).__name__} is explained? it holds {listing or 'no float tensor'}",
+        f"the output {type(output).__name__} has no unique tensor of class scores: it holds {listing or 'no float tensor'}",
         fix="pass target= a callable output -> (N,)",
         remedy=Remedy.SET_TARGET,
     )
 
 
 def check_no_detections(output: object) -> None:
-    """Raise a TargetError for the output of a detector: a class alone does not select one of its boxes."""
+    """Raise TargetError if the output is that of a detector, in which a class alone does not select a box."""
     rows = output if isinstance(output, list | tuple) else []
     boxes = get_output_tensor(output, "pred_boxes")
     has_rows_of_boxes = any(isinstance(row, Mapping) and "boxes" in row for row in rows)
     if has_rows_of_boxes or (boxes is not None and boxes.ndim == 3):
         raise TargetError(
-            "the output is that of a detector, and a class alone does not select one of its boxes",
+            "the output is that of a detector, in which a class alone does not select a box",
             fix="pass target=Box(x0, y0, x1, y1, label=class)",
             remedy=Remedy.SET_TARGET,
         )
 
 
 def get_output_tensor(output: Any, name: str) -> Tensor | None:
-    """Return a tensor of an output by its key or attribute, or None."""
+    """Return the tensor with this key or attribute in an output, or None."""
     value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
     return value if isinstance(value, Tensor) else None
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """Convert values to float32, unless they are wider: half precision loses digits in sums and differences.
+    """Convert values to float32. Values of float64 stay unchanged.
 
     >>> full_precision(torch.ones(2, dtype=torch.float16)).dtype
     torch.float32
@@ -119,7 +121,7 @@ def full_precision(values: Tensor) -> Tensor:
 
 
 def check_target_scores(scores: object, target: object) -> Tensor:
-    """Return what a callable target returned (N,). Raises TargetError unless it is one float per sample."""
+    """Check the scores that a callable target returned. Raises TargetError unless they are one float per sample (N,)."""
     name = getattr(target, "__name__", type(target).__name__)
     if isinstance(scores, Tensor) and (kind := describe_unsupported_tensor(scores)) is not None:
         raise TargetError(f"the target {name!r} returned {kind}; expected an ordinary tensor (N,), as by to_dense()")
@@ -130,11 +132,11 @@ def check_target_scores(scores: object, target: object) -> Tensor:
 
 
 def check_one_per_sample(scores: Tensor, n_samples: int) -> Tensor:
-    """Return scores (N,...) unchanged. Raises TargetError unless there is one per sample."""
+    """Check that scores (N,...) have one row per sample, and return them unchanged. Raises TargetError if not."""
     if len(scores) != n_samples:
         raise TargetError(
-            f"{plural(len(scores), 'score')} for a batch of {n_samples}: expected one row per sample, from the model (is a batch "
-            f"of one squeezed?) or from the target (is the batch summed?)"
+            f"{plural(len(scores), 'score')} for a batch of {n_samples}: expected one row per sample. The model must not squeeze "
+            f"the batch axis, and the target must not sum over it"
         )
     return scores
 
@@ -147,7 +149,7 @@ def are_probabilities(logits: Tensor) -> bool:
 
 
 def select_rows(output: Any, row_indices: Tensor, n_rows: int) -> Any:
-    """Return the chosen rows of an output: of each tensor with `n_rows` rows, and of a list with one item per sample."""
+    """Select rows of every tensor in an output, or items of a list, that has `n_rows` rows. All else stays unchanged."""
     is_list = isinstance(output, list | tuple) and len(output) == n_rows
     if is_list and not any(isinstance(item, Tensor) for item in output):
         return [output[i] for i in row_indices.tolist()]
@@ -156,13 +158,13 @@ def select_rows(output: Any, row_indices: Tensor, n_rows: int) -> Any:
 
 @dataclass
 class ScoreRange:
-    """The smallest and the largest score of each sample, by kind ("score" or "probability"), while a method changes its input."""
+    """The smallest and largest score of each sample while a method changes the input. `kind`: "score" or "probability"."""
 
     _limits: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _n_rows: Counter[str] = field(default_factory=Counter)
 
     def add(self, kind: str, values: Tensor, sample_index: Tensor | None, n_samples: int) -> None:
-        """Add scores (R,): row i belongs to sample `sample_index[i]`, or to sample i without an index."""
+        """Add scores (R,). Row i belongs to sample `sample_index[i]`, or to sample i if there is no index."""
         low = high = values = values.detach()
         if sample_index is not None:
             empty = values.new_full((n_samples,), torch.inf)
@@ -175,7 +177,7 @@ class ScoreRange:
         self._n_rows[kind] += len(values)
 
     def is_constant(self, machine_epsilon: float) -> Tensor | None:
-        """Whether each sample's scores (N,) stayed within the rounding of their dtype, or None where no input was changed."""
+        """Whether the scores of each sample (N,) are equal within rounding. None if the method changed no input."""
         constant = [
             high - low <= ROUNDING_STEPS * machine_epsilon * low.abs().maximum(high.abs())
             for kind, (low, high) in self._limits.items()
@@ -186,7 +188,7 @@ class ScoreRange:
 
 @contextmanager
 def dtype_errors_converted(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Convert torch's error for mixed dtypes to an InputError; the model may convert its input, so nothing is checked before."""
+    """Convert torch errors about mixed dtypes inside the `with` to an InputError."""
     try:
         yield
     except RuntimeError as error:
@@ -196,13 +198,13 @@ def dtype_errors_converted(model: nn.Module, x: Tensor) -> Iterator[None]:
         names_model = not named.isdisjoint(FLOAT_TYPE_NAMES.get(dtype, "") for dtype in dtypes)
         if names_model and any(name in message for name in INTEGER_TYPE_NAMES.get(x.dtype, ())):
             raise InputError(
-                f"the input is {received}, and the model does not convert it: pass x.float(), or the float tensor that the "
-                "model's preprocessing returns"
+                f"the input is {received}, but the model needs floats: pass x.float(), or the float tensor that the model's "
+                "preprocessing returns"
             ) from error
         if names_model and x.dtype not in dtypes and FLOAT_TYPE_NAMES.get(x.dtype) in named:
             expected = [str(dtype).removeprefix("torch.") for dtype in dtypes]
             raise InputError(
-                f"the input is {received}, the model's parameters are {' and '.join(expected)}: pass "
-                f"x.to(torch.{expected[0]}), or the model as model.to(torch.{received})"
+                f"the input is {received}, but the model's parameters are {' and '.join(expected)}: pass "
+                f"x.to(torch.{expected[0]}), or model.to(torch.{received})"
             ) from error
         raise

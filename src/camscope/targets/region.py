@@ -1,4 +1,4 @@
-"""Region: a target that is a part of a segmentation's map of class scores."""
+"""Region: the target for a region of a segmentation output."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ ADAPTIVE_POOLS: dict[int, Callable[..., Tensor]] = dict(
 
 @dataclass(frozen=True, eq=False)
 class Region(ClassTarget):
-    """The mean score of a class over a region of a segmentation's output (N,K,*s) (Vinogradova et al. 2020).
+    """The mean score of a class over a region of a segmentation output (N,K,*s) (Vinogradova et al. 2020).
 
     Without `mask` and `point` the region is where the model predicts the class.
 
@@ -59,7 +59,7 @@ class Region(ClassTarget):
             object.__setattr__(self, "point", tuple(point))
 
     def bind(self, image_context: ImageContext) -> "Region":
-        """Return the target with mask and point on the model's input."""
+        """Return the target with mask or point converted to coordinates of the model's input."""
         if self.point is not None:
             _check_point_axes(self.point, image_context.input_size)
             point = image_context.to_input([self.point[::-1]])[0][::-1].tolist()
@@ -76,16 +76,18 @@ class Region(ClassTarget):
         return replace(self, mask=mask)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Region":
-        """Return the target with its cell weights flipped. `candidate_scores` resizes them to the output's grid."""
+        """Return the target with flipped cell weights. `candidate_scores` resizes the weights to the output grid."""
         weights = None if self.cell_weights is None else self.cell_weights.flip([axis + 1 for axis in flips])
         return replace(self, cell_weights=weights)
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Region":
-        """Return the target with its class fixed, and with the weights (N,*s) of the output's cells."""
+        """Return the target with its class fixed, and with the weight of each output cell (N,*s)."""
         maps = full_precision(class_score_maps(output)).detach()
         grid, input_size = tuple(maps.shape[2:]), tuple(input_size) or tuple(maps.shape[2:])
         if len(grid) != len(input_size):
-            raise TargetError(f"the output has a grid {grid}, the input {input_size}: pass a function output -> (N,)")
+            raise TargetError(
+                f"the output grid {grid} and the input {input_size} differ in number of axes: pass a function output -> (N,)"
+            )
         is_whole_map = self.mask is None and self.point is None
         weights = torch.ones_like(maps[:, 0]) if is_whole_map else self._compute_cell_weights(maps, input_size)
         resolved = ClassTarget.resolve(replace(self, cell_weights=weights), output, input_size, class_names)
@@ -94,14 +96,15 @@ class Region(ClassTarget):
         weights = (maps.argmax(1) == resolved.resolved_classes.view(-1, *[1] * (maps.ndim - 2))).to(maps)
         if not bool(weights.flatten(1).any(1).all()):
             raise TargetError(
-                f"Region: class {resolved.label!r} is predicted nowhere in a sample", fix="pass a mask, or a point"
+                f"Region: a sample has no pixel predicted as class {resolved.label!r}",
+                fix="pass a mask, or a point",
             )
         return replace(resolved, cell_weights=weights)
 
     def candidate_scores(self, output: Any) -> Tensor:
         """Compute the mean scores (N,K) of all classes over the region."""
         if self.cell_weights is None:
-            raise TargetError("a Region must be resolved on a first forward pass: use it through a method, or a Score")
+            raise TargetError("a Region must be resolved in a first forward pass: use it through a method, or a Score")
         maps, weights = full_precision(class_score_maps(output)), self.cell_weights
         if maps.shape[2:] != weights.shape[1:]:
             weights = ADAPTIVE_POOLS[weights.ndim - 1](weights[:, None], maps.shape[2:])[:, 0]
@@ -121,7 +124,7 @@ class Region(ClassTarget):
         return f"{self.describe_class(sample, class_name)} {place}"
 
     def _compute_cell_weights(self, maps: Tensor, input_size: tuple[int, ...]) -> Tensor:
-        """Compute which share of each cell lies in the region (N,*s), for an output (N,K,*s)."""
+        """Return the share of each cell that lies in the region (N,*s), for an output (N,K,*s)."""
         grid = maps.shape[2:]
         if self.mask is None:
             point = tuple(self.point or ())
@@ -137,28 +140,30 @@ class Region(ClassTarget):
 
 
 def class_score_maps(output: Any) -> Tensor:
-    """Return the scores of every class at every place (N,K,*s): a tensor, `out`, `logits`, or the only such one."""
+    """Find the class scores at every position (N,K,*s) in a segmentation output."""
     check_no_detections(output)
     named = [output, *(get_output_tensor(output, name) for name in ("out", "logits"))]
     candidates = [item for item in named if isinstance(item, Tensor)][:1]
     candidates = candidates or [leaf for _, leaf in iter_leaves(output) if leaf.is_floating_point() and leaf.ndim > 2]
     if len(candidates) != 1 or candidates[0].ndim < 3:
         shapes = ", ".join(str(tuple(leaf.shape)) for _, leaf in iter_leaves(output)) or type(output).__name__
-        raise TargetError(f"a Region needs class scores at every place (N,K,*s); the output is {shapes}")
+        raise TargetError(f"a Region needs class scores at every position (N,K,*s), but the output is {shapes}")
     return candidates[0]
 
 
 def _to_boolean_mask(mask: ArrayLike | Tensor) -> NDArray[np.bool_]:
-    """Return where a mask is not 0. Raises TargetError where it is not a mask of one region."""
+    """Convert a mask to booleans. Raises TargetError if it is not a mask of one region."""
     try:
         array = np.asarray(mask.detach().cpu().double() if isinstance(mask, Tensor) else mask)
     except ValueError as error:
         raise TargetError("the mask of a Region has rows of different lengths: expected an array (H,W)") from error
     if array.dtype.kind not in "biuf" or np.isnan(array).any():
-        raise TargetError("the mask of a Region is not an array of numbers, or holds NaN: expected 0 outside, 1 inside")
+        raise TargetError(
+            "the mask of a Region has NaN, or values that are not numbers: expected 0 outside and 1 inside"
+        )
     if names := find_multiple_labels(array):
         raise TargetError(
-            f"the mask of a Region holds {format_name_list(names)}; expected one region",
+            f"the mask of a Region has several labels, {format_name_list(names)}; expected one region",
             fix=f"pass mask == {names[0]}, or mask != 0 for all",
         )
     return np.asarray(array != 0)
@@ -167,7 +172,7 @@ def _to_boolean_mask(mask: ArrayLike | Tensor) -> NDArray[np.bool_]:
 def _check_point_axes(point: Sequence[float], size: Sequence[int]) -> None:
     if len(point) != len(size):
         counted = plural(len(point), "number")
-        raise TargetError(f"the point {tuple(point)} has {counted}; expected {len(size)}, as the input has axes")
+        raise TargetError(f"the point {tuple(point)} has {counted}; expected {len(size)}, one per axis of the input")
 
 
 def _check_point_inside(point: Sequence[float], size: Sequence[int], original_point: Sequence[float]) -> None:
@@ -179,5 +184,7 @@ def _check_mask_size(
     mask: Tensor | NDArray[np.bool_], size: tuple[int, ...], image_size: tuple[int, ...] | None = None
 ) -> None:
     if tuple(mask.shape) != size:
-        original = "" if image_size is None else f"the image's size {image_size}, or "
-        raise TargetError(f"the mask is {tuple(mask.shape)}; expected {original}the model's input {size}")
+        original = "" if image_size is None else f"the size of the image {image_size}, or "
+        raise TargetError(
+            f"the mask has size {tuple(mask.shape)}; expected {original}the size of the model's input {size}"
+        )

@@ -1,4 +1,4 @@
-"""Score: the number per sample that is explained."""
+"""Score: the number per sample that a method explains, read from the model's output."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,11 +30,11 @@ TENSOR_ATTRIBUTES = ("values", "logits", "classes", "class_pairs")  # of a Score
 
 
 class Score:
-    """The number that is explained, one per sample (N,).
+    """The number that a method explains, one per sample (N,).
 
-    The first, clean call fixes the classes, so a perturbed input never changes the target.
+    The first call, with the unchanged input, fixes the classes. So a perturbed input never changes the target.
 
-    `classes` (N,) is known after the first call. A score that is not that of a single class has none.
+    After the first call, `classes` (N,) holds the class indices. It stays None if the target is not a single class.
 
     Args:
         model: The model whose output is read.
@@ -96,13 +96,13 @@ class Score:
     def __call__(self, x: Tensor, sample_index: Tensor | None = None) -> Tensor:
         """Run the model on x (N,C,*S) and read the score (N,) from its output.
 
-        `sample_index` (R,) is for x with R variants of the samples of the first call: row i belongs to sample `sample_index[i]`.
-        It gets that sample's target and its extra inputs.
+        `sample_index` (R,) is for x with R variants of the samples of the first call: row i belongs to sample
+        `sample_index[i]`. It gets that sample's target and its extra inputs.
         """
         return self.read_score(self.forward(x, sample_index), len(x), sample_index)
 
     def forward(self, x: Tensor, sample_index: Tensor | None = None) -> Any:
-        """Return the model's whole output for x. Raises InputError if the model changed x in place."""
+        """Run the model and return its output. Raises InputError if the model changed x in place."""
         if self.one_sample_per_pass and len(x) > 1:
             self._input_size = tuple(x.shape[2:])
             return concatenate_structures([self._forward_row(x, row, sample_index) for row in range(len(x))])
@@ -114,8 +114,8 @@ class Score:
             output = call_model(self.model, x, args, kwargs, self._resolved_input_key, frames_first=self._frames_first)
         if x._version != version:
             raise InputError(
-                "the model changes its input in place (a tensor that you passed is changed now), so a second forward pass would "
-                "see another image; start its forward with x = x.clone()"
+                "the model changed its input in place, so a second forward pass would get another image, and your tensor has "
+                "changed: start the forward method of the model with x = x.clone()"
             )
         return output
 
@@ -128,7 +128,7 @@ class Score:
         return single.forward(x[row : row + 1])
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Score":
-        """Return the resolved score for an input with these spatial axes flipped and then resized to `size`."""
+        """Return the resolved score for an input that is flipped along the axes `flips` and then resized to `size`."""
         if not isinstance(self.target, Target):
             return self
         flipped = copy.copy(self)
@@ -136,7 +136,7 @@ class Score:
         return flipped
 
     def combined_class_score(self, x: Tensor) -> Tensor:
-        """Compute a fixed combination of all classes (N,), or a callable target's score. Used to choose a layer."""
+        """Compute a weighted sum of all class scores (N,), or the score of a callable target. Used to choose a layer."""
         if callable(self.target):
             return self(x)
         logits = class_scores(self.forward(x))
@@ -144,9 +144,9 @@ class Score:
 
     @contextmanager
     def score_range_tracked(self) -> Iterator[ScoreRange]:
-        """Track how far the scores move that are read inside the `with`, from the clean ones on."""
+        """Track the range of all scores that are read inside the `with`."""
         outer, self._score_range = self._score_range, ScoreRange()
-        self._track("score", self.values, None)
+        self._track_range("score", self.values, None)
         try:
             yield self._score_range
         finally:
@@ -158,39 +158,40 @@ class Score:
         return torch.finfo(self.dtype).eps
 
     def read_score(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
-        """Read the score (N,) from an output of the model with `n_rows` rows. `sample_index` as in `__call__`."""
+        """Read the score (N,) from a model output with `n_rows` rows. `sample_index`: as in `__call__`."""
         values = self._read_full_precision(output, n_rows, sample_index)
-        self._track("score", values, sample_index)
+        self._track_range("score", values, sample_index)
         return values
 
     def _read_full_precision(self, output: object, n_rows: int, sample_index: Tensor | None) -> Tensor:
-        raw = self._read_raw(output, n_rows, sample_index)
+        raw = self._read_unconverted_score(output, n_rows, sample_index)
         values, self.dtype = full_precision(raw), raw.dtype
         if self.values is None:
             self.values = values.detach()
         return values
 
-    def _track(self, kind: str, values: Tensor | None, sample_index: Tensor | None) -> None:
+    def _track_range(self, kind: str, values: Tensor | None, sample_index: Tensor | None) -> None:
         if self._score_range is not None and self.values is not None and values is not None:
             self._score_range.add(kind, values, sample_index, len(self.values))
 
     def probability(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
-        """Compute the probability (N,) of each sample's class, the softmax over all. For a difference, first over second.
+        """Compute the softmax probability (N,) of each sample's class.
 
-        For a callable target or a model with one output it is the score itself.
+        For a difference it is the probability of the first of both classes. For a callable target or a model with one output
+        it is the score itself.
         """
         kind, values = "score", self._read_full_precision(output, n_rows, sample_index)
         if not callable(self.target) and self.class_pairs is not None and (logits := class_scores(output)).shape[1] > 1:
             pairs = self.class_pairs if sample_index is None else self.class_pairs[sample_index]
             log_odds, log_sum = values, full_precision(logits).logsumexp(1)
             kind, values = "probability", torch.where(pairs[:, 1] >= 0, log_odds.sigmoid(), (values - log_sum).exp())
-        self._track(kind, values, sample_index)
+        self._track_range(kind, values, sample_index)
         return values
 
     def check_extra_inputs(self, x: Tensor) -> None:
-        """Raise an InputError where an argument (N,) of the model is not one number per sample of x (N,C,*S).
+        """Check that extra model arguments (N,) have one entry per sample of x (N,C,*S). Raises InputError if not.
 
-        The samples in reversed order have to keep their scores.
+        In reversed order, the samples must keep their scores.
         """
         leaves = (leaf for _, leaf in iter_leaves((self._args, self._kwargs)))
         if len(x) == 1 or self.values is None or not any(leaf.ndim == 1 and len(leaf) == len(x) for leaf in leaves):
@@ -199,12 +200,12 @@ class Score:
         deviation = (self(x[reversed_index], reversed_index) - self.values[reversed_index]).abs().max()
         if bool(deviation > 0.01 * self.values.abs().max()):
             raise InputError(
-                f"an argument of the model has {plural(len(x), 'entry')}, as many as the batch has samples, but not one per "
-                "sample: explain one image at a time"
+                f"an extra argument of the model has {plural(len(x), 'entry')}, as many as the batch has samples, but the "
+                "entries do not belong to the samples: explain one image at a time"
             )
 
     def _select_extra_inputs(self, sample_index: Tensor, n_samples: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Select the extra inputs for rows of `sample_index`: a tensor with one entry per sample gets one per row."""
+        """Select the extra model inputs of the samples `sample_index` (R,)."""
         if n_samples is None:
             n_samples = 0 if self.values is None else len(self.values)
 
@@ -213,14 +214,16 @@ class Score:
 
         return map_leaves(self._args, select_entries), map_leaves(self._kwargs, select_entries)
 
-    def _read_raw(self, output: object, n_rows: int, sample_index: Tensor | None) -> Tensor:
+    def _read_unconverted_score(self, output: object, n_rows: int, sample_index: Tensor | None) -> Tensor:
         targets = self.target.targets if isinstance(self.target, PerSampleTarget) else self.target
         if self.values is None and isinstance(targets, list) and len(targets) != n_rows:
-            raise TargetError(f"{plural(len(targets), 'target')} for a batch of {n_rows}: give one, or one per sample")
+            raise TargetError(
+                f"{plural(len(targets), 'target')} for a batch of {n_rows}: pass one target, or one per sample"
+            )
         if isinstance(self.target, Target) and self.values is None:
             self.target = self.target.resolve(output, self._input_size, self.class_names)
         if callable(self.target) and sample_index is not None:
-            return self._score_in_rounds(self.target, output, sample_index)
+            return self._score_variants_by_callable(self.target, output, sample_index)
         if callable(self.target):
             return check_one_per_sample(check_target_scores(self.target(output), self.target), n_rows)
         logits = check_one_per_sample(class_scores(output), n_rows)
@@ -235,7 +238,9 @@ class Score:
                 )
         pairs = self.class_pairs if sample_index is None else self.class_pairs[sample_index]
         if len(pairs) != len(logits):
-            raise TargetError(f"the output has {plural(len(logits), 'sample')}; the first call had {len(pairs)}")
+            raise TargetError(
+                f"the output has {plural(len(logits), 'sample')}, but the first call had {len(pairs)}: pass as many samples"
+            )
         values = logits.gather(1, pairs[:, :1])[:, 0]
         if self.classes is not None:
             return values
@@ -244,7 +249,7 @@ class Score:
 
     @classmethod
     def concatenate(cls, scores: "Sequence[Score]") -> "Score":
-        """Join the scores of several calls with one sample each into the score of one call."""
+        """Concatenate scores with one sample each to one score of the whole batch."""
         first = copy.copy(scores[0])
         for name in TENSOR_ATTRIBUTES:
             parts = [getattr(score, name) for score in scores]
@@ -253,10 +258,12 @@ class Score:
             first.target = PerSampleTarget([score.target for score in scores], scores)
         return first
 
-    def _score_in_rounds(self, target: Callable[[Any], Tensor], output: object, sample_index: Tensor) -> Tensor:
-        """Score rows (R,) by a callable target, each at its own sample's position: it may differ by sample."""
+    def _score_variants_by_callable(
+        self, target: Callable[[Any], Tensor], output: object, sample_index: Tensor
+    ) -> Tensor:
+        """Apply a callable target to rows of variants, and return their scores (R,). Each call gets one row per sample."""
         n_samples = len(sample_index) if self.values is None else len(self.values)
-        rounds = list(_iter_rounds(sample_index, n_samples))
+        rounds = list(_iter_one_variant_per_sample(sample_index, n_samples))
         round_scores: list[Tensor] = []
         for rows, row_per_sample in rounds:
             scores = check_target_scores(target(select_rows(output, row_per_sample, len(sample_index))), target)
@@ -264,7 +271,7 @@ class Score:
         return torch.cat(round_scores)[torch.cat([rows for rows, _ in rounds]).argsort()]
 
     def to_cpu(self) -> "Score":
-        """Return a copy whose values are on the CPU, so that reading them one by one does not wait for a GPU."""
+        """Return a copy with all tensors on the CPU."""
         score = copy.copy(self)
         for name in TENSOR_ATTRIBUTES:
             value: Tensor | None = getattr(self, name)
@@ -272,12 +279,12 @@ class Score:
         return score
 
     def class_index(self, sample: int) -> int | None:
-        """Return the class index of one sample, or None for a difference, a callable target, or before the first call."""
+        """Return the class index of one sample, or None if the target is not a single class or no pass has run."""
         first, second = self._class_pair(sample)
         return first if second is None else None
 
     def describe(self, sample: int) -> str:
-        """Describe the target of one sample: its class name, `class 3`, `log-odds of a over b`, or a callable's own text."""
+        """Return a text that describes the target of one sample, such as a class name or `log-odds of a over b`."""
         first, second = self._class_pair(sample)
         if isinstance(self.target, Target):
             return self.target.describe(sample, self.class_name)
@@ -288,16 +295,16 @@ class Score:
         return name if second is None else f"log-odds of {name} over {self.class_name(second)}"
 
     def _class_pair(self, sample: int) -> tuple[int | None, int | None]:
-        """Return the class of one sample and the class it is compared with, or None for each."""
+        """Return the class index of one sample, and that of the class it is compared with. Each may be None."""
         if self.class_pairs is None:
             return None, None
         first, second = self.class_pairs[sample].tolist()
         return first, second if second >= 0 else None
 
     def probabilities(self) -> Tensor | None:
-        """Compute the probability of each class (N,K): the softmax of logits. An output of probabilities is returned unchanged.
+        """Compute the probability of each class (N,K) by a softmax. None if there are no logits of several classes.
 
-        A row that is neither is NaN. A callable target and a model with one output have no probabilities: None.
+        An output of probabilities is returned unchanged. A row that is neither logits nor probabilities is NaN.
         """
         if self.logits is None or self.logits.shape[1] == 1:
             return None
@@ -307,13 +314,13 @@ class Score:
         return torch.where(is_logits, rows.softmax(1), torch.where(sums_to_one, rows, torch.nan))
 
     def class_name(self, index: int) -> str:
-        """Return the name of a class, or `class 3` where the names are unknown."""
+        """Return the name of a class, or a text such as `class 3` if names are unknown."""
         if self.class_names and (self.logits is None or len(self.class_names) == self.logits.shape[1]):
             return self.class_names[index]
         return f"class {index}"
 
     def _resolve_class_pairs(self, logits: Tensor) -> Tensor:
-        """Resolve the class of each sample, and the class it is compared with or -1, (N,2) int64."""
+        """Return two class indices per sample (N,2): its class, and the class it is compared with or -1."""
         target: Any = self.target
         targets = list(target) if isinstance(target, list) else [target] * len(logits)
         top = logits.argmax(1).tolist()
@@ -323,26 +330,26 @@ class Score:
 
 
 class PerSampleTarget(Target):
-    """Another target for each sample: a list in which at least one is a callable."""
+    """A different target for each sample. At least one of them is a callable."""
 
     def __init__(self, targets: Sequence[TargetLike], scores: Sequence[Score] = ()) -> None:
         self.targets, self._scores = list(targets), list(scores)
 
     def bind_model(self, model: nn.Module) -> "PerSampleTarget":
-        """Return the targets, each bound to the model."""
+        """Return the targets after each was bound to the model."""
         return PerSampleTarget([item.bind_model(model) if isinstance(item, Target) else item for item in self.targets])
 
     @property
     def dense(self) -> bool:
-        """Whether one of the targets is dense."""
+        """Whether any of the targets is dense."""
         return any(isinstance(target, Target) and target.dense for target in self.targets)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "PerSampleTarget":
-        """Return the targets, each flipped."""
+        """Return the targets after each was flipped."""
         return PerSampleTarget(self.targets, [score.flipped(flips, size) for score in self._scores])
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "PerSampleTarget":
-        """Return the targets, each resolved on its own sample."""
+        """Return the targets after each was resolved with the output of its sample."""
         scores = [Score(nn.Identity(), item, class_names=class_names, input_size=input_size) for item in self.targets]
         resolved = PerSampleTarget(self.targets, scores)
         resolved(output)
@@ -360,10 +367,10 @@ class PerSampleTarget(Target):
 
 
 class AllClassScores(Score):
-    """The scores of all classes (N,K) instead of one number per sample; (N,0) for a model without class scores."""
+    """The scores of all classes (N,K), instead of one score per sample. A model without class scores has (N,0)."""
 
     def read_score(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
-        """Read the class scores (N,K) from an output of the model with `n_rows` rows."""
+        """Read the class scores (N,K) from a model output with `n_rows` rows."""
         try:
             logits = class_scores(output)
         except TargetError:
@@ -374,8 +381,11 @@ class AllClassScores(Score):
         return logits
 
 
-def _iter_rounds(sample_index: Tensor, n_samples: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the rows with the first variant of each sample, then those with the second, …. Each with a row for every sample."""
+def _iter_one_variant_per_sample(sample_index: Tensor, n_samples: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the rows of the first variant of each sample, then those of the second, and so on.
+
+    Each comes with one row per sample (N,). A sample without a further variant has row 0.
+    """
     order = sample_index.argsort(stable=True)
     counts = sample_index.bincount(minlength=n_samples)
     first_places = (counts.cumsum(0) - counts)[sample_index[order]]

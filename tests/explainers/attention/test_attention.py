@@ -312,7 +312,9 @@ def test_attention_between_channels_is_not_taken_for_attention_between_tokens(me
         return (q.transpose(2, 3) @ k).softmax(-1) @ v.transpose(2, 3)
 
     model, x = little(own=lambda q, k, v: between_channels(q, k, v).transpose(2, 3))
-    with pytest.raises(LayerError, match="an attention is between 4, and no layer has that many tokens"):
+    with pytest.raises(
+        LayerError, match="an attention between 4 items is between channels or within a patch: no layer has 4 tokens"
+    ):
         method(model).attribute(x, 1)
 
 
@@ -358,7 +360,10 @@ def test_attention_by_other_products_gives_the_same_maps(method):
 
 def test_grad_eclip_says_that_it_needs_values():
     model, x = little(own=einsum)
-    with untouched(model, x), pytest.raises(LayerError, match="only a softmax was seen; pass legrad or chefer"):
+    with (
+        untouched(model, x),
+        pytest.raises(LayerError, match="only the softmax of the last attention was recorded: pass legrad or chefer"),
+    ):
         GradECLIP(model).attribute(x, 1)
 
 
@@ -447,7 +452,7 @@ def test_windows_are_refused_with_the_reason(method):
     model, x = swin_windows().eval(), torch.randn(2, 3, 32, 32)
     with (
         untouched(model, x),
-        pytest.raises(LayerError, match=r"\(8, 2, 16, 16\) for a batch of 2: it works in windows"),
+        pytest.raises(LayerError, match=r"attention within windows: its shape is \(8, 2, 16, 16\) for a batch of 2"),
     ):
         method(model).attribute(x, 1)
 

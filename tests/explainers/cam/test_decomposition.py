@@ -146,7 +146,7 @@ def test_where_a_kernel_is_large_samples_come_by_turns(monkeypatch):
 def test_a_layer_with_too_many_cells_for_a_kernel_is_refused(monkeypatch):
     model, x = CASES["pooled"].make()
     monkeypatch.setattr(decomposition, "MAX_CELLS", 20)
-    why = r"layer 'features\.1' has 48 cells, .*20 at most: choose a coarser layer, such as 'features'$"
+    why = r"layer 'features\.1' has 48 cells; .*at most 20: choose a coarser layer, such as 'features'$"
     with untouched(model, x), pytest.raises(InputError, match=why):
         KPCACAM(model, "features.1").attribute(x)
     assert KPCACAM(model, "features").attribute(x).any()

@@ -218,11 +218,11 @@ def test_what_makes_no_sense_is_refused():
     model, x, _, tool = pooled()
     with pytest.raises(InputError, match="images of one size"):
         tool.factorize([x[0], x[0, :, 1:]])
-    with pytest.raises(InputError, match="no images: factorize takes"):
+    with pytest.raises(InputError, match="factorize got no images: pass at least one"):
         tool.factorize([])
     with pytest.raises(InputError, match="concepts=0"):
         DeepFeatureFactorization(model, "features", n_concepts=0)
     signal, y = CASES["signal"].make(1)
     concepts = DeepFeatureFactorization(signal, "features").factorize(y[0])
-    with pytest.raises(InputError, match="cannot be drawn"):
+    with pytest.raises(InputError, match="only 2-D maps can be drawn"):
         concepts.figure()

@@ -155,7 +155,7 @@ def test_a_class_is_never_compared_with_itself():
 )
 def test_a_model_with_one_output_has_no_other_classes(tool):
     model = Pooled(conv(), 6, classes=1)
-    with pytest.raises(TargetError, match="this model has one output; use gradcam"):
+    with pytest.raises(TargetError, match="this model has one output: use gradcam"):
         tool(model).attribute(torch.randn(1, 3, 16, 12), 0)
 
 

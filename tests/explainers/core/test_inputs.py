@@ -190,9 +190,9 @@ def test_which_methods_take_integers(pixels):
 def test_integers_for_a_model_that_does_not_convert_them():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 2))
     x = torch.randint(0, 256, (1, 3, 8, 8), dtype=torch.uint8)
-    with pytest.raises(InputError, match=r"the input is uint8, and the model does not convert it: pass x.float\(\)"):
+    with pytest.raises(InputError, match=r"the input is uint8, but the model needs floats: pass x.float\(\)"):
         GradCAM(model, "0").attribute(x, 1)
-    with pytest.raises(InputError, match="the model does not convert it"):
+    with pytest.raises(InputError, match="but the model needs floats"):
         GradCAM(model, "0").explain(x[0], 1)
     with pytest.raises(InputError, match=r"expected .* a uint8 tensor \(C,H,W\)"):
         GradCAM(model, "0").explain(torch.zeros(8, 8, 3, dtype=torch.uint8), 1)

@@ -184,7 +184,7 @@ def test_a_question_is_asked_of_versions_of_their_own_samples():
     clean = score(x)
     owners = torch.tensor([2, 0, 0, 1, 2])
     torch.testing.assert_close(score(x[owners], owners), clean[owners])
-    with pytest.raises(TargetError, match="the output has 4 samples; the first call had 3"):
+    with pytest.raises(TargetError, match="the output has 4 samples, but the first call had 3"):
         score(x[[0, 1, 2, 0]])
 
 
@@ -207,7 +207,8 @@ def test_an_argument_as_long_as_the_batch_that_is_not_one_a_sample_is_refused():
 
     torch.manual_seed(0)
     model, x, weights = Weighted(conv(), 6).eval(), torch.randn(3, 3, 16, 12), torch.tensor([1.0, 5.0, -3.0])
-    with pytest.raises(InputError, match="3 entries, as many as the batch has samples, but not one per sample"):
+    message = "3 entries, as many as the batch has samples, but the entries do not belong to the samples"
+    with pytest.raises(InputError, match=message):
         ScoreCAM(model, "features.3", layout="channels_first", batch_size=3).attribute(x, 1, weights)
     assert GradCAM(model, "features.3", layout="channels_first").attribute(x, 1, weights).any()
     one = ScoreCAM(model, "features.3", layout="channels_first").attribute(x[:1], 1, weights)

@@ -20,7 +20,7 @@ from camscope.explainers import (
     RefineCAM,
     fuse,
 )
-from camscope.explainers.ensemble.fusion import find_stages
+from camscope.explainers.ensemble.fusion import find_last_layer_per_resolution
 from camscope.explanation import Explanation
 from camscope.layers.selection import find_spatial_layers
 from camscope.targets import Difference
@@ -61,12 +61,12 @@ def test_fuse_brings_a_coarse_map_to_the_finest_grid():
     "other", [{"target": 2}, {"method": "layercam"}, {"input_size": (9, 9)}, {"model": "beef"}, {"name": "dog.jpg"}]
 )
 def test_fuse_refuses_what_does_not_belong_together(other):
-    with pytest.raises(InputError, match=f"cannot fuse: {next(iter(other))} is"):
+    with pytest.raises(InputError, match=f"cannot fuse explanations with different {next(iter(other))}: "):
         fuse([explanation([[1.0]]), explanation([[1.0]], **other)])
 
 
 def test_fuse_refuses_two_images_of_one_name():
-    with pytest.raises(InputError, match="the score is 2 and 3: not the same input"):
+    with pytest.raises(InputError, match="different inputs: their scores are 2 and 3"):
         fuse([explanation([[1.0]]), explanation([[1.0]], score=3.0)])
     dark, light = np.zeros((8, 8, 3), np.uint8), np.full((8, 8, 3), 9, np.uint8)
     with pytest.raises(InputError, match="of different images"):
@@ -80,7 +80,7 @@ def test_a_fused_map_says_what_it_is():
 
 
 def test_fuse_refuses_nothing_and_an_unknown_way():
-    with pytest.raises(InputError, match="nothing to fuse"):
+    with pytest.raises(InputError, match="fuse got no explanations"):
         fuse([])
     with pytest.raises(InputError, match="fusion_mode='sum': expected 'max' or 'mean'"):
         fuse([explanation([[1.0]])], "sum")
@@ -157,14 +157,12 @@ def test_fused_refuses_what_does_not_belong_together():
         assert Fused([GradCAM(model, **setting), LayerCAM(model, **setting)]).inner
     with pytest.raises(InputError, match="differ in mode, precision, input_key or frames_first"):
         Fused([GradCAM(model), GradCAM(model, mode="as_is")])
-    with pytest.raises(InputError, match="nothing to fuse"):
+    with pytest.raises(InputError, match="Fused got no list of explainers"):
         Fused([])
-    with pytest.raises(InputError, match="nothing to fuse: pass a list"):
+    with pytest.raises(InputError, match="Fused got no list of explainers: pass a list"):
         Fused(GradCAM(model))
     for layers in (["features.1", "features.4"], [model.features]):
-        with pytest.raises(
-            InputError, match=r"for one method at several layers, Fused\.at_layers\(explainer, layers\)"
-        ):
+        with pytest.raises(InputError, match=r"the list has layers: use Fused\.at_layers\(explainer, layers\)"):
             Fused(layers)
     with pytest.raises(InputError, match="wraps an explainer"):
         Fused([3])
@@ -173,16 +171,20 @@ def test_fused_refuses_what_does_not_belong_together():
     with pytest.raises(InputError, match="takes a list of layers"):
         Fused.at_layers(GradCAM(model), "features")
     for wrong, why in {
-        "gradcam": r"takes an explainer, as GradCAM\(model\); got 'gradcam'",
-        GradCAM: r"takes an explainer, as GradCAM\(model\); got <class",
-        FullGrad(model): r"FullGrad\(Pooled\) has no single layer to choose: Fused\.at_layers takes a method with",
-        RefineCAM(model): "RefineCAM.* has no single layer to choose",
+        "gradcam": r"takes an explainer, such as GradCAM\(model\); got 'gradcam'",
+        GradCAM: r"takes an explainer, such as GradCAM\(model\); got <class",
+        FullGrad(
+            model
+        ): r"FullGrad\(Pooled\) does not explain a single layer: Fused\.at_layers takes a method that does",
+        RefineCAM(model): "RefineCAM.* does not explain a single layer",
         Fused([GradCAM(model)]): "has several layers already",
-        Denoised(GradCAM(model)): r"does not look at one layer; pass Denoised\(Fused\.at_layers\(explainer, layers\)\)",
+        Denoised(
+            GradCAM(model)
+        ): r"is a wrapper and has no layer: pass Denoised\(Fused\.at_layers\(explainer, layers\)\)",
     }.items():
         with pytest.raises(InputError, match=why) as caught:
             Fused.at_layers(wrong, ["features"])
-        assert ("does not look at one layer" in str(caught.value)) == isinstance(wrong, Denoised)
+        assert ("is a wrapper and has no layer" in str(caught.value)) == isinstance(wrong, Denoised)
 
 
 def test_fused_of_questions_that_differ_is_refused():
@@ -277,8 +279,8 @@ def test_the_first_step_of_a_block_ends_no_stage():
     layers = find_spatial_layers(model, lambda: model(x), x.shape)
     grids = {layer.name: layer.layout.grid for layer in layers}
     assert grids["two.0"] == grids["one"]
-    assert find_stages(model, layers, "three") == ["stem", "one", "two", "three"]
-    assert find_stages(model, layers, "two") == ["stem", "one", "two"]
+    assert find_last_layer_per_resolution(model, layers, "three") == ["stem", "one", "two", "three"]
+    assert find_last_layer_per_resolution(model, layers, "two") == ["stem", "one", "two"]
 
 
 def test_refine_cam_of_tokens_is_its_last_block_and_says_so():
@@ -320,7 +322,7 @@ def test_refine_cam_refuses_what_it_cannot_use():
         RefineCAM(model, base_method="nonesuch")
     with pytest.raises(InputError, match="base_method=3 is not a method"):
         RefineCAM(model, base_method=3)
-    with pytest.raises(InputError, match="base_method='refinecam' is not a method that looks at one layer; nearest: "):
+    with pytest.raises(InputError, match="base_method='refinecam' is not a method that explains one layer: pass "):
         RefineCAM(model, base_method="refinecam")
 
 

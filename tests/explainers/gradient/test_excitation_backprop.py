@@ -259,7 +259,7 @@ def test_what_has_no_rule_is_an_error_that_names_it(way):
     model, x = inner()
     run, words = WITHOUT_A_RULE[way]
     tool = ExcitationBackprop(Written(model, run), "features")
-    with untouched(model, x), pytest.raises(ModelError, match=rf"no rule for .*\({words}\): it knows convolutions"):
+    with untouched(model, x), pytest.raises(ModelError, match=rf"no rule for .*: {words}\. It supports convolutions"):
         tool.attribute(x, 1)
     behind = ExcitationBackprop(Written(model, run), "inner.last")
     if way != "difference":

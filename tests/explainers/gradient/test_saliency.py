@@ -239,7 +239,7 @@ def test_a_result_says_which_relus_were_reached_and_what_is_none():
     x = torch.randn(3, 2, 3)
     assert notes(model, x) == (
         "3 ReLUs were reached: relu x 2, relu6 x 1",
-        "activations that are no ReLUs, through which the gradient is their own: gelu x 2, hardtanh x 1",
+        "other activations, which keep their usual gradient: gelu x 2, hardtanh x 1",
     )
     others = (
         F.logsigmoid,
@@ -254,7 +254,7 @@ def test_a_result_says_which_relus_were_reached_and_what_is_none():
         others, ["log_sigmoid", "hardshrink", "softshrink", "clamp", "clamp_max", "celu", "rrelu"], strict=True
     ):
         assert notes(Act(lambda y, other=other: other(F.relu(y))), x)[1:] == (
-            f"activations that are no ReLUs, through which the gradient is their own: {name} x 1",
+            f"other activations, which keep their usual gradient: {name} x 1",
         )
     assert notes(Flat(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), 24), x) == ("1 ReLUs were reached: relu x 1",)
 
@@ -264,7 +264,9 @@ def test_a_result_says_which_relus_were_reached_and_what_is_none():
 )
 def test_where_relus_cannot_be_reached_the_result_says_so(hiding, words):
     x = X.view(3, 1, 1).expand(3, 2, 1)
-    with pytest.raises(ModelError, match=rf"guidedbackprop .* none can be reached .* found: .*{words}.* pass saliency"):
+    with pytest.raises(
+        ModelError, match=rf"guidedbackprop .* no ReLU can be reached .* found: .*{words}.* Pass saliency"
+    ):
         notes(Act(hiding), x)
     assert any(words in note for note in notes(Act(lambda y: F.relu(hiding(y))), x))
 
@@ -273,7 +275,7 @@ def test_where_relus_cannot_be_reached_the_result_says_so(hiding, words):
 @pytest.mark.parametrize("method", [GuidedBackprop, Deconvnet, GuidedGradCAM])
 def test_without_a_relu_it_is_an_error_and_not_the_plain_gradient(method, act):
     x = torch.randn(1, 3, 4, 4)
-    with pytest.raises(ModelError, match="none can be reached"):
+    with pytest.raises(ModelError, match="no ReLU can be reached"):
         method(Act(act)).attribute(x, 0)
 
 
@@ -372,4 +374,4 @@ def test_a_choice_that_may_be_a_relu_is_told(select):
 
     one = GuidedBackprop(Chosen()).explain(torch.rand(3, 8, 8), 1)
     assert one.notes[0] == "1 ReLUs were reached: relu x 1"
-    assert any(note.startswith("ReLUs may be hidden, with the plain gradient, in ") for note in one.notes)
+    assert any(note.startswith("ReLUs may be hidden, with the usual gradient, in ") for note in one.notes)

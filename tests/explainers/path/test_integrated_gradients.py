@@ -106,7 +106,7 @@ def test_steps_are_tripled_until_the_gap_is_small_and_none_is_run_twice():
     assert never.diagnostics["gradients"] == 3**8, (
         "the most that is a power of three times the steps, and no more than 2^14"
     )
-    assert never.notes[0] == "not within tolerance=1e-09 after 6561 steps, the most that are taken"
+    assert never.notes[0] == "not within tolerance=1e-09 after 6561 steps, the maximum"
 
 
 @pytest.mark.parametrize("channels", ["abs", "max", "l2"])
@@ -316,7 +316,7 @@ def test_gradients_are_ordered_by_size_and_equal_ones_by_place_in_every_precisio
     gradient = torch.tensor([-8.0, 0.5, -0.0, 3e-7, -0.5, 0.0, 4e4, 0.25, 1.0], dtype=kind)
     room = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0])
     for needed, last in enumerate([2, 5, 3, 1, 4, 8, 0, 6], start=1):
-        found = allocate_distance(room, gradient, torch.tensor(float(needed), dtype=torch.float64), fraction=0.0)
+        found = allocate_distance(room, gradient, torch.tensor(float(needed), dtype=torch.float64), group_fraction=0.0)
         assert found[last] == 1, "each one more that is needed is the next in size"
         assert float((found * room).sum()) == needed
 

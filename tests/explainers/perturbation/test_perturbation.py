@@ -117,7 +117,7 @@ def test_a_window_may_be_counted_by_numpy():
     ("settings", "message"),
     [
         ({"window": 2, "stride": 3}, "leaves gaps"),
-        ({"window": (2, 2, 2)}, "one for each of the input's 2 axes"),
+        ({"window": (2, 2, 2)}, "one for each of the 2 spatial axes"),
         ({"window": 0}, "^window=0: expected a whole number, 1 or more"),
         ({"stride": (1, 0)}, "^stride=0: expected a whole number, 1 or more"),
         ({"window": (4, None)}, "^window=None: expected a whole number, 1 or more$"),
@@ -407,7 +407,7 @@ def test_meaningful_perturbation_deletes_the_least_that_makes_the_class_go():
 
 @pytest.mark.parametrize("areas", [(), 0.1, (0.0,), (0.5, 1.0), ("a",)])
 def test_areas_that_cannot_be_are_refused(areas):
-    with pytest.raises(InputError, match=r"^areas=.*: expected several shares"):
+    with pytest.raises(InputError, match=r"^areas=.*: expected a list of shares"):
         ExtremalPerturbation(Corner(), areas=areas)
 
 

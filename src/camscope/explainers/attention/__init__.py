@@ -1,1 +1,1 @@
-"""Methods that read the attention of a transformer."""
+"""Methods that explain a transformer by its attention."""

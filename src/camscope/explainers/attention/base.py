@@ -1,4 +1,4 @@
-"""Base of methods that follow attention from token to token, and the attention recorded in one forward pass."""
+"""Base class of methods that trace attention between tokens, and the attention recorded in a forward pass."""
 
 import math
 from abc import abstractmethod
@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +36,10 @@ MAX_EXTRA_TOKENS = 9  # tokens that are not on the grid
 
 @dataclass(frozen=True)
 class AttentionTrace:
-    """Self-attentions (N,heads,T,T) between the T tokens of x (N,C,*S) on which a score depends, in order.
+    """Self-attention (N,heads,T,T) of all blocks on which a score depends, between the T tokens of x (N,C,*S).
 
     `gradients` holds the gradient of the score at the probabilities of the last blocks. `output_gradient` (N,heads,T,d)
-    is the gradient at the output of the last attention, if it was recorded.
+    is the gradient at the output of the last attention, if that output was recorded.
     """
 
     x: Tensor
@@ -57,12 +57,15 @@ class AttentionTrace:
 
     @cached_property
     def read_weights(self) -> Tensor:
-        """Equal weights (N,T), that sum to 1, of the tokens that the score reads: their rows of the last gradient are not 0."""
+        """Weights (N,T) of the tokens that the score reads, such as the class token: equal, with sum 1. All others are 0."""
         rows = (self.gradients[-1] != 0).any(-1).any(1).to(self.gradients[-1].dtype)
         return rows / rows.sum(1, keepdim=True).clamp(min=1)
 
     def compute_early_gradients(self, n_blocks: int | None) -> list[Tensor]:
-        """Return the gradients (N,heads,T,T) at the last `n_blocks` (None: all) of the score if the model ended there."""
+        """Return the gradient (N,heads,T,T) at each of the last `n_blocks` blocks, as if the model ended with that block.
+
+        None means all blocks.
+        """
         count = min(n_blocks or len(self.attentions), len(self.attentions))
         blocks = self.blocks.find_blocks(self.attentions) if count > 1 else []
         gradients: list[Tensor] = []
@@ -75,17 +78,25 @@ class AttentionTrace:
 
 
 def record_token_counts(model: nn.Module, scope: ExitStack) -> set[int]:
-    """Return a set that collects the token counts of the model's linear layers and norms until the scope ends."""
+    """Record the number of tokens in the outputs of linear layers and norms, in a set, until the scope ends."""
     lengths: set[int] = set()
 
-    def note(module: nn.Module, args: object, output: object) -> None:
+    def record_count(module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor) and output.ndim > 2:
             lengths.update((output.shape[0], output.shape[1], math.prod(output.shape[1:-1])))
 
     for module in unwrap(model).modules():
         if isinstance(module, nn.Linear | nn.LayerNorm):
-            scope.callback(module.register_forward_hook(thread_local_hook(note)).remove)
+            scope.callback(module.register_forward_hook(thread_local_hook(record_count)).remove)
     return lengths
+
+
+class TokenAttentions(NamedTuple):
+    """Attentions between image tokens, the layout of the tokens, and notes about all other attentions."""
+
+    attentions: list[Attention]
+    layout: Layout
+    notes: list[str]
 
 
 def select_token_attentions(
@@ -95,15 +106,15 @@ def select_token_attentions(
     layout_hints: LayoutHints,
     token_counts: Collection[int],
     layout: str | Layout | None,
-) -> tuple[list[Attention], Layout, list[str]]:
-    """Return the attentions between all tokens of x (N,C,*S), their layout, and notes of those left out, or raise LayerError."""
+) -> TokenAttentions:
+    """Select the attentions between the image tokens of x (N,C,*S). Raises LayerError if none exists."""
     shapes = [tuple(attention.probabilities.shape) for attention in attentions]
     advice = "Pass a method that looks at a layer, such as gradcam"
     windows = next((shape for shape in shapes if len(shape) > 4 or shape[0] != len(x)), None)
     if windows is not None:
         raise LayerError(
-            f"{method_name} follows attention from token to token through the whole image; here an attention is {windows} for a "
-            f"batch of {len(x)}: it works in windows, and a window sees only itself. {advice}, and name the layer"
+            f"{method_name} needs attention between all tokens of an image, but this model computes attention within windows: "
+            f"its shape is {windows} for a batch of {len(x)}. {advice}, and name the layer"
         )
     layouts: dict[int, Layout] = {}
     errors: list[LayerError] = []
@@ -112,8 +123,8 @@ def select_token_attentions(
         is_grid = not cells.isdisjoint(range(count - MAX_EXTRA_TOKENS, count + 1))
         if (token_counts or cells) and count not in token_counts and not is_grid:
             text = (
-                f"{method_name} follows attention between tokens; here an attention is between {count}, and no layer has "
-                f"that many tokens: it is between channels, or within a patch. {advice}"
+                f"{method_name} needs attention between tokens, but an attention between {count} items is between channels or "
+                f"within a patch: no layer has {count} tokens. {advice}"
             )
             errors.append(LayerError(text))
             continue
@@ -129,20 +140,20 @@ def select_token_attentions(
         raise errors[0]
     if len(layouts) > 1:
         raise LayerError(
-            f"{method_name} needs the same tokens in all blocks; here the number of tokens differs: "
+            f"{method_name} needs the same tokens in all blocks, but the number of tokens differs between the blocks: "
             f"{', '.join(map(str, layouts))}. {advice}, and name the layer"
         )
     ((count, image_layout),) = layouts.items()
     selected = [attention for attention in attentions if attention.probabilities.shape[-1] == count]
     other_counts = dict.fromkeys(shape[-1] for shape in shapes if shape[-1] != count)
     notes = [f"attention between {plural(other, 'other token')}, on no grid, was left out" for other in other_counts]
-    return selected, image_layout, notes
+    return TokenAttentions(selected, image_layout, notes)
 
 
 def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
-    """Whether `probe_layout` can neither verify nor contradict the tokens' layout. LayerError if it contradicts it."""
+    """Whether a probe cannot verify the layout of the tokens. Raises LayerError if it contradicts the layout."""
 
-    def read(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
+    def read_tokens(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with AttentionRecorder() as recorder:
             recorder.run(lambda: run(inputs))
         for attention in recorder.attentions:
@@ -151,21 +162,29 @@ def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layo
                 return [values.detach().transpose(1, 2).flatten(2)]
         return [None]
 
-    def run(inputs: Tensor) -> object:
+    def run_forward(inputs: Tensor) -> object:
         first = torch.zeros(1, dtype=torch.long, device=x.device)
         return score.forward(inputs, None if len(inputs) == len(x) else first)
 
     name = f"attention between {plural(n_tokens, 'token')}"
-    result = probe_layout(score.model, [OutputLocation("", name)], layout, x, run, read_outputs=read)[0]
+    result = probe_layout(score.model, [OutputLocation("", name)], layout, x, run_forward, read_outputs=read_tokens)[0]
     if result.verdict is LayoutVerdict.CONTRADICTED:
         raise make_layout_error(f"{method_name}, {name}", layout, result.reason)
     return result.verdict is LayoutVerdict.UNDECIDED
 
 
+class AttentionGradients(NamedTuple):
+    """The attentions that a score depends on, its gradients there, and its gradient at the output of the last attention."""
+
+    attentions: list[Attention]
+    gradients: list[Tensor]
+    output_gradient: Tensor | None
+
+
 def compute_attention_gradients(
     values: Tensor, attentions: Sequence[Attention], *, all_blocks: bool
-) -> tuple[list[Attention], list[Tensor], Tensor | None]:
-    """Return the attentions up to the last that values (N,) depend on, and gradients there: at `all_blocks` or the last."""
+) -> AttentionGradients:
+    """Compute the gradients of scores (N,) at the last attention that they depend on, or at all up to it."""
     for count in range(len(attentions), 0, -1) if values.requires_grad else ():
         used = list(attentions[:count])
         selected = used if all_blocks else used[-1:]
@@ -176,18 +195,18 @@ def compute_attention_gradients(
             pairs = zip(probabilities, gradients, strict=False)
             filled = [torch.zeros_like(part) if gradient is None else gradient for part, gradient in pairs]
             at_output = None if last_output is None or gradients[-1] is None else full_precision(gradients[-1])
-            return used, filled, at_output
+            return AttentionGradients(used, filled, at_output)
     raise LayerError(
-        "the score does not depend on any self-attention: the model detaches it, or the target reads something else"
+        "the score does not depend on any self-attention: the model detaches the attention, or the target does not read it"
     )
 
 
 @dataclass(eq=False, repr=False)
 class TokenAttentionExplainer(Explainer):
-    """What the tokens that the score reads took from the patches, by attention. A subclass implements `relevance`.
+    """Base class of maps of the attention from the tokens that the score reads to the patches. Implement `relevance`.
 
-    The score reads the tokens at whose rows of the last attention its gradient is not zero: the class token, the class and
-    the distillation token, or all of them if they are pooled. They count equally. `layout`: a Layout of tokens, if the grid
+    The score reads the tokens whose rows of the last attention have a gradient: the class token, the class and the
+    distillation token, or all tokens if they are pooled. All of them count equally. `layout`: a Layout of tokens, if the grid
     is ambiguous.
     """
 
@@ -200,31 +219,31 @@ class TokenAttentionExplainer(Explainer):
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Attention begins behind the input."""
+        """Whether the method also works on an integer input. It does, as it never changes the input."""
         return True
 
     @abstractmethod
     def relevance(self, trace: AttentionTrace) -> Tensor:
-        """Return the relevance of each token, (N,T), by the formula of the method."""
+        """Compute the relevance of each token (N,T) by the formula of the method."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """Return the map (N,*grid) of an input (N,C,*S)."""
+        """Return the attribution map (N,*grid) of an input (N,C,*S)."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the maps of several scores from one forward pass."""
+        """Compute the maps of several scores. All share one forward pass."""
         return [resolve_map(entry) for entry in TokenAttentionExplainer.compute_shared_maps([self], x, scores)[0]]
 
     @property
     def share_key(self) -> Hashable:
-        """Methods share the forward pass."""
+        """Methods with equal keys share a forward pass."""
         return (TokenAttentionExplainer, self.precision, str(self.layout), self.on_nonfinite)
 
     @staticmethod
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
     ) -> list[list[AttributionMaps | DeferredMap]]:
-        """Return the maps [method][score] from one forward pass, and one backward pass per score."""
+        """Compute the maps [method][score] with one shared forward pass, and one backward pass per score."""
         attention_explainers = [explainer for explainer in explainers if isinstance(explainer, TokenAttentionExplainer)]
         first, model = attention_explainers[0], scores[0].model
         all_blocks = any(explainer.needs_all_gradients for explainer in attention_explainers)

@@ -1,4 +1,4 @@
-"""Methods that read the self-attention of transformers. P: its probabilities, g: the score's gradient there."""
+"""Attention-based methods for transformers. P: attention probabilities, g: gradient of the score there."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ HeadFusion = Literal["mean", "max", "min"]
 
 @register
 class Rollout(TokenAttentionExplainer):
-    """Attention followed from block to block: Π_l rows of (mean_heads P_l + I), each scaled to 1 (Abnar & Zuidema 2020).
+    """Product of the attention matrices of all blocks, with residual connections (Abnar & Zuidema 2020).
 
-    I stands for the residual connection, with as much weight as the attention. No gradient or class is used, so the map
-    is the same for all classes. `head_fusion`: "mean", "max" or "min" over the heads.
+    The matrices are mean_heads P_l + I, with rows scaled to sum 1. The identity I stands for the residual connection. No
+    gradient or class is used, so the map is the same for all classes. `head_fusion`: "mean", "max" or "min" over the heads.
     """
 
     name, title, paper = "rollout", "Attention Rollout", "arXiv:2005.00928"
@@ -37,10 +37,10 @@ class Rollout(TokenAttentionExplainer):
 
 @register
 class GradientRollout(TokenAttentionExplainer):
-    """Rollout of positive evidence for the class: Π_l rows of (relu(mean_heads g_l ∘ P_l) + I), each scaled to 1.
+    """Attention rollout with attention multiplied by its gradient: matrices relu(mean_heads g_l ∘ P_l) + I, rows scaled to 1.
 
     Abnar & Zuidema's rollout with the weights of Jacob Gildenblat's vit-explain (2020), which has no paper. vit-explain drops
-    a part of the lowest attentions, which is kept here. The scale of the score sets the weight of the blocks relative to the
+    the lowest attentions; here all are kept. The scale of the score sets the weight of the blocks relative to the
     residual connections I.
     """
 
@@ -55,10 +55,10 @@ class GradientRollout(TokenAttentionExplainer):
 
 @register
 class Chefer(TokenAttentionExplainer):
-    """Relevance R = I, then R ← R + mean_heads relu(g_l ∘ P_l) R for each block l (Chefer et al. 2021, eq. 5 and 6).
+    """Relevance of tokens, propagated through the blocks by gradient times attention (Chefer et al. 2021, eq. 5 and 6).
 
-    The map has the rows of the tokens that are read, without the initial I, which would add the same to all tokens if they
-    are pooled.
+    R starts as I. Each block l sets R ← R + mean_heads relu(g_l ∘ P_l) R. The map has the rows of R of the tokens that the
+    score reads. The initial I is left out: if the tokens are pooled, it would add the same number to all.
     """
 
     name, title, paper = "chefer", "Chefer et al.", "arXiv:2103.15679"
@@ -74,11 +74,11 @@ class Chefer(TokenAttentionExplainer):
 
 @register
 class LeGrad(TokenAttentionExplainer):
-    """How each block's attention forms the class: mean over blocks, heads and query rows of relu(g_l) (Bousselham et al. 2024).
+    """Mean positive gradient at the attention of all blocks: mean of relu(g_l) (Bousselham et al. 2024).
 
-    g_l is the gradient at P_l of the score that the model gives if block l is the last one. The authors' code for CLIP reads
-    the mean of all tokens; here the tokens are those that the model reads. The authors also scale the map to 0..1.
-    `n_blocks`: use only this number of last blocks; default: all.
+    The mean is over blocks, heads and query rows. g_l is the gradient at P_l of the score if block l is the last one. The
+    authors' code for CLIP reads the mean of all tokens; here the tokens are those that the model reads. The authors also
+    scale the map to 0..1. `n_blocks`: use only this number of last blocks; default: all.
     """
 
     name, title, paper = "legrad", "LeGrad", "arXiv:2404.03214"
@@ -94,22 +94,23 @@ class LeGrad(TokenAttentionExplainer):
 
 @register
 class GradECLIP(TokenAttentionExplainer):
-    """The last attention's values v, weighed by channel and place: relu Σ_c w_c λ_i v_ic (Zhao et al. 2024).
+    """Values v of the last attention, weighted by channel and by position: relu Σ_c w_c λ_i v_ic (Zhao et al. 2024).
 
-    w is the score's gradient at the attention's output for the token that is read. λ is the cosine between its query and
-    the key of patch i, over the channels of all heads, scaled over the patches to 0..1. If several tokens are read, the ReLU
-    is applied to their mean. The model keeps its heads; the authors' code joins them to one.
+    w is the score's gradient at the attention's output for the token that the score reads. λ_i is the cosine between the
+    query of this token and the key of patch i, over the channels of all heads, scaled over the patches to 0..1. If several
+    tokens are read, the ReLU is applied to their mean. The authors' code merges the heads of the model; here they stay
+    separate.
     """
 
     name, title, paper = "gradeclip", "Grad-ECLIP", "arXiv:2502.18816"
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
-        """Return the relevance (N,T), 0 for the tokens before the patches."""
+        """Return the relevance (N,T) of each token. Tokens before the patches have 0."""
         last = trace.attentions[-1]
         if last.query is None or last.key is None or last.value is None or trace.output_gradient is None:
             raise LayerError(
-                "gradeclip needs queries, keys and values, and of the last attention only a softmax was seen; pass legrad or "
-                "chefer, which need no more"
+                "gradeclip needs queries, keys and values, but only the softmax of the last attention was recorded: pass legrad "
+                "or chefer, which need only the softmax"
             )
         parts = trace.output_gradient, last.query, last.key, last.value
         w, q, k, v = (part.detach().transpose(1, 2).flatten(2) for part in parts)
@@ -122,7 +123,7 @@ class GradECLIP(TokenAttentionExplainer):
 
 
 def _roll_out_attention(token_weights: Tensor, block_attentions: Sequence[Tensor]) -> Tensor:
-    """Return rows (N,T) of the product of the blocks' attention (N,T,T) + I, with rows that sum to 1."""
+    """Multiply token weights (N,T) by the matrix of each block (N,T,T), plus I and scaled to row sums of 1."""
     for block in reversed(block_attentions):
         mixed = block + torch.eye(block.shape[-1], dtype=block.dtype, device=block.device)
         token_weights = _multiply_rows(token_weights, mixed / mixed.sum(-1, keepdim=True))
@@ -130,11 +131,11 @@ def _roll_out_attention(token_weights: Tensor, block_attentions: Sequence[Tensor
 
 
 def _multiply_rows(rows: Tensor, matrices: Tensor) -> Tensor:
-    """Return the products (N,U) of rows (N,T) and matrices (N,T,U)."""
+    """Multiply one row vector per sample (N,T) by one matrix per sample (N,T,U). Return (N,U)."""
     return (rows[:, None] @ matrices)[:, 0]
 
 
 def _scale_rows_to_unit_range(values: Tensor) -> Tensor:
-    """Scale each row to 0..1; rows of equal values become 1."""
+    """Scale each row to 0..1. A row of equal values becomes 1."""
     low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
     return torch.where(high > low, (values - low) / torch.where(high > low, high - low, 1), 1)

@@ -1,4 +1,4 @@
-"""Methods that weight channels or cells by their effect on the score. A: activation of the layer (N,K,*s)."""
+"""CAMs that weight channels or cells of a layer by their effect on the score. A: activation of the layer (N,K,*s)."""
 
 from math import prod
 from typing import ClassVar
@@ -16,7 +16,7 @@ from camscope.hooks.tap import Tap
 
 @register
 class AblationCAM(BaseWeightedChannels, BatchedMixin):
-    """Each channel weighs what the score loses without it: relu Σ_k (y - y_k) A_k (Desai & Ramaswamy 2020).
+    """Sum of the channels, each weighted by the score that is lost without it: relu Σ_k (y - y_k) A_k (Desai & Ramaswamy 2020).
 
     y_k is the score with channel k set to zero. The division by y in the paper is left out: it only scales the map if y is
     positive, and inverts it if a logit is negative. A channel of zeros has no weight and no cost.
@@ -27,28 +27,28 @@ class AblationCAM(BaseWeightedChannels, BatchedMixin):
     runs_model = runs_partial_forward = True
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return for each channel how much the score drops when the channel is set to zero."""
+        """Return how much the score drops when each channel is set to zero."""
         alive = features.activation.flatten(2).any(SPATIAL_AXIS).nonzero()
 
-        def remove_one_each(part: slice) -> tuple[ActivationEdit, Tensor]:
+        def build_removals(part: slice) -> tuple[ActivationEdit, Tensor]:
             samples, channels = alive[part].T
             rows = torch.arange(len(samples), device=samples.device)
             return lambda maps: maps.index_put_((rows, channels), maps.new_zeros(())), samples
 
         weights = features.values.new_zeros(features.activation.shape[:2])
-        weights[alive[:, 0], alive[:, 1]] = features.compute_score_losses(len(alive), remove_one_each)
+        weights[alive[:, 0], alive[:, 1]] = features.compute_score_losses(len(alive), build_removals)
         return weights[..., None].to(features.activation.dtype)
 
 
 @register
 class ReciproCAM(LayerExplainer, BatchedMixin):
-    """Each cell's value is what it alone gives the class's probability: p(A ∘ B_c) - p(0), signed (Byun & Lee 2022).
+    """The class probability if only one cell of the layer is kept: p(A ∘ B_c) - p(0), signed (Byun & Lee 2022).
 
-    B_c keeps all channels of cell c. `gaussian`: it also keeps the neighbors, weighted by (1/4, 1/2, 1/4) along every axis, as
-    in the authors' code for transformers. Their code for convolutions spreads the vector of the cell instead, which is not
-    a part of A. Class and register tokens are kept. The authors scale p to 0..1, so that every map has a 0 and a 1. Here
-    p of an empty layer is subtracted, so that 0 is no evidence. A model with one output and a callable target have no
-    probability, and use the score.
+    B_c keeps all channels of cell c. `gaussian`: it also keeps the neighbors, weighted by (1/4, 1/2, 1/4) along every axis,
+    as in the authors' code for transformers. Their code for convolutions spreads the vector of the cell instead, which is not
+    a part of A. Class and register tokens are kept. The authors scale p to 0..1, so that every map has a 0 and a 1. Here p of
+    an empty layer is subtracted, so that 0 is no evidence. A model with one output and a callable target have no probability,
+    and use the score.
     """
 
     name, title, paper = "reciprocam", "Recipro-CAM", "arXiv:2209.14074"
@@ -57,31 +57,31 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
     gaussian: bool = False
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return p(A ∘ B_c) - p(0)."""
+        """Return p(A ∘ B_c) - p(0) for each cell c."""
         activation, grid = features.activation, features.activation.shape[2:]
         weights, n_cells = [self._compute_axis_weights(length, activation) for length in grid], prod(grid)
         n_rows = n_cells + 1  # of a sample: the last one has no cell
 
-        def keep_one_each(part: slice) -> tuple[ActivationEdit, Tensor]:
+        def build_cell_edits(part: slice) -> tuple[ActivationEdit, Tensor]:
             rows = torch.arange(part.start, part.stop, device=activation.device)
 
-            def edit(maps: Tensor) -> object:
+            def mask_cells(maps: Tensor) -> object:
                 cell = rows % n_rows
                 masks = (cell < n_cells).to(activation)[:, None]
                 for axis, place in enumerate(torch.unravel_index(cell % n_cells, tuple(grid))):
                     masks = masks[..., None] * weights[axis][place].view(len(rows), *[1] * (axis + 1), -1)
                 return maps.mul_(masks.to(maps.dtype))
 
-            return edit, rows // n_rows
+            return mask_cells, rows // n_rows
 
-        probabilities = features.score_activations(len(activation) * n_rows, keep_one_each, as_probability=True)
+        probabilities = features.score_activations(len(activation) * n_rows, build_cell_edits, as_probability=True)
         probabilities = probabilities.view(-1, n_rows)
         cells = probabilities[:, :-1] - probabilities[:, -1:]
         features.add_rounding_notes("no cell alone changes the score", cells, probabilities)
         return cells.to(activation.dtype)
 
     def _compute_axis_weights(self, length: int, activation: Tensor) -> Tensor:
-        """Return for each position along an axis the share (length,length) of every position that is kept."""
+        """Return a matrix (length,length): row i holds the share of each position that is kept for cell i of an axis."""
         identity = torch.eye(length, dtype=activation.dtype, device=activation.device)
         near = identity.new_ones(length - 1).diag(1)
         return identity / 2 + (near + near.T) / 4 if self.gaussian else identity
@@ -92,11 +92,11 @@ MAX_RELATIVE_COMPLETENESS_GAP = 0.01  # of the score's change
 
 @register
 class LIFTCAM(BaseWeightedChannels):
-    """Each channel weighs its DeepLIFT contribution, reference 0: relu Σ_k a_k A_k, a_k = Σ m_k ∘ A_k (Jung & Oh 2021).
+    """Sum of the channels, each weighted by its DeepLIFT contribution: relu Σ_k a_k A_k, a_k = Σ m_k ∘ A_k (Jung & Oh 2021).
 
-    m is the gradient in which elementwise functions pass on Δout/Δin between A and 0 (Rescale rule). Products, max pooling,
-    softmax and normalizations behind the layer keep their gradient. A note reports if Σ_k a_k differs from y(A) - y(0) by more
-    than 1 %. For pooling and a linear head a_k = w_k mean(A_k), the exact Shapley value.
+    m is the gradient with the Rescale rule: elementwise functions pass on Δout/Δin between A and the reference 0. Products,
+    max pooling, softmax and normalizations behind the layer keep their gradient. A note reports if Σ_k a_k differs from y(A)
+    - y(0) by more than 1 %. For pooling and a linear head a_k = w_k mean(A_k), the exact Shapley value.
     """
 
     name, title, paper = "liftcam", "LIFT-CAM", "arXiv:2102.05228"
@@ -104,15 +104,15 @@ class LIFTCAM(BaseWeightedChannels):
     runs_model = runs_partial_forward = True
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return the contributions."""
+        """Return the DeepLIFT contribution (N,K,1) of each channel."""
         score, n_samples = features.score, len(features.x)
         with RescaleRule() as rule:
 
-            def blank(maps: Tensor) -> None:
+            def set_to_zero(maps: Tensor) -> None:
                 rule.start_reference_pass()
                 maps.zero_()
 
-            blank_scores = score.read_score(features.run_with_edit(blank), n_samples)
+            blank_scores = score.read_score(features.run_with_edit(set_to_zero), n_samples)
             rule.pause()
             with Tap(
                 score.model, features.layer, output_index=features.output_index, call_index=features.call_index

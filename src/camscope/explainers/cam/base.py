@@ -1,10 +1,10 @@
-"""Base classes of methods that explain at one layer, and of weighted sums of its channels."""
+"""Base classes of methods that explain one layer, and of weighted sums of the channels of a layer."""
 
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,39 +25,39 @@ from camscope.targets import Score
 
 
 class LayerExplainer(LayerSelectionMixin):
-    """Base of methods that make a map from the channels of one layer. A subclass implements `combine`."""
+    """Base class of methods that compute a map from the channels of one layer. A subclass implements `combine`."""
 
     @abstractmethod
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the map (N,*s), or its cells (N,cells), by the formula of the method."""
+        """Compute the map by the formula of the method, as (N,*s) or flattened to (N,cells)."""
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether later forward passes, if any, use the same input."""
+        """Whether the method also works on an integer input: it never changes the input."""
         return not self.has_custom_backward and (self.runs_partial_forward or not self.runs_model)
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """Return the map (N,*s) of an input (N,C,*S)."""
+        """Return the attribution map (N,*s) of an input (N,C,*S)."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the maps of several scores from one forward pass, and one backward pass each."""
+        """Compute the maps of several scores. All share one forward pass, and each has one backward pass."""
         return [resolve_map(entry) for entry in LayerExplainer.compute_shared_maps([self], x, scores)[0]]
 
     @property
     def share_key(self) -> Hashable:
-        """Methods share a pass, whatever their layers."""
+        """Methods with equal keys share a forward pass, also if their layers differ."""
         return (LayerExplainer, self.precision, self.output_index, self.call_index, self.on_nonfinite)
 
     @staticmethod
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
     ) -> Sequence[Sequence[AttributionMaps | DeferredMap | CamscopeError]]:
-        """Return the maps [method][score] from one forward pass and one backward pass per score, for any layers.
+        """Compute the maps [method][score] with one shared forward pass, and one backward pass per score.
 
-        Another forward pass is needed for each change of the chosen layer: targets such as regions may have several. Methods
-        that run the model again do so afterwards, without hooks. All others compute their maps at once, so that only one
-        score's gradients are in memory.
+        The methods may explain different layers. If the layer is chosen automatically and differs between the scores, each
+        change of the layer needs another forward pass. Methods that run the model again do so afterwards, without hooks. All
+        others compute their maps at once, so that only one score's gradients are in memory.
         """
         layer_explainers = [explainer for explainer in explainers if isinstance(explainer, LayerExplainer)]
         chooser = next((explainer for explainer in layer_explainers if explainer.layer is None), None)
@@ -108,63 +108,76 @@ MAX_CANCELLED_SHARE = 0.1  # of the map, by terms with such a denominator
 
 
 class BaseWeightedChannels(LayerExplainer):
-    """Weighted sum of the channels of one layer. A subclass implements `channel_weights`."""
+    """Base class of weighted sums of the channels of one layer. A subclass implements `channel_weights`."""
 
     relu: ClassVar[bool] = True
 
     @abstractmethod
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return a weight for each channel (N,K,1), or for each of its cells (N,K,cells)."""
+        """Compute one weight per channel (N,K,1), or one per cell of each channel (N,K,cells)."""
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return Σ_k of `contributions`, followed by a ReLU if the method has one."""
+        """Sum the contributions of all channels. Apply a ReLU if the method has one."""
         cells = self.contributions(features).sum(1)
         return cells.relu() if self.relu else cells
 
     def contributions(self, features: LayerFeatures) -> Tensor:
-        """Return the contribution (N,K,cells) of each channel to the map."""
+        """Return the contribution of each channel to the map (N,K,cells): weight times activation."""
         return self.channel_weights(features) * features.activation.flatten(2)
 
 
 class BaseCAM(BaseWeightedChannels):
-    """Weighted sum of the channels of one layer, by the gradient of the score. A subclass implements only `weights`."""
+    """Base class of CAMs whose channel weights come from the gradient of the score. A subclass implements only `weights`."""
 
     backward_passes: ClassVar[str] = "1"
     needs_gradient: ClassVar[bool] = True
 
     @abstractmethod
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Return the weights (N,K,1) or (N,K,cells), from the activation and the score's gradient, both (N,K,cells).
+        """Compute weights (N,K,1) or (N,K,cells) from a layer's activation and the score's gradient there, both (N,K,cells).
 
-        The cells of a grid of any rank lie on the last axis, `SPATIAL_AXIS`.
+        The grid may have any number of axes. All its cells lie on the last axis, `SPATIAL_AXIS`.
         """
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return `weights`."""
+        """Return the result of `weights` for the layer."""
         return self.weights(features.activation.flatten(2), features.gradient.flatten(2))
 
 
+class QuotientTerms(NamedTuple):
+    """Numerators and denominators of channel weights, and the size that a denominator has if its terms do not cancel."""
+
+    numerator: Tensor
+    denominator: Tensor
+    uncancelled_size: Tensor
+
+
 class BaseQuotientCAM(BaseWeightedChannels):
-    """CAM with channel weights Σ n / d, and a note if nearly canceling d carry the map. Implement `quotient_terms`."""
+    """Base class of CAMs whose channel weights are sums of quotients. A subclass implements `quotient_terms`."""
 
     backward_passes: ClassVar[str] = "1"
     needs_gradient: ClassVar[bool] = True
 
     @abstractmethod
-    def quotient_terms(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return n, d, and the sizes of d's terms, each (N,K,1) or (N,K,cells), from (N,K,cells) twice."""
+    def quotient_terms(self, activation: Tensor, gradient: Tensor) -> QuotientTerms:
+        """Compute terms (N,K,1) or (N,K,cells) from a layer's activation and the score's gradient, both (N,K,cells)."""
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return Σ n / d over the cells. A cell with d = 0 counts as 0."""
-        parts = self.quotient_terms(features.activation.flatten(2), features.gradient.flatten(2))
-        return sum_quotients(features, *parts)
+        """Sum the quotients over the cells."""
+        return sum_quotients(
+            features, self.quotient_terms(features.activation.flatten(2), features.gradient.flatten(2))
+        )
 
 
-def sum_quotients(features: LayerFeatures, numerator: Tensor, denominator: Tensor, term_size: Tensor) -> Tensor:
-    """Return (N,K,1): Σ numerator / denominator, with 0 where the denominator is 0, and note denominators that nearly cancel."""
+def sum_quotients(features: LayerFeatures, terms: QuotientTerms) -> Tensor:
+    """Sum numerator / denominator over the cells, (N,K,1). A quotient with denominator 0 counts as 0.
+
+    A note reports if denominators whose terms nearly cancel determine the map.
+    """
+    numerator, denominator, uncancelled_size = terms
     parts = torch.where(denominator != 0, numerator / denominator, 0)
     carried = parts.abs() * features.activation.flatten(2).abs().sum(SPATIAL_AXIS, keepdim=True)
-    doubtful = torch.where(denominator.abs() < CANCELLATION_RATIO * term_size, carried, 0)
+    doubtful = torch.where(denominator.abs() < CANCELLATION_RATIO * uncancelled_size, carried, 0)
     share = doubtful.flatten(1).sum(1) / carried.flatten(1).sum(1)
     for sample in (share > MAX_CANCELLED_SHARE).nonzero()[:, 0].tolist():
         features.add_note(
@@ -177,6 +190,6 @@ def sum_quotients(features: LayerFeatures, numerator: Tensor, denominator: Tenso
 
 
 def compute_value_range(x: Tensor) -> Tensor:
-    """Return the range (R,1,1,..) of the values of each row (R,C,*S)."""
+    """Return the maximum minus the minimum (R,1,1,..) of each input (R,C,*S)."""
     axes = tuple(range(1, x.ndim))
     return x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)

@@ -33,44 +33,44 @@ BYTES_PER_KERNEL_VALUE = 8
 
 @register
 class EigenCAM(LayerExplainer):
-    """Each cell's projection on the first right singular vector of A, whatever the class (Muhammad & Yeasin 2020).
+    """Projection of each cell on the first right singular vector of A, the same for all classes (Muhammad & Yeasin 2020).
 
-    Not centered, as in the paper: then no cell of a layer after a ReLU is negative (Perron-Frobenius), while a centered map
-    has a mean of 0 and either sign. For signed activations the sign follows the rule of the module.
+    A is not centered, as in the paper. So no cell of a layer after a ReLU is negative (Perron-Frobenius), while a centered
+    map would have a mean of 0 and both signs. For signed activations the sign follows the rule of the module.
     """
 
     name, title, paper = "eigencam", "Eigen-CAM", "arXiv:2008.00299"
     class_specific: ClassVar[bool] = False
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the projection, signed."""
+        """Return the signed projection of each cell on the first component."""
         activation = features.activation.flatten(2)
         return project_with_reference_sign(activation, activation.double().square().sum(1))
 
 
 @register
 class EigenGradCAM(LayerExplainer):
-    """Eigen-CAM of gradient x activation: the first component of what HiResCAM adds up (Gildenblat et al. 2021).
+    """Eigen-CAM of gradient x activation, instead of the activation (Gildenblat et al. 2021).
 
-    Not centered. The sign is that of the sum over the channels, so that positive values support the class. The method has
-    no paper: the idea is that of the `grad-cam` package, the decomposition that of Eigen-CAM.
+    The products are not centered. The sign is that of the sum over the channels, so that positive values support the class.
+    The method has no paper: the idea is that of the `grad-cam` package, the decomposition that of Eigen-CAM.
     """
 
     name, title, paper, backward_passes = "eigengradcam", "Eigen-Grad-CAM", "arXiv:2008.00299", "1"
     needs_gradient = True
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the projection, signed."""
+        """Return the signed projection of each cell on the first component."""
         return project_on_first_component((features.gradient * features.activation).flatten(2))
 
 
 @register
 class KPCACAM(LayerExplainer):
-    """Each cell's score on the first kernel principal component of A's cells (Karmani et al. 2024).
+    """Projection of each cell of A on the first kernel principal component of all cells (Karmani et al. 2024).
 
     The cells are centered first, then the kernel: "sigmoid" tanh(γ x·y + 1), "rbf" exp(-γ |x - y|²), "linear" x·y, or
     "cosine". `gamma`: γ; None: 1 / K. The sign follows the rule of the module. If all cells are equal, the map is zero. Each
-    cell is compared with each, so the layer may have at most 8192.
+    cell is compared with every other cell, so the layer may have at most 8192 cells.
     """
 
     name, title, paper = "kpcacam", "KPCA-CAM", "arXiv:2410.00267"
@@ -79,7 +79,7 @@ class KPCACAM(LayerExplainer):
     gamma: PositiveNumber | None = None
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the scores of the cells, signed."""
+        """Return the signed projection of each cell on the first kernel component."""
         activation = features.activation.flatten(2)
         n_cells = activation.shape[2]
         if n_cells > MAX_CELLS:
@@ -87,16 +87,16 @@ class KPCACAM(LayerExplainer):
             layers = find_spatial_layers(score.model, lambda: score.forward(x), x.shape)
             grids = {layer.name: prod(layer.layout.grid) for layer in reversed(layers)}
             names = [name for name in grids if grids[name] <= MAX_CELLS]
-            hint = f", such as {max(names, key=grids.__getitem__)!r}" if names else ""
+            example_layer = f", such as {max(names, key=grids.__getitem__)!r}" if names else ""
             raise InputError(
-                f"layer {features.layer!r} has {plural(n_cells, 'cell')}, and kpcacam compares each with each, of "
-                f"{MAX_CELLS} at most: choose a coarser layer{hint}"
+                f"layer {features.layer!r} has {plural(n_cells, 'cell')}; kpcacam compares all pairs of cells and "
+                f"accepts at most {MAX_CELLS}: choose a coarser layer{example_layer}"
             )
         at_once = count_copies_in_memory(BYTES_PER_KERNEL_VALUE * n_cells**2, activation.device)
         return map_chunks(len(activation), at_once, lambda part: self._compute_first_components(activation[part]))
 
     def _compute_first_components(self, channels: Tensor) -> Tensor:
-        """Return the scores (N,cells) of (N,K,cells) on the first component."""
+        """Return the projection (N,cells) of each cell of an activation (N,K,cells) on the first kernel component."""
         activation = channels.double()
         finite = activation.isfinite().flatten(1).all(1)[:, None]
         activation = torch.where(finite[..., None], activation, 0)
@@ -109,7 +109,7 @@ class KPCACAM(LayerExplainer):
         return torch.where(finite, cells, torch.nan).to(channels.dtype)
 
     def _compute_kernel(self, cell_vectors: Tensor) -> Tensor:
-        """Return the kernel (N,cells,cells) of vectors (N,cells,K)."""
+        """Return the kernel of all pairs of cells (N,cells,cells) for cell vectors (N,cells,K)."""
         gamma = 1 / cell_vectors.shape[2] if self.gamma is None else self.gamma
         if self.kernel == "cosine":
             length = cell_vectors.norm(dim=2, keepdim=True)
@@ -125,11 +125,11 @@ class KPCACAM(LayerExplainer):
 
 @register
 class FEM(LayerExplainer):
-    """Each channel marks its rare, strong cells: Σ_k μ_k [A_k > μ_k + k σ_k] (Fuad et al. 2020, the k-sigma rule).
+    """Sum of the channel means at cells of unusually strong activation: Σ_k μ_k [A_k > μ_k + k σ_k] (Fuad et al. 2020).
 
     μ, σ: mean and standard deviation over the channel's cells. A constant channel marks no cell, and with k = 2 a channel of
-    five cells or fewer marks none. The map is signed where a mean is: the method is made for layers after a ReLU. `k_sigma`:
-    number of standard deviations.
+    five cells or fewer marks none. The map is negative where a mean is: the method is made for layers after a ReLU.
+    `k_sigma`: number of standard deviations.
     """
 
     name, title, paper = "fem", "FEM", "doi:10.1109/IPTA50016.2020.9286629"
@@ -137,7 +137,7 @@ class FEM(LayerExplainer):
     k_sigma: NonNegativeNumber = 2.0
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the sum of the channels, each as its mean at the cells where it is strong, and 0 elsewhere."""
+        """Add up the channels. Each has its mean at the cells where it is strong, and 0 at all others."""
         activation = features.activation.flatten(2).double()
         mean = activation.mean(SPATIAL_AXIS, keepdim=True)
         least = self.k_sigma * activation.std(SPATIAL_AXIS, correction=0, keepdim=True)

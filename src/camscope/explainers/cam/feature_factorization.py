@@ -1,4 +1,4 @@
-"""Deep Feature Factorization: the concepts in a layer's activation of some images, their effect on the score, and figures."""
+"""Deep Feature Factorization: concepts in the activation of a layer, their effect on the score, and figures of them."""
 
 import html
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from camscope.targets import AllClassScores, Score
 
 @dataclass(frozen=True)
 class ClassGain:
-    """A class whose score a concept raises, by how much."""
+    """A class whose score a concept raises, and the size of the increase."""
 
     class_index: int
     label: str
@@ -38,20 +38,20 @@ class ClassGain:
 
 @dataclass(frozen=True, eq=False)
 class Concepts:
-    """C concepts that N images share at a layer, the one with the largest share first.
+    """C concepts found in a layer's activation of N images, sorted by their share.
 
     Attributes:
-        maps: (N,C,h,w), the amount of each concept in each cell, not negative, in units of the activation.
+        maps: (N,C,h,w), the amount of each concept in each cell, at least 0, in units of the activation.
         vectors: (C,K), the channels of each concept, of length 1. Σ_c map x vector is the layer's positive activation.
-        shares: (C,), the part of each concept in all that the concepts hold; they sum to 1.
-        gains: (C,classes), the class scores that a concept alone gives, minus those of an empty layer: the mean over the
-            images, weighted by the amount of the concept. There are no classes for a model without class scores.
-        top_classes: The classes that gain most.
-        relative_error: Length of what the concepts miss divided by the length of the whole.
+        shares: (C,), the share of each concept in the sum of all concepts. They sum to 1.
+        gains: (C,classes), the class scores with only this concept at the layer, minus those with an empty layer. Mean over
+            the images, weighted by the amount of the concept. A model without class scores has 0 classes.
+        top_classes: The classes with the largest gains.
+        relative_error: Norm of the difference between activation and concepts, divided by the norm of the activation.
         layer: Name of the layer.
         image_names: Names of the images.
         placements: Where the maps lie on the images.
-        images: What to draw on (H,W,3), or None.
+        images: The images (H,W,3) under the maps, or None.
         notes: Notes about the layer.
 
     """
@@ -73,7 +73,7 @@ class Concepts:
 
     @property
     def legend(self) -> tuple[render.LegendEntry, ...]:
-        """The color of each concept, with its number from 0, its share, and the classes that it raises."""
+        """The legend entry of each concept: color, number, share, and the classes whose scores it raises."""
         return tuple(
             render.LegendEntry(
                 color,
@@ -84,12 +84,15 @@ class Concepts:
         )
 
     def concept_image(self, image_index: int = 0, *, alpha: float = 0.8) -> render.RGBImage:
-        """Return one image (H,W,3), each pixel in the color of its strongest concept, as opaque as that is strong.
+        """Draw the strongest concept of each pixel in its color on one image (H,W,3).
 
-        The strongest cell of all images has the opacity `alpha`. What the preprocessing cropped away is hatched.
+        The opacity is proportional to the strength, with `alpha` at the strongest cell of all images. Pixels that the
+        preprocessing cropped away are hatched.
         """
         if self.maps.ndim != 4:
-            raise InputError(f"maps of {plural(self.maps.ndim - 2, 'axis')} cannot be drawn; use .maps")
+            raise InputError(
+                f"only 2-D maps can be drawn, and these maps have {plural(self.maps.ndim - 2, 'axis')}: use .maps"
+            )
         placement, picture = self.placements[image_index], self.images[image_index]
         strength, covered = placement.project(self.maps[image_index, 0])
         numbers = np.zeros(strength.shape, dtype=np.intp)
@@ -105,7 +108,7 @@ class Concepts:
         return render.draw_regions(picture, numbers, opacity, colors, alpha=alpha, covered=covered)
 
     def figure(self, *, alpha: float = 0.8, columns: int | None = None, height: int = 320) -> render.RGBImage:
-        """Return every image as in `concept_image`, next to the legend. `height`: rows of an image."""
+        """Draw all images as in `concept_image`, next to the legend. `height`: height of each image in pixels."""
         pictures = [self.concept_image(i, alpha=alpha) for i in range(len(self.maps))]
         grid = render.draw_image_grid(pictures, self.image_names, columns=columns, height=height)
         heading = "share; score it gains alone" if any(self.top_classes) else "share"
@@ -128,13 +131,14 @@ MAX_CLASSES_PER_CONCEPT = 3
 
 @register
 class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
-    """Concepts h_c (cells) and w_c (channels), none negative, with relu(A) ≈ Σ_c h_c w_c (Collins et al. 2018).
+    """Non-negative matrix factorization of a layer into concepts: relu(A) ≈ Σ_c h_c w_c (Collins et al. 2018).
 
-    `factorize` finds the concepts that several images share. The map for a class, which the paper does not have, spreads the
-    effect of each concept over its cells, Σ_c (y_c - y_0) h_c / Σ h_c: y_c is the score with only h_c w_c at the layer, y_0
-    with nothing. If a linear head reads the layer, the map sums to the score of the factorization minus the bias. Each
-    sample is factorized separately, without the negative part of the layer. `n_concepts`: number of concepts, limited by the
-    number of channels and of cells. `n_iterations`, `tolerance`: see `factorize_nonnegative`.
+    h_c holds the amount of concept c in each cell, w_c its channels. `factorize` finds the concepts of several images. The
+    map of a class, which the paper does not have, spreads the effect of each concept over its cells: Σ_c (y_c - y_0) h_c / Σ
+    h_c. y_c is the score with only h_c w_c at the layer, y_0 that with an empty layer. If a linear head reads the layer, the
+    map sums to the score of the factorization minus the bias. Each sample is factorized separately, without the negative part
+    of the layer. `n_concepts`: number of concepts, limited by the number of channels and of cells. `n_iterations`,
+    `tolerance`: see `factorize_nonnegative`.
     """
 
     name, title, paper = "dff", "Deep Feature Factorization", "arXiv:1806.10206"
@@ -145,7 +149,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
     tolerance: NonNegativeNumber = 1e-6
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the effects of the concepts on the score, spread over their cells, signed."""
+        """Distribute the signed effect of each concept on the score over its cells."""
         activation = features.activation.flatten(2)
         finite = activation.isfinite().flatten(1).all(1)[:, None]
         factors = self._factorize_matrix(torch.where(finite[..., None], activation, 0).mT)
@@ -155,14 +159,14 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
         return torch.where(finite, (factors.maps @ each[..., None])[..., 0], torch.nan).to(activation.dtype)
 
     def factorize(self, images: Any) -> Concepts:
-        """Return the concepts that one image, or a list of images of one input size, share."""
+        """Find the common concepts of one image or a list of images. All images must have the same input size."""
         items = [self.prepare_input(image) for image in (images if isinstance(images, list | tuple) else [images])]
         if not items:
-            raise InputError("no images: factorize takes at least one")
+            raise InputError("factorize got no images: pass at least one")
         sizes = sorted({tuple(item.x.shape) for item in items})
         if len(sizes) != 1:
             raise InputError(
-                f"{plural(len(items), 'image')} of the input sizes {sizes}; factorize takes images of one size"
+                f"factorize got {plural(len(items), 'image')} of different input sizes {sizes}: pass images of one size"
             )
         with evaluation_context(inspect_model(self.model), self, torch.stack([item.x for item in items])) as context:
             x = context.x
@@ -186,29 +190,33 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
         )
 
     def _compute_layer_features(self, score: Score, x: Tensor) -> LayerFeatures:
+        """Run one forward pass and return the activation of the layer."""
         layer = self.choose_layer_name(x, score) if self.layer is None else str(self.layer)
         with SharedPass([self], [layer], x, [score]) as shared_pass:
             return next(features for _, features in shared_pass.iter_features(0))
 
 
 def compute_concept_gains(features: LayerFeatures, maps: Tensor, vectors: Tensor) -> Tensor:
-    """Return the score (N,C), or all (N,C,classes), of each concept alone, (N,cells,C) and (N,C,K), minus an empty layer's."""
+    """Return the score (N,C) with only one concept at the layer, minus the score with an empty layer.
+
+    `maps` (N,cells,C) and `vectors` (N,C,K) are the concepts. For scores of all classes the result is (N,C,classes).
+    """
     n_samples, n_concepts = vectors.shape[:2]
     if features.values.numel() == 0:
         return features.values.new_zeros(n_samples, n_concepts, 0)
     maps, vectors = (F.pad(factor, (0, 0, 0, 1)) for factor in (maps.mT, vectors))  # the last one is the empty layer
 
-    def keep_one(part: slice) -> tuple[ActivationEdit, Tensor]:
+    def build_single_concepts(part: slice) -> tuple[ActivationEdit, Tensor]:
         rows = torch.arange(part.start, part.stop, device=maps.device)
         samples, which = rows // (n_concepts + 1), rows % (n_concepts + 1)
 
-        def edit(activation: Tensor) -> object:
+        def write_concept(activation: Tensor) -> object:
             replacement = vectors[samples, which][..., None] * maps[samples, which][:, None]
             return activation.copy_(replacement.view(activation.shape))
 
-        return edit, samples
+        return write_concept, samples
 
-    scores: Tensor = features.score_activations(n_samples * (n_concepts + 1), keep_one)
+    scores: Tensor = features.score_activations(n_samples * (n_concepts + 1), build_single_concepts)
     scores = scores.unflatten(0, (n_samples, n_concepts + 1))
     return (scores[:, :-1] - scores[:, -1:]).to(maps.dtype)
 
@@ -216,7 +224,7 @@ def compute_concept_gains(features: LayerFeatures, maps: Tensor, vectors: Tensor
 def _build_concepts(
     inputs: Sequence[ModelInput], features: LayerFeatures, factors: MatrixFactors, gains: Tensor
 ) -> Concepts:
-    """Return the concepts on the CPU, from factors with maps (N,cells,C) and vectors (1,C,K), and gains (N,C,classes)."""
+    """Build the result from the factors, with maps (N,cells,C) and vectors (1,C,K), and the gains (N,C,classes)."""
     amounts, score = factors.maps.sum(1), features.score
     mean_gains = (_normalize_to_unit_sum(amounts)[..., None] * gains).sum(0)
     shares = _normalize_to_unit_sum(amounts.sum(0) * factors.vectors[0].sum(1))
@@ -252,6 +260,6 @@ def _build_concepts(
 
 
 def _normalize_to_unit_sum(values: Tensor) -> Tensor:
-    """Divide by the sum along the first axis; zeros where that is 0."""
+    """Divide by the sum along the first axis. Where the sum is 0, the result is 0."""
     total = values.sum(0)
     return torch.where(total > 0, values / total, 0)

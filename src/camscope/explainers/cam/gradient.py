@@ -1,4 +1,4 @@
-"""CAMs weighted by gradients: Grad-CAM and its variants. A: activation, g: gradient of the score there; both (N,K,cells)."""
+"""Grad-CAM and its gradient-weighted variants. A: activation of a layer, g: gradient of the score there, both (N,K,cells)."""
 
 from collections.abc import Hashable
 from typing import Any, ClassVar, Literal
@@ -12,6 +12,7 @@ from camscope.explainers.cam.base import (
     BaseCAM,
     BaseQuotientCAM,
     BaseWeightedChannels,
+    QuotientTerms,
     compute_value_range,
     sum_quotients,
 )
@@ -24,30 +25,32 @@ from camscope.targets import Score, class_scores, full_precision
 
 @register
 class GradCAM(BaseCAM):
-    """Each channel weighs its gradient's spatial mean: relu Σ_k mean(g_k) A_k (Selvaraju et al. 2017, eq. 1)."""
+    """Sum of the channels, each weighted by the mean of its gradient: relu Σ_k mean(g_k) A_k (Selvaraju et al. 2017, eq. 1)."""
 
     name, title, paper = "gradcam", "Grad-CAM", "arXiv:1610.02391"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Return mean(g_k)."""
+        """Return the mean gradient of each channel."""
         return gradient.mean(SPATIAL_AXIS, keepdim=True)
 
 
 @register
 class HiResCAM(BaseCAM):
-    """Each cell weighs its own gradient: Σ_k g_k A_k, signed (Draelos & Carin 2020)."""
+    """Sum of gradient times activation over the channels: Σ_k g_k A_k, signed (Draelos & Carin 2020)."""
 
     name, title, paper = "hirescam", "HiResCAM", "arXiv:2011.08891"
     relu = False
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Return g."""
+        """Return the gradient."""
         return gradient
 
 
 @register
 class GradCAMPlusPlus(BaseQuotientCAM):
-    """Each channel weighs Σ α relu(g), α = g² / (2 g² + g³ ΣA) (Chattopadhay et al. 2018, eq. 19).
+    """Sum of the channels, each weighted by its positive gradients (Chattopadhay et al. 2018, eq. 19).
+
+    The map is relu Σ_k w_k A_k, where w = Σ α relu(g) and α = g² / (2 g² + g³ ΣA).
 
     The factor exp(score) > 0 of the paper's exponential score is left out: it only scales the map, and large scores
     overflow. α is written 1 / (2 + g ΣA): equal where g is not zero, and exact for gradients of any size. The method is made
@@ -57,15 +60,18 @@ class GradCAMPlusPlus(BaseQuotientCAM):
 
     name, title, paper = "gradcam++", "Grad-CAM++", "arXiv:1710.11063"
 
-    def quotient_terms(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def quotient_terms(self, activation: Tensor, gradient: Tensor) -> QuotientTerms:
         """Return the terms of relu(g) / (2 + g ΣA)."""
         below = 2 + gradient * activation.sum(SPATIAL_AXIS, keepdim=True)
-        return gradient.relu(), below, 2 + gradient.abs() * activation.abs().sum(SPATIAL_AXIS, keepdim=True)
+        size = 2 + gradient.abs() * activation.abs().sum(SPATIAL_AXIS, keepdim=True)
+        return QuotientTerms(gradient.relu(), below, size)
 
 
 @register
 class XGradCAM(BaseQuotientCAM):
-    """Each channel weighs its gradient's mean under the activation: Σ g A / Σ A (Fu et al. 2020), 0 where Σ A is.
+    """Sum of the channels, each weighted by its activation-weighted mean gradient, Σ g A / Σ A (Fu et al. 2020).
+
+    A channel with Σ A = 0 has weight 0.
 
     The method is made for layers after a ReLU. If a channel has both signs, its sum may be small compared with its cells. The
     few channels whose sums nearly cancel then make the map, and a slight change of the input may change it completely. A
@@ -75,43 +81,45 @@ class XGradCAM(BaseQuotientCAM):
 
     name, title, paper = "xgradcam", "XGrad-CAM", "arXiv:2008.02312"
 
-    def quotient_terms(self, activation: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def quotient_terms(self, activation: Tensor, gradient: Tensor) -> QuotientTerms:
         """Return the terms of Σ g A / Σ A."""
         total, size = activation.sum(SPATIAL_AXIS, keepdim=True), activation.abs().sum(SPATIAL_AXIS, keepdim=True)
         rounding = torch.finfo(activation.dtype).eps ** (2 / 3) * size
         above = (gradient * activation).sum(SPATIAL_AXIS, keepdim=True)
-        return above, torch.where(total.abs() > rounding, total, 0), size
+        return QuotientTerms(above, torch.where(total.abs() > rounding, total, 0), size)
 
 
 @register
 class LayerCAM(BaseCAM):
-    """Each cell weighs its own positive gradient: relu Σ_k relu(g_k) A_k (Jiang et al. 2021, eq. 6 to 8)."""
+    """Sum of positive gradient times activation: relu Σ_k relu(g_k) A_k (Jiang et al. 2021, eq. 6 to 8)."""
 
     name, title, paper = "layercam", "LayerCAM", "doi:10.1109/TIP.2021.3089943"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Return relu(g)."""
+        """Return the positive part of the gradient."""
         return gradient.relu()
 
 
 @register
 class GradCAMElementWise(BaseCAM):
-    """Only what is positive in each channel's cells counts: Σ_k relu(g_k A_k) (Pillai & Pirsiavash 2021).
+    """Sum of the positive products of gradient and activation: Σ_k relu(g_k A_k) (Pillai & Pirsiavash 2021).
 
-    HiResCAM with its ReLU inside the sum, so that channels cannot cancel one another; equal to LayerCAM if A is nowhere
+    HiResCAM with a ReLU inside the sum, so channels cannot cancel one another. Equal to LayerCAM if A is nowhere
     negative. The paper does not name the method; this is the name under which it became known.
     """
 
     name, title, paper = "gradcam-elementwise", "Grad-CAM element-wise", "doi:10.1609/aaai.v35i3.16344"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Return g where g A is positive, else 0."""
+        """Return the gradient where gradient times activation is positive, else 0."""
         return torch.where(gradient.sign() == activation.sign(), gradient, 0)
 
 
 @register
 class BagCAM(GradCAMElementWise):
-    """Each channel's positive evidence, times one plus its mean: Σ_k relu((1 + mean(g_k A_k)) g_k A_k) (Zhu et al. 2022).
+    """Sum of the positive evidence of each channel, scaled by one plus its mean evidence (Zhu et al. 2022).
+
+    The map is Σ_k relu((1 + mean(g_k A_k)) g_k A_k).
 
     The gradient of each cell is a separate localizer; all of them are applied to every cell and bagged. The authors' code
     takes the gradient of log y and clamps gradients in the ReLUs. Here it is that of y, because a constant added to all
@@ -122,14 +130,14 @@ class BagCAM(GradCAMElementWise):
     name, title, paper = "bagcam", "BagCAM", "arXiv:2207.07818"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Return (1 + mean(g_k A_k)) g where its product with A is positive, else 0."""
+        """Return the gradient scaled by 1 + mean(g A) where its product with the activation is positive, else 0."""
         evidence = (gradient * activation).mean(SPATIAL_AXIS, keepdim=True)
         return super().weights(activation, (1 + evidence) * gradient)
 
 
 @register
 class SmoothGradCAMPlusPlus(BaseWeightedChannels, RandomMixin):
-    """Grad-CAM++ with the powers of g averaged over noisy inputs: relu Σ_k w_k A_k (Omeiza et al. 2019).
+    """Grad-CAM++ with powers of the gradient averaged over noisy inputs: relu Σ_k w_k A_k (Omeiza et al. 2019).
 
     w = Σ α relu(<g>), α = <g²> / (2 <g²> + <g³> ΣA), A of the clean input; without noise this is Grad-CAM++. The paper is
     reported to have <g> in the numerator of α, which makes α depend on the unit of the score; Grad-CAM++ has <g²> there.
@@ -144,7 +152,7 @@ class SmoothGradCAMPlusPlus(BaseWeightedChannels, RandomMixin):
     sigma: NonNegativeNumber = 0.15
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return w."""
+        """Compute the weights w from the gradients at noisy inputs."""
         x, generator = features.x, self.generator()
         spread = compute_value_range(x) * self.sigma
         largest = features.gradient.flatten(1).abs().amax(1).view(-1, 1, 1)
@@ -157,17 +165,18 @@ class SmoothGradCAMPlusPlus(BaseWeightedChannels, RandomMixin):
         activation, third = features.activation.flatten(2), third * unit
         below = 2 * second + third * activation.sum(SPATIAL_AXIS, keepdim=True)
         size = 2 * second + third.abs() * activation.abs().sum(SPATIAL_AXIS, keepdim=True)
-        return sum_quotients(features, second * first.relu(), below, size) * unit / self.n_samples
+        terms = QuotientTerms(second * first.relu(), below, size)
+        return sum_quotients(features, terms) * unit / self.n_samples
 
 
 @register
 class FinerCAM(GradCAM):
-    """Grad-CAM of what sets a class apart: y_c - gamma · mean of the closest classes' logits (Zhang et al. 2025).
+    """Grad-CAM of a class compared with similar classes: y_c - gamma · mean of their logits (Zhang et al. 2025).
 
-    The closest are those whose logits differ least from y_c in the clean pass, never c itself. Grad-CAM is linear before
-    its ReLU, so this is the difference of the classes' maps before the ReLU. The reference code weighs the closest classes
-    by their probabilities, through which its gradient also flows; here it is the mean. `gamma`: weight of that mean;
-    `n_references`: number of closest classes, or all of a model with fewer.
+    The similar classes are those whose logits differ least from y_c in the clean pass, never c itself. Grad-CAM is linear
+    before its ReLU, so this is the difference of the classes' maps before the ReLU. The reference code weights the similar
+    classes by their probabilities, through which its gradient also flows. Here it is the mean. `gamma`: weight of that mean;
+    `n_references`: number of similar classes, at most all others.
     """
 
     name, title, paper = "finercam", "Finer-CAM", "arXiv:2501.11309"
@@ -175,7 +184,7 @@ class FinerCAM(GradCAM):
     n_references: PositiveInteger = 3
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
-        """Return the class's logit (N,) minus the part of its closest classes."""
+        """Return the logit of the class (N,) minus gamma times the mean logit of the similar classes."""
         target_scores = score.read_score(output, n_samples)
         logits, classes = _require_class_logits(self.name, score, output)
         distance = (logits - target_scores[:, None]).detach().abs().scatter(1, classes[:, None], torch.inf)
@@ -185,11 +194,12 @@ class FinerCAM(GradCAM):
 
 @register
 class ShapleyCAM(BaseWeightedChannels):
-    """Each channel weighs the mean of its second-order Shapley values' slopes: relu Σ_k mean(g - H A / 2)_k A_k (Cai 2025).
+    """Grad-CAM with a second-order correction of the gradient: relu Σ_k mean(g - H A / 2)_k A_k (Cai 2025).
 
-    H is the Hessian of the utility at the layer. `utility` "logit": y_c; "rest": y_c + ln p_c, the residual softmax of the
-    paper. If the model behind the layer is piecewise linear (ReLU, pooling, a linear head), the logit has no curvature and
-    the map is that of Grad-CAM. With "rest", or with attention, GELU or a LayerNorm behind the layer, it differs.
+    The weights approximate Shapley values of the utility, whose Hessian at the layer is H. `utility` "logit": y_c; "rest":
+    y_c + ln p_c, the residual softmax of the paper. If the model behind the layer is piecewise linear (ReLU, pooling, a
+    linear head), the logit has no curvature and the map is that of Grad-CAM. With "rest", or with attention, GELU or a
+    LayerNorm behind the layer, it differs.
     """
 
     name, title, paper = "shapleycam", "ShapleyCAM", "arXiv:2501.06261"
@@ -199,11 +209,11 @@ class ShapleyCAM(BaseWeightedChannels):
 
     @property
     def objective_key(self) -> Hashable:
-        """All methods can share the gradient of the logit."""
+        """Key of `objective`. The gradient of the logit is shared with other methods."""
         return "score" if self.utility == "logit" else (ShapleyCAM, self.utility)
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
-        """Return the utility (N,)."""
+        """Compute the utility (N,) of each sample."""
         target_scores = score.read_score(output, n_samples)
         if self.utility == "logit":
             return target_scores
@@ -211,16 +221,16 @@ class ShapleyCAM(BaseWeightedChannels):
         return 2 * target_scores - logits.logsumexp(1)
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return mean(g - H A / 2)."""
+        """Return the mean of g - H A / 2 over the cells of each channel."""
         return (features.gradient - features.compute_curvature() / 2).flatten(2).mean(SPATIAL_AXIS, keepdim=True)
 
 
 def _require_class_logits(method_name: str, score: Score, output: object) -> tuple[Tensor, Tensor]:
-    """Return the logits (N,K) and the classes (N,); raise TargetError unless the target is one class of several."""
-    problem = "pass a class, neither a difference nor a callable; or use gradcam"
+    """Return the logits (N,K) and the target class of each sample (N,). Raises TargetError if the target is not a class."""
+    problem = "the target is a difference or a callable: pass a class, or use gradcam"
     if score.classes is not None:
         logits = class_scores(output)
         if logits.shape[1] > 1:
             return full_precision(logits), score.classes
-        problem = "this model has one output; use gradcam"
-    raise TargetError(f"{method_name} sets a class against the others: {problem}")
+        problem = "this model has one output: use gradcam"
+    raise TargetError(f"{method_name} compares a class with the other classes, but {problem}")

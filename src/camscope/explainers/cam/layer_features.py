@@ -1,4 +1,4 @@
-"""A layer's activation and gradient in one pass, and the scores of other inputs and other activations there."""
+"""Activation and gradient of a layer in one pass, and the scores of changed inputs or changed activations."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,9 +21,9 @@ InputShares = tuple[float, ...]
 SCORE_TOLERANCE_BY_DTYPE = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4, torch.float64: 1e-9}
 MIN_ROUNDING_STEPS = 20  # a change of fewer steps of rounding gets a note
 
-# Some of several variants -> inputs (R,C,*S), and the sample (R,) that each is a variant of
+# A slice of the variants -> inputs (R,C,*S), and the sample (R,) that each is a variant of
 InputVariants = Callable[[slice], tuple[Tensor, Tensor]]
-# Some of several variants -> a function that edits activations (R,K,*s) in place, and the sample (R,) of each row.
+# A slice of the variants -> a function that edits activations (R,K,*s) in place, and the sample (R,) of each row.
 # It may be called for all rows at once to learn the samples, so large tensors are made in the edit.
 ActivationEdit = Callable[[Tensor], object]
 ActivationVariants = Callable[[slice], tuple[ActivationEdit, Tensor]]
@@ -32,10 +32,10 @@ ScoreReader = Callable[[object, int, Tensor | None], Tensor]  # output, number o
 
 @contextmanager
 def record_input_shares(model: nn.Module) -> Iterator[list[InputShares]]:
-    """Record the share of each axis that the input takes, if a torchvision detector pads it in the pass inside the `with`."""
+    """Record which share of each axis the image takes in the padded input of a torchvision detector."""
     recorded: list[InputShares] = []
 
-    def note(module: nn.Module, args: object, output: Any) -> None:
+    def record_shares(module: nn.Module, args: object, output: Any) -> None:
         images = output[0]
         sizes = zip(images.image_sizes[0], images.tensors.shape[2:], strict=True)
         shares = tuple(unpadded / padded for unpadded, padded in sizes)
@@ -45,23 +45,24 @@ def record_input_shares(model: nn.Module) -> Iterator[list[InputShares]]:
     with Hooks() as hooks:
         for module in model.modules():
             if type(module).__name__ == "GeneralizedRCNNTransform":
-                hooks.add_handle(module.register_forward_hook(thread_local_hook(note)))
+                hooks.add_handle(module.register_forward_hook(thread_local_hook(record_shares)))
         yield recorded
 
 
 @dataclass(frozen=True)
 class LayerFeatures:
-    """A layer's activation (N,K,*s), and the score's gradient there, of one pass of x (N,C,*S).
+    """Activation (N,K,*s) of a layer, and gradient of the score there, in one pass of an input x (N,C,*S).
 
     `values` (N,): the score. `recompute(x)`: the features of another input at the same layer, for the same target.
     `compute_curvature()` (N,K,*s): the score's Hessian there times the activation, for a method that is `second_order`.
 
-    Altered activations are put through the rest of the model by the first of four strategies that keeps samples apart:
+    There are four strategies to run the model with changed activations. The first one is used that computes every sample
+    independently of the others:
 
-    - together: all rows are copies of rows of one pass of x.
-    - apart: the rows of each sample have a pass of x[i], because something with N rows bypasses the layer.
-    - whole: every row is a row of a pass of the whole model, because the model counts its rows before the layer.
-    - batch: one altered sample per pass, among the others unchanged, because the model mixes its samples.
+    - together: one pass of x, in which the rows of the layer are replaced by changed copies of any number.
+    - apart: a separate pass of x[i] for the changed copies of sample i, because a tensor with N rows bypasses the layer.
+    - whole: a pass of the whole model with one input per copy, because the model counts its rows before the layer.
+    - batch: a pass of x with one changed sample, because the model mixes its samples.
     """
 
     layer: str
@@ -89,40 +90,42 @@ class LayerFeatures:
 
     @property
     def gradient(self) -> Tensor:
-        """The score's gradient (N,K,*s) at the layer."""
+        """The gradient of the score at the layer (N,K,*s)."""
         if self.optional_gradient is None:
             raise LayerError(
-                f"no gradient was taken at layer {self.layer!r}: the method must say needs_gradient = True"
+                f"no gradient was computed at layer {self.layer!r}: set needs_gradient = True in the class of the method"
             )
         return self.optional_gradient
 
-    def score_inputs(self, count: int, variants: InputVariants, *, as_probability: bool = False) -> Tensor:
-        """Return the scores (count,) of variants of the input.
+    def score_inputs(self, n_variants: int, build_variants: InputVariants, *, as_probability: bool = False) -> Tensor:
+        """Compute the scores (n_variants,) of changed inputs.
 
-        With `as_probability`, the class's probability if the model has several classes.
+        `as_probability`: return the probability of the class, if the model has several classes.
         """
         self.score.check_extra_inputs(self.x)
-        read_output = self._get_reader(as_probability)
+        read_output = self._get_score_reader(as_probability)
 
-        def run(part: slice) -> Tensor:
-            inputs, sample_index = variants(part)
+        def score_chunk(part: slice) -> Tensor:
+            inputs, sample_index = build_variants(part)
             return read_output(self.score.forward(inputs, sample_index), len(inputs), sample_index).detach()
 
         chunk_size = self.count_copies_in_memory(self.activation_bytes.largest_in_model)
-        return map_chunks(count, chunk_size, run).to(self.values)
+        return map_chunks(n_variants, chunk_size, score_chunk).to(self.values)
 
-    def score_activations(self, count: int, variants: ActivationVariants, *, as_probability: bool = False) -> Tensor:
-        """Return the scores (count,) of other activations at the layer, or probabilities.
+    def score_activations(
+        self, n_variants: int, build_variants: ActivationVariants, *, as_probability: bool = False
+    ) -> Tensor:
+        """Compute the scores (n_variants,) of the model with changed activations at the layer.
 
-        The part of the model before the layer runs once if possible.
+        `as_probability`: as in `score_inputs`. The part of the model before the layer runs once if possible.
         """
-        run_chunk = partial(self._score_rows, self._strategy, self._get_reader(as_probability))
-        return self._run_in_chunks(self._strategy, count, variants, run_chunk)
+        run_chunk = partial(self._score_rows, self._strategy, self._get_score_reader(as_probability))
+        return self._run_in_chunks(self._strategy, n_variants, build_variants, run_chunk)
 
-    def compute_score_losses(self, count: int, variants: ActivationVariants) -> Tensor:
-        """Return how much of the score (count,) is lost with each of other activations; see `score_activations`.
+    def compute_score_losses(self, n_variants: int, build_variants: ActivationVariants) -> Tensor:
+        """Return how much the score drops (n_variants,) with each changed activation at the layer.
 
-        Clean scores and altered ones are of one pass, so that common rounding cancels.
+        Clean and changed activations run in one pass, so that common rounding errors cancel.
         """
         strategy, read_score = self._strategy, self.score.read_score
 
@@ -134,10 +137,10 @@ class LayerFeatures:
             scores = self._score_rows(strategy, read_score, lambda maps: edit(maps[:n_rows]), rows)
             return scores[n_rows:][position] - scores[:n_rows]
 
-        return self._run_in_chunks(strategy, count, variants, subtract_from_clean)
+        return self._run_in_chunks(strategy, n_variants, build_variants, subtract_from_clean)
 
     def run_with_edit(self, edit: ActivationEdit) -> Any:
-        """Return the model's output of one pass in which `edit` changes all samples' activations (N,K,*s) in place."""
+        """Return the output of the model if `edit` changes the activation (N,K,*s) of the layer in place."""
         with self._prefix_cache if self._can_replay else nullcontext():
             return self._run_edited_model(self.x, None, self._sample_indices, edit)
 
@@ -146,16 +149,16 @@ class LayerFeatures:
         self.sample_notes[sample].append(text)
 
     def add_rounding_notes(self, statement: str, changes: Tensor, scores: Tensor) -> None:
-        """Add a note to each sample whose changes (N,M) are hardly more than the rounding of its scores (N,R)."""
+        """Add a note to each sample whose score changes (N,M) are hardly larger than the rounding of its scores (N,R)."""
         rounding = self.score.machine_epsilon * scores.abs().amax(1)
         for sample in (changes.abs().amax(1) < MIN_ROUNDING_STEPS * rounding).nonzero()[:, 0].tolist():
             self.add_note(sample, f"{statement} by much more than its rounding in {self.score.dtype}")
 
     def count_copies_in_memory(self, bytes_of_pass: int) -> int:
-        """Return how many variants fit into a pass, from the bytes of the largest tensor in a pass of x."""
+        """Return how many variants fit into one pass, given the bytes of the largest tensor in a pass of x."""
         return self.batch_size or count_copies_in_memory(max(1, bytes_of_pass // len(self.x)), self.x.device)
 
-    def _get_reader(self, as_probability: bool) -> ScoreReader:
+    def _get_score_reader(self, as_probability: bool) -> ScoreReader:
         return self.score.probability if as_probability else self.score.read_score
 
     @cached_property
@@ -168,7 +171,7 @@ class LayerFeatures:
 
     @cached_property
     def _can_replay(self) -> bool:
-        """Whether a replayed pass gives the clean scores: modules may pass on more than their outputs."""
+        """Whether a pass that starts from cached outputs computes the same scores as a full pass."""
         if not self._prefix_cache.has_cached_outputs:
             return True
         try:
@@ -177,21 +180,22 @@ class LayerFeatures:
                 scores = self.score.read_score(output, len(self.x)).detach()
         except Exception:  # the model's own will be raised again without a replay
             return False
-        return self._match_clean_scores(scores)
+        return self._matches_clean_scores(scores)
 
     @cached_property
     def _strategy(self) -> str:
+        """The first strategy, in the order of the class docstring, that computes samples independently."""
         return next(filter(self._is_usable_strategy, ("together", "apart", "whole")), "batch")
 
     def _is_usable_strategy(self, strategy: str) -> bool:
-        """Whether a strategy keeps samples apart, also in a replayed pass if its first pass filled the cache."""
+        """Whether a strategy computes samples independently, also if it starts from cached outputs."""
         was_cached = self._prefix_cache.has_cached_outputs
         return self._keeps_samples_apart(strategy) and (
             was_cached or not self._prefix_cache.has_cached_outputs or self._keeps_samples_apart(strategy)
         )
 
     def _keeps_samples_apart(self, strategy: str) -> bool:
-        """Whether each sample keeps its score among rows of which every other one has an activation of zero."""
+        """Whether a sample keeps its score if the activations of other samples are set to zero."""
         n_samples = len(self.x)
         rows = torch.arange(2 * n_samples + 1, device=self.x.device)
         sample_index = (rows // 2).clamp(max=n_samples - 1)
@@ -205,9 +209,9 @@ class LayerFeatures:
             scores = self._run_in_chunks(strategy, len(rows), blank_every_other, run_chunk)
         except Exception:
             return False
-        return self._match_clean_scores(scores[1::2])
+        return self._matches_clean_scores(scores[1::2])
 
-    def _match_clean_scores(self, scores: Tensor) -> bool:
+    def _matches_clean_scores(self, scores: Tensor) -> bool:
         clean = self.values
         allowed = SCORE_TOLERANCE_BY_DTYPE.get(self.score.dtype, 1e-4) * (1 + float(clean.abs().max()))
         return bool(((scores.to(clean) - clean).abs() <= allowed).all())
@@ -215,32 +219,32 @@ class LayerFeatures:
     def _run_in_chunks(
         self,
         strategy: str,
-        count: int,
-        variants: ActivationVariants,
+        n_variants: int,
+        build_variants: ActivationVariants,
         run_chunk: Callable[[ActivationEdit, Tensor], Tensor],
     ) -> Tensor:
-        """Return the joined results (count,) of chunks as large as memory and the strategy allow."""
-        if count == 0:  # a layer without a nonzero channel
+        """Run the variants in chunks as large as memory and strategy allow. Return the joined results (n_variants,)."""
+        if n_variants == 0:  # a layer without a nonzero channel
             return self.values.new_zeros(0)
         sizes = self.activation_bytes
         largest = sizes.largest_in_model if strategy == "whole" else sizes.largest_behind_layer
         chunk_size = self.count_copies_in_memory(largest)
-        sample_index = variants(slice(0, count))[1]
-        ends = list(range(count - 1)) if strategy == "batch" else []
+        sample_index = build_variants(slice(0, n_variants))[1]
+        ends = list(range(n_variants - 1)) if strategy == "batch" else []
         if strategy == "apart":
             ends = sample_index.diff().nonzero()[:, 0].tolist()
 
         def run_part(start: int, part: slice) -> Tensor:
-            return run_chunk(*variants(slice(part.start + start, part.stop + start)))
+            return run_chunk(*build_variants(slice(part.start + start, part.stop + start)))
 
-        bounds = pairwise([0, *(end + 1 for end in ends), count])
+        bounds = pairwise([0, *(end + 1 for end in ends), n_variants])
         chunks = [map_chunks(stop - start, chunk_size, partial(run_part, start)) for start, stop in bounds]
         return torch.cat(chunks).to(self.values)
 
     def _score_rows(
         self, strategy: str, read_output: ScoreReader, edit: ActivationEdit, sample_index: Tensor
     ) -> Tensor:
-        """Return what is read (R,) of the rows after one forward pass."""
+        """Run one forward pass with edited activations and read the scores (R,) of its rows."""
         x, n_rows = self.x, len(sample_index)
         if strategy == "together":
             with self._prefix_cache:
@@ -258,7 +262,7 @@ class LayerFeatures:
     def _run_edited_model(
         self, x: Tensor, input_sample_index: Tensor | None, rows: Tensor, edit: ActivationEdit
     ) -> Any:
-        """Return the output for x, variants of the samples `input_sample_index`; the layer's rows are copied and edited."""
+        """Run the model on x, variants of the samples `input_sample_index`, with `rows` of the layer copied and edited."""
         edit_rows, output_index, call_index = partial(self._apply_edit, edit), self.output_index, self.call_index
         with branch_layer_output(
             self.score.model, self.layer, rows, edit_rows, output_index=output_index, call_index=call_index
@@ -269,8 +273,8 @@ class LayerFeatures:
         maps = self.to_maps(rows)
         if maps.untyped_storage().data_ptr() != rows.untyped_storage().data_ptr():
             raise LayerError(
-                f"reshape= copies the output of layer {self.layer!r}, so what is changed there would not reach the "
-                f"model; return a view of it (permute, unflatten, slices), or pass layout="
+                f"reshape= copies the output of layer {self.layer!r}, so a change of the copy would not reach the model: return "
+                f"a view of the output (permute, unflatten, slices), or pass layout="
             )
         edit(maps)
         return rows

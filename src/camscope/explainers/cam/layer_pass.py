@@ -1,4 +1,4 @@
-"""The layer of a method, and the forward pass that methods, layers and scores share; one backward pass per score."""
+"""Layer settings of a method, and the forward and backward passes that several methods share."""
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -40,13 +40,14 @@ from camscope.targets import Score, Target, full_precision
 
 @dataclass(eq=False, repr=False)
 class LayerSelectionMixin(Explainer):
-    """A method that looks at one layer.
+    """Settings of a method that explains one layer.
 
-    `layer`: a name, a module, or None: the last layer with spatial extent, named in the result. `output_index`: key of the
-    tensor in a layer that returns several; `call_index`: which call of a layer that runs several times (default: the last one
-    that the score depends on). `layout`: "channels_first", "channels_last" or a Layout, if the layer's shape is ambiguous;
-    `reshape`: a callable output -> (N,K,*s) instead. Without either, the layout is verified unless convolutions made the map:
-    three forward passes, once for each model, layer and input size. With PyTorch's fused attention, one more finds that out.
+    `layer`: a name, a module, or None for the last layer with spatial extent, which the result names. `output_index`: key of
+    the tensor in a layer that returns several. `call_index`: which call of a layer that runs several times; by default the
+    last one that the score depends on. `layout`: "channels_first", "channels_last" or a Layout, if the shape of the layer is
+    ambiguous. `reshape`: a callable output -> (N,K,*s), instead of a layout. Without both, three forward passes verify the
+    layout, unless convolutions computed the map. They run once for each model, layer and input size. With PyTorch's fused
+    attention, finding out needs one more pass.
 
     Class constants describe a method:
 
@@ -76,26 +77,26 @@ class LayerSelectionMixin(Explainer):
         self._chosen_layers: dict[tuple[object, ...], str] = {}
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
-        """Return the quantity (N,) whose gradient is taken: by default the score."""
+        """Compute the quantity (N,) that is differentiated, by default the score."""
         return score.read_score(output, n_samples)
 
     @property
     def objective_key(self) -> Hashable:
-        """Key of `objective`; methods with equal keys share a backward pass."""
+        """Key of `objective`. Methods with equal keys share a backward pass."""
         return "score" if type(self).objective is LayerSelectionMixin.objective else id(self)
 
     def resolve(self, x: Tensor, score: Score) -> Self:
-        """Return the same method at the layer that it chooses for this input."""
+        """Return this method with the layer that it chooses for the input."""
         return self if self.layer is not None else replace(self, layer=self.choose_layer_name(x, score))
 
     def describe_chosen_layer(self, layer: str, model: nn.Module) -> list[str]:
-        """Return a note that names the chosen layer; none if the user or the loaded model named the layer."""
+        """Return a note that names the layer. The list is empty if the user or the loaded model named the layer."""
         card = get_card(model)
         named = self.layer is not None or (card is not None and card.layer == layer)
         return [] if named else [f"layer {layer!r} was chosen"]
 
     def choose_layer_name(self, x: Tensor, score: Score) -> str:
-        """Return the layer that the loaded model names, or the last spatial layer that any class depends on."""
+        """Return the default layer: the one that the loaded model names, or the last spatial layer used by a class."""
         model = score.model
         card = get_card(model)
         if card and card.layer:
@@ -111,7 +112,10 @@ class LayerSelectionMixin(Explainer):
 
 
 class SharedPass(ExitStack):
-    """The forward pass of x (N,C,*S) runs at the start of the `with`; `iter_features` runs the backward passes."""
+    """One forward pass of x (N,C,*S) for several methods, layers and scores, with one backward pass per score.
+
+    The forward pass runs at the start of the `with`, the backward passes in `iter_features`.
+    """
 
     def __init__(
         self,
@@ -147,7 +151,7 @@ class SharedPass(ExitStack):
         return self
 
     def iter_features(self, score_index: int) -> Iterator[tuple[int, LayerFeatures]]:
-        """Yield the index of each method and its features for one score."""
+        """Run the backward passes of one score. Yield the index of each method and the features of its layer."""
         for g, group in enumerate(self._objective_groups):
             values = self._objective_values[score_index][g]
             last = (score_index, g) == (len(self._scores) - 1, len(self._objective_groups) - 1)
@@ -191,7 +195,7 @@ class SharedPass(ExitStack):
         check_finite("the score", torch.cat(every), first.on_nonfinite)
 
     def _needs_layout_inference(self, explainer: LayerSelectionMixin, layer: str) -> bool:
-        """Whether the layout of a layer is inferred here for the first time for this model and size."""
+        """Whether the layout of a layer is not yet known for this model and input size."""
         if explainer.layout is not None or explainer.reshape is not None:
             return False
         location = OutputLocation(layer, explainer.output_index)
@@ -200,7 +204,7 @@ class SharedPass(ExitStack):
     def _verify_layout(
         self, explainer: LayerSelectionMixin, layer: str, call_index: int, layout: Layout | None
     ) -> LayoutVerdict:
-        """Return the verdict on the layout of a layer's call; raise LayerError if it is contradicted."""
+        """Check the layout of one call of a layer. Raises LayerError if the check contradicts the layout."""
         if layout is None or explainer.layout is not None or math.prod(layout.grid) == 1:
             return LayoutVerdict.VERIFIED
         score, x, calls = self._scores[0], self._x, self._tap.calls[layer]
@@ -214,7 +218,7 @@ class SharedPass(ExitStack):
         if result is None:
             first = torch.zeros(1, dtype=torch.long, device=x.device)
 
-            def run(inputs: Tensor) -> object:
+            def run_forward(inputs: Tensor) -> object:
                 return score.forward(inputs, None if len(inputs) == len(x) else first)
 
             shares = self._input_shares
@@ -223,7 +227,7 @@ class SharedPass(ExitStack):
                 [locations[call_index]],
                 layout,
                 x,
-                run,
+                run_forward,
                 input_shares=shares,
                 moved_layers=[layer] if is_moved else [],
             )[0]
@@ -237,7 +241,7 @@ class SharedPass(ExitStack):
     def _cache_maps_by_construction(
         self, layer: str, locations: Sequence[OutputLocation], layout: Layout, call_index: int
     ) -> bool:
-        """Cache the layout of calls whose outputs are maps by construction. Return whether one call's plane was moved."""
+        """Cache the layout of calls that convolutions computed. Return whether the map of `call_index` was moved."""
         score, x, tracker, calls = self._scores[0], self._x, self._spatial_ops, self._tap.calls[layer]
         if tracker is None and isinstance(find_layer(score.model, layer)[1], CHANNELS_FIRST_MODULES):
             # interception would have changed the results of this model: one more forward pass
@@ -255,7 +259,7 @@ class SharedPass(ExitStack):
         return is_moved
 
     def _compute_gradients(self, values: Tensor, layers: Sequence[str], is_last_backward: bool) -> dict[str, Tensor]:
-        """Return the gradient at each layer in at least float32; a float16 one that vanishes is taken again times 2^k."""
+        """Return the gradient at each layer in at least float32. Gradients that underflow in float16 are scaled up."""
         tap, keep = self._tap, not is_last_backward or self._needs_curvature
         half = any(call.activation.dtype == torch.float16 for name in layers for call in tap.calls[name])
         tap.backward(values.sum(), retain_graph=keep or half)
@@ -292,7 +296,9 @@ class SharedPass(ExitStack):
 
         def compute_curvature() -> Tensor:
             if not explainer.second_order:
-                raise LayerError("the curvature was not kept: the method must say second_order = True")
+                raise LayerError(
+                    "no second derivatives were computed: set second_order = True in the class of the method"
+                )
             return to_maps(_compute_curvature(values, call.activation))
 
         return LayerFeatures(
@@ -319,7 +325,7 @@ class SharedPass(ExitStack):
     def _read_activation(
         self, explainer: LayerSelectionMixin, layer: str, call: TappedCall
     ) -> tuple[Tensor, Layout | None, Callable[[Tensor], Tensor]]:
-        """Return a layer's output as (N,K,*s) in at least float32, its layout, and the function that reshapes outputs."""
+        """Return the output of a layer as (N,K,*s), at least float32, its layout, and the function that reshapes outputs."""
         key, x = (id(call), str(explainer.layout), explainer.reshape), self._x
         if key in self._layer_maps:
             return self._layer_maps[key]
@@ -336,7 +342,9 @@ class SharedPass(ExitStack):
         maps = to_maps(full_precision(output))
         if layout is None and (maps.ndim != x.ndim or len(maps) != len(x)):
             shape = tuple(maps.shape)
-            raise LayerError(f"reshape= made {shape} of layer {layer!r}; expected (N,K,h,w) with N = {len(x)}")
+            raise LayerError(
+                f"reshape= returned the shape {shape} for layer {layer!r}; expected (N,K,h,w) with N = {len(x)}"
+            )
         self._layer_maps[key] = maps, layout, to_maps
         return self._layer_maps[key]
 
@@ -354,7 +362,7 @@ def _require_gradient(tap: Tap, layer: str) -> Tensor:
 
 
 def _compute_curvature(values: Tensor, activation: Tensor) -> Tensor:
-    """Return the Hessian of the values times the activation, by two backward passes; zero if the score is linear."""
+    """Return the Hessian of the values times the activation. It is zero if the values are linear in the activation."""
     (gradient,) = torch.autograd.grad(values.sum(), activation, create_graph=True)
     if not gradient.requires_grad:
         return torch.zeros_like(activation)

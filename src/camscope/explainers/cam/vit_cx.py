@@ -1,4 +1,4 @@
-"""ViT-CX: the channels of a layer are clustered to masks, and each place has the mean effect of the masks that show it."""
+"""ViT-CX: masks from clustered channels of a layer, and the mean effect of the masks at each position."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -16,13 +16,14 @@ from camscope.explainers.core.setting_types import NonNegativeNumber
 
 @register
 class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
-    """The mean gain of the masks at each place, Σ_i s_i M_i / Σ_i M_i, less its least cell (Xie et al. 2023).
+    """Mean effect on the class probability of the masks that show a position: Σ_i s_i M_i / Σ_i M_i (Xie et al. 2023).
 
-    s_i = p(x M_i + Z (1 - M_i)) - p(x + Z (1 - M_i)): the class's probability if only the mask shows the input, minus the
-    effect of the noise Z alone. Without several classes, p is the score. The masks M_i are channels scaled to 0..1. Masks
-    with a distance (one minus the cosine of the enlarged masks) below `distance` are joined by complete linkage, and their
-    sum is scaled again. A place that no mask shows is 0, and so is the map of a single mask. `sigma`: standard deviation of
-    the noise as a fraction of the image's range; 0: none. K counts the joined masks.
+    The smallest cell is subtracted. s_i = p(x M_i + Z (1 - M_i)) - p(x + Z (1 - M_i)) is the effect of mask i: the class
+    probability if only this mask shows the input, minus the probability if only the noise Z is added. Without several
+    classes, p is the score. The masks M_i are channels scaled to 0..1. Masks with a distance (one minus the cosine of the
+    enlarged masks) below `distance` are joined by complete linkage, and their sum is scaled again. A position that no mask
+    shows is 0, and so is the map of a single mask. `sigma`: standard deviation of the noise as a fraction of the image's
+    range; 0: none. K counts the joined masks.
 
     Linkage, `distance` and noise (0.1 of pixels in -1..1) are those of the authors' code. There are three differences. All
     masks get the same Z. Masks are scaled and counted on the grid of the layer. p(x), which the authors add to every s_i, and
@@ -36,7 +37,7 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
     sigma: NonNegativeNumber = 0.05
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the mean gain of the masks."""
+        """Return the mean effect of the masks at each cell."""
         masks = self._build_cluster_masks(features)
         live = masks.flatten(2).any(2)
         probabilities = masks.new_zeros(*live.shape, 2)
@@ -52,14 +53,14 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
         return torch.where(cover > 0, means - least, 0)
 
     def _build_cluster_masks(self, features: LayerFeatures) -> Tensor:
-        """Return the sum (N,K,*s) of each cluster's masks, scaled to 0..1, at the index of its first; zeros elsewhere."""
+        """Add up the masks of each cluster and scale the sum to 0..1. The sum replaces the first mask; all others are 0."""
         channels = scale_each_to_unit_range(features.activation)
         clusters = cluster_masks(compute_cosine_distances(channels, features.x.shape[2:]), self.distance)
         members = clusters[..., None] == torch.arange(clusters.shape[1], device=clusters.device)
         return scale_each_to_unit_range((members.mT.to(channels) @ channels.flatten(2)).view_as(channels))
 
     def _compute_probabilities(self, features: LayerFeatures, masks: Tensor, is_nonempty: Tensor) -> Tensor:
-        """Return p(x M + Z (1 - M)) and p(x + Z (1 - M)) as (M,2) for the nonempty masks of all samples."""
+        """Return two probabilities for each nonempty mask M, as (masks,2): p(x M + Z (1 - M)) and p(x + Z (1 - M))."""
         x, (samples, mask_index) = features.x, is_nonempty.nonzero().T
         drawn = torch.randn(x.shape[1:], generator=self.generator(), dtype=torch.float32, device="cpu")
         noise = self.sigma * compute_value_range(x) * drawn.to(x)
@@ -77,12 +78,12 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
 
 
 def scale_each_to_unit_range(masks: Tensor) -> Tensor:
-    """Scale each mask (N,K,*s) to 0..1; a constant mask becomes 0."""
+    """Scale each mask (N,K,*s) to 0..1. A constant mask becomes 0."""
     return scale_to_unit_range(masks.flatten(0, 1)).view_as(masks)
 
 
 def compute_cosine_distances(masks: Tensor, size: Sequence[int]) -> Tensor:
-    """Return one minus the cosines (N,K,K) of masks (N,K,*s) enlarged to `size`, inf for a mask of zeros."""
+    """Return the cosine distance of all pairs of masks (N,K,K), enlarged to `size`. For a mask of zeros it is infinite."""
     # EᵀE of the matrix E that enlarges an axis gives the products of enlarged masks, so that no mask is enlarged
     overlap = masks
     for axis, length in enumerate(size, start=2):
@@ -95,7 +96,7 @@ def compute_cosine_distances(masks: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def cluster_masks(distances: Tensor, max_distance: float) -> Tensor:
-    """Return the first member (N,K) of each mask's cluster, by complete linkage of distances (N,K,K) below a maximum."""
+    """Cluster masks by complete linkage of their distances (N,K,K). Return the index of the first mask of each cluster (N,K)."""
     # all pairs of mutual nearest neighbors are joined in one step, which gives the same clusters as one after the other
     indices = torch.arange(distances.shape[1], device=distances.device).expand(distances.shape[:2])
     # symmetric, also in rounding: otherwise no two clusters might be mutual neighbors

@@ -1,1 +1,1 @@
-"""Methods that combine other methods: fused, refined, averaged."""
+"""Methods that combine the maps of other methods, layers or views."""

@@ -1,4 +1,4 @@
-"""Wrappers: explainers around other explainers, which can be nested, as `Augmented(Denoised(GradCAM(model)), flips=True)`."""
+"""Wrappers: explainers around other explainers. They can be nested: `Augmented(Denoised(GradCAM(model)), flips=True)`."""
 
 import copy
 import itertools
@@ -28,7 +28,7 @@ from camscope.targets import Difference, Score, TargetLike
 
 
 class Wrapper(Explainer):
-    """An explainer around others, with their model, preprocessing, mode and precision. Implement `compute_maps`."""
+    """Base class of explainers that use other explainers of the same model. A subclass implements `compute_maps`."""
 
     paper: ClassVar[str] = ""  # see the inner explainers
     inner: tuple[Explainer, ...]
@@ -36,13 +36,17 @@ class Wrapper(Explainer):
     def __init__(self, *inner: Explainer) -> None:
         for explainer in inner:
             if not isinstance(explainer, Explainer):
-                raise InputError(f"{type(self).__name__} wraps an explainer, as GradCAM(model); got {explainer!r:.80}")
+                raise InputError(
+                    f"{type(self).__name__} wraps an explainer, such as GradCAM(model); got {explainer!r:.80}"
+                )
         check_compatible_explainers(inner)
         first, self.inner = inner[0], inner
         for explainer in inner[1:]:
             settings = [(item.mode, item.precision, item.forward_options) for item in (first, explainer)]
             if settings[0] != settings[1]:
-                raise InputError(f"{first!r} and {explainer!r} differ in mode, precision, input_key or frames_first")
+                raise InputError(
+                    f"{first!r} and {explainer!r} differ in mode, precision, input_key or frames_first: pass equal settings"
+                )
         super().__init__(
             first.model,
             preprocess=first.preprocess,
@@ -55,14 +59,14 @@ class Wrapper(Explainer):
 
     @abstractmethod
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return a map of each score of an input (N,C,*S), from those of the inner explainers."""
+        """Compute one map per score of an input (N,C,*S), by combining the maps of the inner explainers."""
 
     def resolve(self, x: Tensor, score: Score) -> Self:
-        """Return the same wrapper around resolved inner explainers."""
-        return self._rewrap([explainer.resolve(x, score) for explainer in self.inner])
+        """Return this wrapper around inner explainers that have chosen their layers for the input."""
+        return self._with_inner([explainer.resolve(x, score) for explainer in self.inner])
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """Return the map (N,*s) of an input (N,C,*S)."""
+        """Return the attribution map (N,*s) of an input (N,C,*S)."""
         return self.compute_maps(x, [score])[0].attribution
 
     @property
@@ -71,8 +75,8 @@ class Wrapper(Explainer):
         return super().setting_names.union(*(explainer.setting_names for explainer in self.inner))
 
     def with_settings(self, **settings: Any) -> Self:
-        """Return the same wrapper around inner explainers with other settings; each takes those that it has."""
-        return self._rewrap(
+        """Return this wrapper with changed settings of the inner explainers. Each explainer takes the settings that it has."""
+        return self._with_inner(
             [
                 explainer.with_settings(**{k: value for k, value in settings.items() if k in explainer.setting_names})
                 for explainer in self.inner
@@ -81,39 +85,40 @@ class Wrapper(Explainer):
 
     @property
     def composed_name(self) -> str:
-        """The names of the inner explainers and the wrapper: `gradcam, denoised`."""
+        """Name of the wrapper after those of the inner explainers, such as `gradcam, denoised`."""
         return f"{' + '.join(dict.fromkeys(explainer.composed_name for explainer in self.inner))}, {self.name}"
 
     @property
     def uses_gradients(self) -> bool:
-        """Whether an inner explainer needs gradients."""
+        """Whether any inner explainer needs gradients."""
         return any(explainer.uses_gradients for explainer in self.inner)
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether all inner explainers accept integers."""
+        """Whether all inner explainers accept an integer input."""
         return all(explainer.accepts_integer_input for explainer in self.inner)
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """Return the target of the inner explainers; raise InputError if they differ."""
+        """Return the common target of all inner explainers. Raises InputError if they differ."""
         first, *other_targets = [explainer.resolve_target(target) for explainer in self.inner]
         for explainer, other in zip(self.inner[1:], other_targets, strict=True):
             if other is not first and not (isinstance(other, Difference) and other == first):
                 raise InputError(
-                    f"{self.inner[0]!r} and {explainer!r} explain different targets: {self.name} needs one"
+                    f"{self.inner[0]!r} and {explainer!r} explain different targets: {self.name} needs the same target"
                 )
         return first
 
     def create_sibling(self, method: str | type[Explainer]) -> Explainer:
-        """Return the same wrapper around another method."""
-        return self._rewrap([explainer.create_sibling(method) for explainer in self.inner])
+        """Return this wrapper around another method."""
+        return self._with_inner([explainer.create_sibling(method) for explainer in self.inner])
 
-    def _rewrap(self, inner: Sequence[Explainer]) -> Self:
+    def _with_inner(self, inner: Sequence[Explainer]) -> Self:
+        """Return this wrapper around other inner explainers."""
         return type(self)(inner[0], **self._wrapper_settings)
 
     @property
     def _wrapper_settings(self) -> dict[str, Any]:
-        """The settings of the wrapper itself: all arguments but the first, which is the inner explainer."""
+        """The settings of the wrapper itself, without those of the inner explainers."""
         return {name: getattr(self, name) for name in list(signature(type(self)).parameters)[1:]}
 
     def __repr__(self) -> str:
@@ -125,7 +130,7 @@ class Wrapper(Explainer):
 
 
 class Contrast(Wrapper):
-    """Explains why class `a` rather than `b`: the map of the difference of their scores. It takes no other target."""
+    """Explain class `a` rather than `b`: the map of the difference of their scores. No other target is accepted."""
 
     name = "contrast"
 
@@ -135,23 +140,23 @@ class Contrast(Wrapper):
         self._target = Difference(a, b)
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """Return the difference of the two classes."""
+        """Return the difference of the two classes as the target. Raises TargetError for any other target."""
         if target is not None:
             raise TargetError(
-                f"Contrast explains {self.a!r} rather than {self.b!r} and takes no other target; got {target!r:.80}"
+                f"Contrast explains {self.a!r} rather than {self.b!r} and accepts no other target; got {target!r:.80}"
             )
         return self.explainer.resolve_target(self._target)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the maps of the inner explainer."""
+        """Compute the maps of the inner explainer."""
         return self.explainer.compute_maps(x, scores)
 
 
 class Denoised(Wrapper):
-    """Keeps the part of a CAM that lies along the first principal component of its channels' contributions.
+    """Denoise a CAM: project the map on the first principal component of its channel contributions.
 
-    A map (N,cells) is the sum of contributions (N,K,cells). It is projected on their first right singular vector, which is
-    not centered; the ReLU follows if the method has one. The result is in units of the score, and unchanged if all channels
+    A map (N,cells) is the sum of contributions (N,K,cells). It is projected on their first right singular vector, without
+    centering. The ReLU follows if the method has one. The result is in units of the score, and unchanged if all channels
     agree. The order of wrappers does not matter: Denoised(Augmented(x)) is Augmented(Denoised(x)). A method with a single map
     is returned unchanged, with a note.
     """
@@ -164,14 +169,14 @@ class Denoised(Wrapper):
 
     @property
     def share_key(self) -> Hashable:
-        """Methods that share passes also share them when denoised."""
+        """Methods with equal keys share passes, also when denoised."""
         return (Denoised, self.explainer.share_key) if isinstance(self.explainer, BaseWeightedChannels) else id(self)
 
     @staticmethod
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
     ) -> Sequence[Sequence[AttributionMaps]]:
-        """Return the denoised maps [method][score] from the shared passes of the inner methods."""
+        """Compute the denoised maps [method][score]. The inner methods share their passes."""
         inner = [wrapper.explainer for wrapper in explainers if isinstance(wrapper, Denoised)]
         channel_methods = [method for method in inner if isinstance(method, BaseWeightedChannels)]
         if len(channel_methods) < len(inner):
@@ -182,20 +187,20 @@ class Denoised(Wrapper):
         return compute_group_maps(principal_methods, x, scores)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the denoised maps; around another wrapper, that wrapper's maps of denoised inner explainers."""
+        """Compute the denoised maps. If the inner explainer is a wrapper, its inner explainers are denoised."""
         inner = self.explainer
         if isinstance(inner, BaseWeightedChannels):
             return list(self.compute_shared_maps([self], x, scores)[0])
         if isinstance(inner, Denoised):
             return inner.compute_maps(x, scores)
         if isinstance(inner, Wrapper):
-            return inner._rewrap([Denoised(explainer) for explainer in inner.inner]).compute_maps(x, scores)
+            return inner._with_inner([Denoised(explainer) for explainer in inner.inner]).compute_maps(x, scores)
         note = f"{inner.composed_name} computes a single map, so that nothing was denoised"
         return [replace(maps, notes=(*maps.notes, note)) for maps in inner.compute_maps(x, scores)]
 
 
 def _combine_along_principal_component(method: BaseWeightedChannels, features: LayerFeatures) -> Tensor:
-    """Return the projection (N,cells) of the sum on the direction of the first component, and apply the method's ReLU."""
+    """Project the sum of the contributions on their first component, (N,cells). Apply a ReLU if the method has one."""
     parts = method.contributions(features)
     total, component = parts.sum(1), project_on_first_component(parts)
     size = component.abs().amax(1, keepdim=True)
@@ -206,12 +211,12 @@ def _combine_along_principal_component(method: BaseWeightedChannels, features: L
 
 
 class Augmented(Wrapper):
-    """The mean of the raw maps over flips and scales of the input, each mapped back to the original input.
+    """Test-time augmentation: the mean of the raw maps over flips and scales of the input.
 
-    `flips`: True for the last spatial axis; an axis or several (0 is the first spatial axis), in every combination; or False.
-    `scales`: factors of the input's size, which the model must accept; resizing is linear, with antialiasing. Each flip is used
-    at each scale. The unchanged input is always included and fixes the class. A Region or a Box is moved with the view; a
-    function of the output is not.
+    Each map is mapped back to the original input. `flips`: True for the last spatial axis; an axis or several (0 is the first
+    spatial axis), in every combination; or False. `scales`: factors of the input size, which the model must accept. Resizing
+    is linear, with antialiasing. Each flip is used at each scale. The unchanged input is always included and fixes the class.
+    A Region or a Box is moved with the view, a function of the output is not.
 
     Maps of other scales are interpolated linearly to the grid of the unchanged input. Because the values may depend on the
     number of cells, the maps of each scale are multiplied by one number that gives them the mean magnitude of the original
@@ -226,18 +231,18 @@ class Augmented(Wrapper):
     ) -> None:
         super().__init__(explainer)
         if not _is_sequence_of(scales, numbers.Real) or not all(math.isfinite(scale) and scale > 0 for scale in scales):
-            raise InputError(f"scales={scales!r}: expected several factors above 0, e.g. (0.75, 1.0, 1.25)")
+            raise InputError(f"scales={scales!r}: expected a list of factors above 0, e.g. (0.75, 1.0, 1.25)")
         if not isinstance(flips, bool | int) and not _is_sequence_of(flips, int):
             raise InputError(f"flips={flips!r}: expected True, False, or spatial axes, e.g. 0 or (0, 1)")
         self.explainer, self.flips, self.scales = explainer, flips, tuple(scales)
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether the inner explainer accepts integers and no view is interpolated."""
+        """Whether the inner explainer accepts an integer input and no view is interpolated."""
         return super().accepts_integer_input and set(self.scales) == {1.0}
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the mean of the maps over all views."""
+        """Compute the mean map over all views, for each score."""
         if len(scores) > 1 and any(callable(score.target) for score in scores):  # each may have its own layer
             return [self.compute_maps(x, [score])[0] for score in scores]
         unchanged_maps, explainer = self.explainer.compute_maps(x, scores), self.explainer.resolve(x, scores[0])
@@ -255,13 +260,13 @@ class Augmented(Wrapper):
         return [_average_views([[row[i] for row in views] for views in views_by_scale]) for i in range(len(scores))]
 
     def _list_flip_axes(self, n_axes: int) -> list[tuple[int, ...]]:
-        """Return the flipped axes of every view, starting with none."""
+        """Return the flipped axes of each view. The first view is not flipped."""
         if isinstance(self.flips, bool):
             flips = [n_axes - 1] * self.flips
         else:
             flips = [self.flips] if isinstance(self.flips, int) else list(self.flips)
         if not all(-n_axes <= axis < n_axes for axis in flips):
-            raise InputError(f"flips={self.flips!r}: the input's spatial axes are 0..{n_axes - 1}")
+            raise InputError(f"flips={self.flips!r} is out of range: the spatial axes of the input are 0..{n_axes - 1}")
         axes = sorted({axis % n_axes for axis in flips})
         return [flipped for count in range(len(axes) + 1) for flipped in itertools.combinations(axes, count)]
 
@@ -276,7 +281,7 @@ def _is_sequence_of(values: object, number_type: type) -> bool:
 def _compute_maps_at_scale(
     scale: float, explainer: Explainer, x: Tensor, scores: Sequence[Score]
 ) -> list[AttributionMaps]:
-    """Return the maps of one view; raise an InputError with its size if the model does not accept it."""
+    """Compute the maps of one view. Raises InputError if the model does not accept the size of the view."""
     try:
         return explainer.compute_maps(x, scores)
     except Exception as error:
@@ -284,18 +289,19 @@ def _compute_maps_at_scale(
             raise
         size, model = " x ".join(map(str, x.shape[2:])), type(unwrap(explainer.model)).__name__
         raise InputError(
-            f"{model} does not accept an input of {size}, scale {scale:g}: {type(error).__name__}: {error}; pass "
-            f"scales=(1.0,), or scales whose sizes it accepts"
+            f"{model} does not accept an input of size {size} (scale {scale:g}): pass scales=(1.0,), or scales that the model "
+            f"accepts. Its error was {type(error).__name__}: {error}"
         ) from error
 
 
 def _undo_flip(maps: AttributionMaps, axes: Sequence[int], reference: AttributionMaps) -> AttributionMaps:
+    """Flip maps back and resize them to the grid of the reference."""
     attribution = maps.attribution.flip([axis + 1 for axis in axes])
     return replace(maps, attribution=resize_maps(attribution, reference.attribution.shape[1:]))
 
 
 def _average_views(views_by_scale: Sequence[Sequence[AttributionMaps]]) -> AttributionMaps:
-    """Return the mean over all views; the first of `views_by_scale` are those of the input's own scale."""
+    """Return the mean map over all views. The first list of `views_by_scale` has the original scale."""
     sums = [torch.stack([view.attribution for view in views]).sum(0) for views in views_by_scale]
     sizes = [torch.stack([_mean_magnitude(view.attribution) for view in views]).sum(0) for views in views_by_scale]
     total_map = sums[0]

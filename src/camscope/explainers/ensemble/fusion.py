@@ -1,4 +1,4 @@
-"""Maps of several layers or methods as one: `Fused`, `RefineCAM`, and `fuse` for existing explanations."""
+"""Fusion of the maps of several layers or methods: `Fused`, `RefineCAM`, and `fuse` for existing explanations."""
 
 import difflib
 import math
@@ -37,12 +37,12 @@ FUSION_SCALING_NOTE = "fused: each layer's map was divided by its maximum"
 
 
 class Fused(Wrapper):
-    """Several explainers as one, usually one method at several layers, with as few passes as possible.
+    """Fuse the maps of several explainers, usually one method at several layers.
 
-    Each map is clipped at zero, divided by its maximum and brought to the finest grid. `fusion_mode` then combines the cells:
-    "max" keeps what any map shows (Jiang et al. 2021, section III-C), "mean" averages, "product" keeps what all show. A map
-    without positive evidence is zero. LayerCAM with "max" is fine and reliable at once. Its paper first scales the maps
-    of shallow stages to tanh(2 M / max M), which is left out here:
+    Explainers share passes if possible. Each map is clipped at zero, divided by its maximum and brought to the finest grid.
+    `fusion_mode` then combines the cells: "max" keeps the evidence of any map (Jiang et al. 2021, section III-C), "mean"
+    averages, "product" keeps the evidence of all. A map without positive evidence is zero. LayerCAM with "max" is both fine
+    and reliable. Its paper first scales the maps of shallow stages to tanh(2 M / max M), which is left out here:
 
         Fused.at_layers(LayerCAM(model), ["layer2", "layer3", "layer4"]).explain("cat.jpg", 281)
     """
@@ -51,11 +51,9 @@ class Fused(Wrapper):
 
     def __init__(self, explainers: Sequence[Explainer], fusion_mode: FusionMode = "max") -> None:
         if isinstance(explainers, Explainer) or not explainers:
-            raise InputError("nothing to fuse: pass a list of explainers, or Fused.at_layers(explainer, layers)")
+            raise InputError("Fused got no list of explainers: pass a list, or use Fused.at_layers(explainer, layers)")
         if any(isinstance(item, str | nn.Module) for item in explainers):
-            raise InputError(
-                "Fused takes a list of explainers; for one method at several layers, Fused.at_layers(explainer, layers)"
-            )
+            raise InputError("Fused takes explainers, but the list has layers: use Fused.at_layers(explainer, layers)")
         check_one_of("fusion_mode", fusion_mode, *FUSION_MODES)
         super().__init__(*explainers)
         self.explainers, self.fusion_mode = tuple(explainers), fusion_mode
@@ -64,40 +62,42 @@ class Fused(Wrapper):
     def at_layers(
         cls, explainer: Explainer, layers: Sequence[str | nn.Module], fusion_mode: FusionMode = "max"
     ) -> Self:
-        """Return one method, with all its settings, at several layers."""
+        """Fuse the maps of one method at several layers. All other settings stay the same."""
         if not isinstance(explainer, LayerExplainer):
-            raise InputError(_explain_missing_layer(explainer))
+            raise InputError(_describe_layer_problem(explainer))
         if isinstance(layers, str):
-            raise InputError(f"Fused.at_layers takes a list of layers; for one, [{layers!r}]")
+            raise InputError(
+                f"Fused.at_layers takes a list of layers, got {layers!r}: pass [{layers!r}] for a single layer"
+            )
         return cls([replace(explainer, layer=layer) for layer in layers], fusion_mode)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the fused map of each score."""
+        """Compute the fused map of each score."""
         fused = []
         for maps in zip(*compute_all_maps(self.explainers, x, scores), strict=True):
             attribution = fuse_attributions([layer_maps.attribution for layer_maps in maps], self.fusion_mode)
             fused.append(merge_layer_maps(maps, attribution, FUSION_SCALING_NOTE))
         return fused
 
-    def _rewrap(self, inner: Sequence[Explainer]) -> Self:
+    def _with_inner(self, inner: Sequence[Explainer]) -> Self:
         return type(self)(inner, self.fusion_mode)
 
 
-def _explain_missing_layer(value: object) -> str:
-    """Return why a value cannot be used at several layers, and what can."""
+def _describe_layer_problem(value: object) -> str:
+    """Return the error message for an explainer that cannot be used at several layers."""
     if not isinstance(value, Explainer):
-        return f"Fused.at_layers(explainer, layers) takes an explainer, as GradCAM(model); got {value!r:.80}"
+        return f"Fused.at_layers(explainer, layers) takes an explainer, such as GradCAM(model); got {value!r:.80}"
     if not isinstance(value, Wrapper):
-        return f"{value!r} has no single layer to choose: Fused.at_layers takes a method with one, as GradCAM(model)"
+        return f"{value!r} does not explain a single layer: Fused.at_layers takes a method that does, such as GradCAM(model)"
     if isinstance(value, Fused):
         return f"{value!r} has several layers already"
-    return f"{value!r} does not look at one layer; pass {type(value).__name__}(Fused.at_layers(explainer, layers))"
+    return f"{value!r} is a wrapper and has no layer: pass {type(value).__name__}(Fused.at_layers(explainer, layers))"
 
 
 def compute_all_maps(
     explainers: Sequence[Explainer], x: Tensor, scores: Sequence[Score]
 ) -> list[list[AttributionMaps]]:
-    """Return the maps [explainer][score]; explainers that can share passes do so."""
+    """Compute the maps [explainer][score]. Explainers share passes if possible."""
     done: dict[int, list[AttributionMaps]] = {}
     for indices in group_by_share_key(explainers):
         done.update(zip(indices, compute_group_maps([explainers[t] for t in indices], x, scores), strict=True))
@@ -105,7 +105,7 @@ def compute_all_maps(
 
 
 def fuse_attributions(attributions: Sequence[Tensor], fusion_mode: FusionMode) -> Tensor:
-    """Fuse maps (N,*s): clip each at zero, divide it by its maximum, and combine the cells on the finest grid."""
+    """Fuse maps (N,*s): clip each map at zero, divide by its maximum, and combine all maps on the finest grid."""
     finest_grid = max((attribution.shape[1:] for attribution in attributions), key=math.prod)
     layers = torch.stack([resize_maps(_divide_by_maximum(attribution), finest_grid) for attribution in attributions])
     if fusion_mode == "product":
@@ -114,12 +114,13 @@ def fuse_attributions(attributions: Sequence[Tensor], fusion_mode: FusionMode) -
 
 
 def _divide_by_maximum(maps: Tensor) -> Tensor:
+    """Clip maps at zero and divide each by its maximum."""
     peak = maps.flatten(1).amax(1).view(-1, *[1] * (maps.ndim - 1))
     return torch.where(peak > 0, maps.relu() / peak, 0)
 
 
 def merge_layer_maps(layer_maps: Sequence[AttributionMaps], attribution: Tensor, scaling_note: str) -> AttributionMaps:
-    """Return the fused map (N,*s) with the notes of each layer, and a layer's status if every sample has the same, not "ok"."""
+    """Return a fused map (N,*s) with the notes of all layers. Also note each layer without evidence in every sample."""
     notes, layers = [scaling_note], [maps.layer for maps in layer_maps if maps.layer]
     for maps in layer_maps:
         statuses = set(determine_statuses(maps))
@@ -129,7 +130,7 @@ def merge_layer_maps(layer_maps: Sequence[AttributionMaps], attribution: Tensor,
 
 
 def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -> Explanation:
-    """Fuse explanations of one target at several layers into one.
+    """Fuse explanations of the same target at several layers into one explanation.
 
     Args:
         explanations: One explanation per layer, of one input, target and method.
@@ -143,11 +144,11 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
 
     """
     if not explanations:
-        raise InputError("nothing to fuse: pass one explanation per layer")
+        raise InputError("fuse got no explanations: pass one explanation per layer")
     check_one_of("fusion_mode", fusion_mode, *FUSION_MODES)
     first = explanations[0]
     for explanation in explanations[1:]:
-        _check_same_target(first, explanation)
+        _check_same_input_and_target(first, explanation)
     dtype = np.result_type(np.float32, *(explanation.attribution.dtype for explanation in explanations))
     maps = [torch.from_numpy(explanation.attribution.astype(dtype))[None] for explanation in explanations]
     flagged = [explanation for explanation in explanations if explanation.status != STATUS_OK]
@@ -164,16 +165,21 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
     )
 
 
-def _check_same_target(reference: Explanation, other: Explanation) -> None:
+def _check_same_input_and_target(reference: Explanation, other: Explanation) -> None:
+    """Raise InputError if two explanations differ in input, target, method or model."""
     for fact in ("name", "method", "target", "label", "input_size", "placement", "model"):
         if getattr(other, fact) != getattr(reference, fact):
-            raise InputError(f"cannot fuse: {fact} is {getattr(reference, fact)!r} and {getattr(other, fact)!r}")
+            raise InputError(
+                f"cannot fuse explanations with different {fact}: {getattr(reference, fact)!r} and {getattr(other, fact)!r}"
+            )
     if not math.isclose(other.score, reference.score, rel_tol=1e-3, abs_tol=1e-6):
-        raise InputError(f"cannot fuse: the score is {reference.score:.6g} and {other.score:.6g}: not the same input")
+        raise InputError(
+            f"cannot fuse explanations of different inputs: their scores are {reference.score:.6g} and {other.score:.6g}"
+        )
     for picture in ("image", "model_input_image"):
         first_image, another = getattr(reference, picture), getattr(other, picture)
         if first_image is not None and another is not None and not np.array_equal(first_image, another):
-            raise InputError("cannot fuse: the explanations are of different images")
+            raise InputError("cannot fuse explanations of different images")
 
 
 MAX_STAGES = 4
@@ -182,7 +188,7 @@ PRODUCT_SCALING_NOTE = "multiplied: each layer's map was scaled to 0..1"
 
 @register
 class RefineCAM(Explainer):
-    """The product of several layers' maps: Π_l n(U(n(relu(M_l)))), M of Grad-CAM++ (Domeniconi et al. 2026).
+    """Product of the Grad-CAM++ maps M_l of several layers: Π_l n(U(n(relu(M_l)))) (Domeniconi et al. 2026).
 
     U resizes a map to the finest grid. n is min-max scaling to 0..1, as in the authors' code, which removes the weakest cells
     of a layer, so that an early layer that is positive everywhere still refines the map. A constant map becomes zero.
@@ -205,14 +211,14 @@ class RefineCAM(Explainer):
             layer_methods = [name for name, method_cls in METHODS.items() if issubclass(method_cls, LayerExplainer)]
             nearest = difflib.get_close_matches(str(self.base_method), layer_methods, n=3, cutoff=0.0)
             raise InputError(
-                f"base_method={self.base_method!r} is not a method that looks at one layer; nearest: {', '.join(nearest)}"
+                f"base_method={self.base_method!r} is not a method that explains one layer: pass {' or '.join(nearest)}"
             )
         names = (*SETTINGS_WITHOUT_EFFECT[1:], "mode", "precision", "input_key", "frames_first")
         self._base_explainer = method(self.model, **{name: getattr(self, name) for name in names})
         layers = self.layers.split(",") if isinstance(self.layers, str) else self.layers
         if layers is not None:
             if not layers:
-                raise InputError("layers is empty: name one at least, or leave it out")
+                raise InputError("layers is empty: name at least one layer, or leave the setting out")
             layers = [layer.strip() if isinstance(layer, str) else layer for layer in layers]
             if "" in layers:
                 raise InputError(
@@ -223,14 +229,14 @@ class RefineCAM(Explainer):
         self._stages_by_model: dict[tuple[object, ...], list[str]] = {}
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """Return the map (N,*s) of an input (N,C,*S)."""
+        """Return the attribution map (N,*s) of an input (N,C,*S)."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the map of each score: one forward pass for all layers, one backward pass per score."""
+        """Compute the map of each score. All layers share one forward pass, and each score has one backward pass."""
         if self.layers is not None:
             return self._compute_maps_at_layers(self.layers, x, scores)
-        groups = groupby(scores, partial(self._find_stages_for_input, x))
+        groups = groupby(scores, partial(self._choose_layers, x))
         return [maps for layers, some in groups for maps in self._compute_maps_at_layers(layers, x, list(some))]
 
     def _compute_maps_at_layers(
@@ -248,17 +254,17 @@ class RefineCAM(Explainer):
         return [replace(layer_maps, notes=(note, *layer_maps.notes)) for layer_maps in merged]
 
     def resolve(self, x: Tensor, score: Score) -> Self:
-        """Return the same method with the layers that it finds for this input."""
-        return self if self.layers is not None else replace(self, layers=self._find_stages_for_input(x, score))
+        """Return this method with the layers that it chooses for the input."""
+        return self if self.layers is not None else replace(self, layers=self._choose_layers(x, score))
 
-    def _find_stages_for_input(self, x: Tensor, score: Score) -> list[str]:
-        """Return the last layer of each resolution, the finest first; cached while the structure of the model stays the same."""
+    def _choose_layers(self, x: Tensor, score: Score) -> list[str]:
+        """Return the last layer of each resolution, finest first. The result is cached."""
         deepest, model = self._base_explainer.choose_layer_name(x, score), score.model
         key = (deepest, tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
         if key not in self._stages_by_model:
             layers = find_spatial_layers(model, lambda: score.forward(x), x.shape)
             while True:  # until the cells of each stage react to the parts of the input that they are drawn over
-                stages = find_stages(model, layers, deepest)
+                stages = find_last_layer_per_resolution(model, layers, deepest)
                 checked = [layer for layer in layers if layer.name in stages[:-1]]
                 valid = drop_contradicted_layers(model, checked, score.forward, x)
                 if len(valid) == len(checked):
@@ -268,8 +274,8 @@ class RefineCAM(Explainer):
         return self._stages_by_model[key]
 
 
-def find_stages(model: nn.Module, layers: Sequence[SpatialLayer], deepest_layer: str) -> list[str]:
-    """Return the last layer of each of the four coarsest resolutions up to the deepest layer, the finest first."""
+def find_last_layer_per_resolution(model: nn.Module, layers: Sequence[SpatialLayer], deepest_layer: str) -> list[str]:
+    """Return the last layer of each of the four coarsest resolutions, finest first. `deepest_layer` is the last of all."""
     # a layer inside one of several similar blocks ends no stage: a bottleneck's first convolution still has the finer grid
     module_types = {layer.name: type(find_layer(model, layer.name)[1]) for layer in layers}
     parents = {name: name.rpartition(".")[0] for name in module_types}
@@ -287,7 +293,7 @@ def find_stages(model: nn.Module, layers: Sequence[SpatialLayer], deepest_layer:
 
 
 def _multiply_maps(maps: Sequence[Tensor]) -> Tensor:
-    """Return the product of several maps (N,*s) on the finest grid."""
+    """Scale several maps (N,*s) to 0..1 and return their product on the finest grid."""
     finest_grid = max((attribution.shape[1:] for attribution in maps), key=math.prod)
     resized = [resize_maps(scale_to_unit_range(attribution.relu()), finest_grid) for attribution in maps]
     return torch.stack([scale_to_unit_range(attribution) for attribution in resized]).prod(0)

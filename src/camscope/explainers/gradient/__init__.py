@@ -1,1 +1,1 @@
-"""Methods that read gradients at the input itself."""
+"""Methods that explain by gradients at the input."""

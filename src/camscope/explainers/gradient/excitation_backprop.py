@@ -1,4 +1,4 @@
-"""Excitation backpropagation: winning probabilities of units, propagated from the class to the image."""
+"""Excitation backpropagation: a probability is propagated from the class to the units of a layer or to the pixels."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,17 +23,19 @@ MIN_REPORTED_LOSS = 0.01  # of the probability
 
 @register
 class ExcitationBackprop(LayerExplainer):
-    """Σ_k P(a_k): each unit passes its probability to those that excite it, P(a_j | a_i) ∝ a_j w⁺_ij (Zhang et al. 2016).
+    """Probability that each cell excited the class, summed over the channels: Σ_k P(a_k) (Zhang et al. 2016).
 
-    Winning probabilities add up to 1 at every layer, except for those that end at units that nothing excites, whose share a
-    note reports. A mean shares as a linear layer with equal weights does, a residual sum by the positive parts of its terms.
-    A maximum, a concatenation and an activation pass all of it on. A batch norm directly behind a linear layer forms one
-    linear map with it; another passes it on if its factor is positive. The paper has no batch norms, and the usual
-    implementation always passes it on. Responses below 0 count as 0.
+    Each unit passes its winning probability back to the units that excite it: P(a_j | a_i) ∝ a_j w⁺_ij. Winning
+    probabilities add up to 1 at every layer, minus the probability of units that nothing excites, which a note reports.
 
-    `contrastive`: subtract the map of the class's dual unit, with opposite weights in the last layer; signed, and sharper
-    between classes. `to_pixels`: continue to the pixels of the input, with responses counted from the minimum of each
-    channel there; the paper stops at a layer in the middle.
+    A mean is treated as a linear layer with equal weights. A residual sum shares probability in proportion to the positive
+    parts of its terms. A maximum, a concatenation and an activation pass on all of it. A batch norm directly behind a linear
+    layer is merged with it. Any other batch norm passes probability on if its factor is positive. The paper has no batch
+    norms, and the usual implementation always passes it on. Negative responses count as 0.
+
+    `contrastive`: subtract the map of a unit with opposite weights in the last layer. This map is signed, and separates
+    classes more sharply. `to_pixels`: continue to the pixels of the input, with responses measured from the minimum of each
+    channel. The paper stops at a layer in the middle.
     """
 
     name, title, paper = "excitationbackprop", "Excitation Backprop", "arXiv:1608.00507"
@@ -46,7 +48,7 @@ class ExcitationBackprop(LayerExplainer):
     compute_shared_maps = staticmethod(BaseMethod.compute_shared_maps)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the maps of several scores from one forward pass, one backward pass each."""
+        """Compute the maps of several scores. All share one forward pass, and each has one backward pass."""
         model = scores[0].model
         explainer = self if self.to_pixels else self.resolve(x, scores[0])  # before the mode is on
         with excitation_backprop_scope(model, to_pixels=self.to_pixels) as mode:
@@ -61,32 +63,32 @@ class ExcitationBackprop(LayerExplainer):
         return [replace(score_maps, notes=(*notes, *score_maps.notes)) for score_maps in maps]
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
-        """Return the score (N,); what reads it from the model's output has its usual gradient."""
+        """Return the score (N,) that is propagated back. Raises ModelError if an operation has no rule."""
         check_excitation_rules(output, self.name)
         if self.contrastive:
             enable_contrast(output)
         return score.read_score(output, n_samples)
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return Σ_k P(a_k)."""
+        """Sum the probabilities of the channels at each cell."""
         for sample, note in enumerate(self._describe_lost_probability(features.score, features.gradient)):
             if note:
                 features.add_note(sample, note)
         return features.gradient.sum(1)
 
     def _compute_input_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        def run(leaf: Tensor) -> list[Tensor]:
+        def compute_scores(leaf: Tensor) -> list[Tensor]:
             output = scores[0].forward(leaf)
             return [self.objective(score, output, len(x)) for score in scores]
 
         maps = []
-        for score, p in zip(scores, compute_input_gradients(x, run)[1], strict=True):
+        for score, p in zip(scores, compute_input_gradients(x, compute_scores)[1], strict=True):
             notes = tuple((note,) * bool(note) for note in self._describe_lost_probability(score, p))
             maps.append(AttributionMaps(p.sum(1), zero_gradient=~p.flatten(1).any(1), sample_notes=notes))
         return maps
 
     def _describe_lost_probability(self, score: Score, p: Tensor) -> list[str]:
-        """Return a note per sample on lost probability, or "" if little of it is missing."""
+        """Return one note per sample about the lost probability. It is empty if little was lost."""
         if score.classes is None or self.contrastive:
             return [""] * len(p)
         missing = (1 - p.flatten(1).sum(1)).tolist()

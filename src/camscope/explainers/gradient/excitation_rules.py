@@ -1,4 +1,4 @@
-"""Rules that share the winning probability p of an operation's outputs among its inputs.
+"""Excitation backpropagation rules: how the probability p of the outputs of an operation is shared among its inputs.
 
 Inside `excitation_backprop_scope`, the backward pass of a model propagates winning probabilities, not gradients.
 """
@@ -37,7 +37,7 @@ ExcitationRule = Callable[..., tuple[Tensor, ...]]
 
 
 class RuledFunction(torch.autograd.Function):
-    """The value of an operation, computed by `compute`, whose backward pass shares probabilities by a rule."""
+    """An operation whose backward pass propagates probabilities by a rule instead of gradients."""
 
     @staticmethod
     def forward(
@@ -47,7 +47,7 @@ class RuledFunction(torch.autograd.Function):
         saved: tuple[Tensor, ...],
         *inputs: Tensor,
     ) -> Tensor:
-        """Return the value; `saved`: what the rule needs of the inputs."""
+        """Compute the operation and save the tensors that its rule needs."""
         result = compute()
         if result is inputs[0]:
             ctx.mark_dirty(result)
@@ -58,39 +58,39 @@ class RuledFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, p: Tensor) -> tuple[Tensor | None, ...]:
-        """Return p of each input."""
+        """Return the probability of each input, given the probability p of the output."""
         saved = ctx.saved_tensors  # a checkpoint computes them again, under the mode of the forward pass
         with torch._C.DisableTorchFunction():
             return None, None, None, *ctx.rule(full_precision(p), *saved)
 
 
 def pass_through(p: Tensor) -> tuple[Tensor, ...]:
-    """Rule of operations whose outputs have one input each: it receives all probability."""
+    """Rule of operations in which each output has one input: this input receives all probability."""
     return (p,)
 
 
 def pass_positive_factors(p: Tensor, factor_sign: Tensor) -> tuple[Tensor, ...]:
-    """Rule of a product with a constant: a negative factor does not excite."""
+    """Rule of a product with a constant: only positive factors pass on probability."""
     return (torch.where(factor_sign > 0, p, 0),)
 
 
-def share_sum(shapes: Sequence[torch.Size], p: Tensor, *shares: Tensor) -> tuple[Tensor, ...]:
-    """Rule of a + b: each receives its share of the positive parts, relu(a) / (relu(a) + relu(b))."""
+def share_among_terms(shapes: Sequence[torch.Size], p: Tensor, *shares: Tensor) -> tuple[Tensor, ...]:
+    """Rule of an addition: each term gets a share in proportion to its positive part, relu(a) / (relu(a) + relu(b))."""
     return tuple((p * share).sum_to_size(shape) for share, shape in zip(shares, shapes, strict=True))
 
 
-def share_mean(function: Callable[[Tensor], Tensor], p: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-    """Rule of a mean, or any sum with positive constant weights: by the size of the inputs."""
-    return (share_probability(p, x.clamp(min=0), function),)
+def share_among_averaged(function: Callable[[Tensor], Tensor], p: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    """Rule of a mean, or a sum with positive constant weights: each input gets a share in proportion to its size."""
+    return (share_among_linear_inputs(p, x.clamp(min=0), function),)
 
 
 @dataclass
 class LinearRule:
-    """A convolution or a linear layer: P(a_j | a_i) = a_j w⁺_ij / Σ_k a_k w⁺_ik, 0 where that sum is (Zhang et al. 2016).
+    """Rule of a convolution or linear layer: P(a_j | a_i) = a_j w⁺_ij / Σ_k a_k w⁺_ik (Zhang et al. 2016).
 
-    `norm_signs`: of the batch norm behind it, with which it is one linear map. `from_channel_minimum`: responses are
-    counted from each channel's minimum at the input, not from 0. `contrastive`: subtract what the same unit with
-    opposite weights would pass on.
+    P is 0 where the sum is 0. `norm_signs`: signs of the factors of a batch norm behind the layer. `from_channel_minimum`:
+    measure responses from the minimum of each channel, not from 0. `contrastive`: subtract the probability that the same
+    unit with opposite weights would pass on.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
@@ -100,7 +100,7 @@ class LinearRule:
     contrastive: bool = False
 
     def __call__(self, p: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        """Return Σ_i P(a_j | a_i) p_i."""
+        """Return the probability of each input: Σ_i P(a_j | a_i) p_i."""
         x = full_precision(x)
         space = tuple(range(2, x.ndim)) or (1,)
         response = x - x.amin(space, keepdim=True) if self.from_channel_minimum else x.clamp(min=0)
@@ -117,11 +117,11 @@ class LinearRule:
     def _propagate_signed(self, p: Tensor, response: Tensor, sign: int) -> Tensor:
         weight = (sign * full_precision(self.weight.detach())).clamp(min=0)
         weight = weight / weight.amax().clamp(min=torch.finfo(weight.dtype).tiny)  # no ratio depends on the scale
-        return share_probability(p, response, lambda a: self.function(a, weight))
+        return share_among_linear_inputs(p, response, lambda a: self.function(a, weight))
 
 
-def share_probability(p: Tensor, response: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return p of responses (N,…) that are not negative, from p of the outputs (N,…) of a linear function of them."""
+def share_among_linear_inputs(p: Tensor, response: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Share the probability p of the outputs (N,…) of a linear function among its non-negative inputs (N,…)."""
     response = full_precision(response)
     largest = response.flatten(1).amax(1).view(-1, *[1] * (response.ndim - 1))
     with torch.enable_grad():
@@ -146,7 +146,7 @@ COPY_NODES = {
 
 @contextmanager
 def excitation_backprop_scope(model: nn.Module, *, to_pixels: bool = False) -> Iterator["ExcitationBackpropMode"]:
-    """Make `torch.autograd.grad` of the model's output propagate winning probabilities, in this thread."""
+    """Inside the `with`, `torch.autograd.grad` of the model's output propagates winning probabilities in this thread."""
     with Hooks() as hooks, ExcitationBackpropMode(to_pixels=to_pixels) as mode:
         enter, leave = (thread_local_hook(partial(mode.set_inside_model, inside)) for inside in (True, False))
         hooks.add_handle(model.register_forward_pre_hook(enter))
@@ -155,7 +155,7 @@ def excitation_backprop_scope(model: nn.Module, *, to_pixels: bool = False) -> I
 
 
 class ExcitationBackpropMode(BaseFunctionMode):
-    """The mode of `excitation_backprop_scope`. `signed_activations` counts activations whose values may be negative."""
+    """Torch function mode of `excitation_backprop_scope`. `signed_activations` counts activations that may be negative."""
 
     def __init__(self, *, to_pixels: bool = False) -> None:
         super().__init__()
@@ -165,11 +165,11 @@ class ExcitationBackpropMode(BaseFunctionMode):
         self._last_linear_call: tuple[Tensor, Tensor, tuple[int, int], LinearRule] | None = None
 
     def set_inside_model(self, inside: bool, *_: object) -> None:
-        """Set whether the following calls belong to the model."""
+        """Set whether the following function calls belong to the forward pass of the model."""
         self._is_inside_model, self._last_linear_call = inside, None
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the result of the function, with the backward pass of its rule if there is one."""
+        """Call the function. If it has an excitation rule, use the rule in its backward pass."""
         if func is torch.autograd.grad:  # which runs checkpoints again
             return self._run_grad_with_rules(func, args, kwargs)
         first = args[0] if args else kwargs.get("input")
@@ -195,7 +195,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
         if name in LINEAR_FUNCTIONS:
             return self._call_linear(func, x, args, kwargs)
         if name in AVERAGING_FUNCTIONS and not has_negative_weights(kwargs):
-            return _apply_rule(func, partial(share_mean, lambda a: func(a, *args)), (x.detach(),), (x,), args)
+            return _apply_rule(func, partial(share_among_averaged, lambda a: func(a, *args)), (x.detach(),), (x,), args)
         if name == "batch_norm":
             return self._call_batch_norm(func, x, args, kwargs)
         if name in ADDITION_FUNCTIONS and _carries_probability(other) and kwargs.get("alpha", 1) == 1:
@@ -228,7 +228,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
     def _call_batch_norm(
         self, func: Callable[..., Any], x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Tensor:
-        """Merge a batch norm directly behind a linear layer with it; elsewhere it passes on where it keeps the sign."""
+        """Apply a batch norm. Directly behind a linear layer, merge the norm into the rule of the layer."""
         gamma = args[2] if len(args) > 2 else kwargs.get("weight")
         signs = torch.ones_like(x[:1]) if gamma is None else gamma.detach().sign().view(1, -1, *[1] * (x.ndim - 2))
         if self._last_linear_call is not None and self._last_linear_call[0] is x:
@@ -240,19 +240,20 @@ class ExcitationBackpropMode(BaseFunctionMode):
 
 
 def check_excitation_rules(output: Any, method: str) -> None:
-    """Raise ModelError if an operation in the graph of an output has no rule."""
+    """Raise ModelError if an operation in the autograd graph of the output has no excitation rule."""
     nodes = iter_graph_nodes(_find_differentiable_tensors(output))
     missing = Counter(operation_name(node) for node in nodes if not _has_excitation_rule(node))
     if missing:
         listed = ", ".join(f"{kind} x {count}" for kind, count in missing.most_common(4))
         raise ModelError(
-            f"{method} has no rule for a part of the way to the layer ({listed}): it knows convolutions, linear layers, means, "
-            f"maxima, sums, concatenations, batch norms and activations; choose a later layer, or pass gradcam"
+            f"{method} has no rule for some operations between the layer and the score: {listed}. It supports convolutions, "
+            f"linear layers, means, maxima, sums, concatenations, batch norms and activations: choose a later layer, or use "
+            f"gradcam"
         )
 
 
 def enable_contrast(output: Any) -> None:
-    """Make the last linear layer on each path to an output subtract what units with opposite weights would pass on."""
+    """Set `contrastive` in the rule of the last linear layer on each path to the output."""
     waiting = [tensor.grad_fn for tensor in _find_differentiable_tensors(output)]
     while waiting:
         node = waiting.pop()
@@ -275,7 +276,7 @@ def _has_excitation_rule(node: Node) -> bool:
 
 
 def _carries_probability(value: object) -> TypeGuard[Tensor]:
-    """Whether probability propagates back through a tensor; False for parameters."""
+    """Whether probability propagates back through a tensor. It does not for parameters."""
     return isinstance(value, Tensor) and value.requires_grad and not value.is_leaf and torch.is_grad_enabled()
 
 
@@ -286,7 +287,7 @@ def _depends_on_parameters_only(args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def _is_first_layer_input(x: Tensor) -> bool:
-    """Whether only copies, constants and activations lie between the input and this value."""
+    """Whether only copies, constants and activations lie between the model input and x."""
     node = x.grad_fn
     while node is not None and operation_name(node) != "AccumulateGrad":
         if getattr(node, "rule", pass_through) not in (pass_through, pass_positive_factors):
@@ -311,4 +312,4 @@ def _apply_addition(func: Callable[..., Any], a: Tensor, b: Tensor, args: Sequen
         first, second = a.clamp(min=0), b.clamp(min=0)
         total = first + second
         shares = tuple(torch.where(total > 0, summand / total, 0) for summand in (first, second))
-    return _apply_rule(func, partial(share_sum, (a.shape, b.shape)), shares, (a, b), args)
+    return _apply_rule(func, partial(share_among_terms, (a.shape, b.shape)), shares, (a, b), args)

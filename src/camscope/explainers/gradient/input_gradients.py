@@ -1,4 +1,4 @@
-"""Gradients at the input: saliency, guided backpropagation, deconvnet and SmoothGrad. R: the signal at a ReLU's output."""
+"""Gradients at the input: saliency, guided backpropagation, deconvnet, SmoothGrad. R: backward signal at a ReLU's output."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -29,16 +29,16 @@ from camscope.targets import Score, full_precision
 
 
 class RectifiedGradientExplainer(InputGradientExplainer):
-    """The gradient at the input, with another `rule` in every ReLU; a ModelError if the model has no ReLU.
+    """Base class of input gradients with a modified backward `rule` in every ReLU.
 
-    ReLUs are found in the graph of the score, however they were called: modules, functions, in place, ReLU6, a clamp or a
-    threshold at 0. Other activations, such as a GELU, have their usual gradient, which a note reports.
+    ReLUs are found in the autograd graph of the score: modules, functions, in place, ReLU6, a clamp or a threshold at 0.
+    Other activations, such as a GELU, have their usual gradient, which a note reports. A model without a ReLU is an error.
     """
 
     rule: ClassVar[ReluRule]
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the maps of several scores from one forward pass, one backward pass each."""
+        """Compute the maps of several scores. All share one forward pass, and each has one backward pass."""
         reports: list[ReluReport] = []
         signals = self.compute_gradients(x, scores, lambda values: reports.append(apply_relu_rule(values, self.rule)))
         notes = describe_relus(reports[-1], self.composed_name)  # of the pass whose graph reached the input
@@ -46,17 +46,17 @@ class RectifiedGradientExplainer(InputGradientExplainer):
 
 
 def describe_relus(report: ReluReport, title: str) -> list[str]:
-    """Return notes about the ReLUs that the signal reached, and other activations; ModelError if it reached none."""
+    """Return notes about the ReLUs and other activations that the signal reached. Raises ModelError if it reached no ReLU."""
     if not report.relus:
-        operations = _format_counts(report.other_activations + report.opaque_operations) or "no activation at all"
+        operations = _format_counts(report.other_activations + report.opaque_operations) or "no activation"
         raise ModelError(
-            f"{title} changes the backward pass of ReLUs, and none can be reached in this model (what was found: {operations}); "
-            f"the map would be the plain gradient's: pass saliency, or a method that looks at a layer"
+            f"{title} changes the backward pass of ReLUs, but no ReLU can be reached in this model. These operations were found: "
+            f"{operations}. Pass saliency, or a method that explains a layer"
         )
     notes = [f"{report.relus.total()} ReLUs were reached: {_format_counts(report.relus)}"]
     for counts, text in (
-        (report.other_activations, "activations that are no ReLUs, through which the gradient is their own: "),
-        (report.opaque_operations, "ReLUs may be hidden, with the plain gradient, in "),
+        (report.other_activations, "other activations, which keep their usual gradient: "),
+        (report.opaque_operations, "ReLUs may be hidden, with the usual gradient, in "),
     ):
         notes += [f"{text}{_format_counts(counts)}"] if counts else []
     return notes
@@ -68,7 +68,7 @@ def _format_counts(counts: Counter[str]) -> str:
 
 @register
 class GuidedBackprop(RectifiedGradientExplainer):
-    """Each ReLU passes the positive part of the signal if its input z is positive: 1[z > 0] relu(R) (Springenberg et al. 2015).
+    """Input gradient in which ReLUs block negative signals and negative inputs z: 1[z > 0] relu(R) (Springenberg et al. 2015).
 
     The maps are sharp, but nearly the same for every class.
     """
@@ -79,9 +79,9 @@ class GuidedBackprop(RectifiedGradientExplainer):
 
 @register
 class Deconvnet(RectifiedGradientExplainer):
-    """Each ReLU passes the positive part of the signal, whatever its input: relu(R) (Zeiler & Fergus 2014).
+    """Input gradient in which ReLUs block negative signals, for any ReLU input: relu(R) (Zeiler & Fergus 2014).
 
-    A max pooling passes it to the maxima, as the switches of the paper do. The upper limit of a ReLU6 is ignored.
+    A max pooling passes the signal to the maxima, as the switches of the paper do. The upper limit of a ReLU6 is ignored.
     """
 
     name, title, paper = "deconvnet", "DeconvNet", "arXiv:1311.2901"
@@ -90,7 +90,7 @@ class Deconvnet(RectifiedGradientExplainer):
 
 @register
 class Saliency(InputGradientExplainer):
-    """How much each pixel would change the score: max_c |∂f/∂x_c| (Simonyan et al. 2014, section 3.1)."""
+    """Absolute gradient at each pixel, maximum over the color channels: max_c |∂f/∂x_c| (Simonyan et al. 2014, section 3.1)."""
 
     name, title, paper = "saliency", "Saliency", "arXiv:1312.6034"
     channel_reduction: ChannelReduction = "max"
@@ -98,25 +98,25 @@ class Saliency(InputGradientExplainer):
 
 @register
 class InputXGradient(InputGradientExplainer):
-    """The score as far as it is linear in the input: Σ_c x_c ∂f/∂x_c (Shrikumar et al. 2016)."""
+    """Input times gradient, summed over the color channels: Σ_c x_c ∂f/∂x_c (Shrikumar et al. 2016)."""
 
     name, title, paper = "inputxgradient", "Input x Gradient", "arXiv:1605.01713"
 
     def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Return x ∂f/∂x."""
+        """Return input times gradient."""
         return x * gradient
 
 
 @register
 class GuidedGradCAM(RectifiedGradientExplainer, LayerSelectionMixin):
-    """Grad-CAM of a layer, linearly enlarged, times guided backpropagation, cell by cell (Selvaraju et al. 2017, section 3.2)."""
+    """Grad-CAM, enlarged to the input, times guided backpropagation at each pixel (Selvaraju et al. 2017, section 3.2)."""
 
     name, title, paper = "guidedgradcam", "Guided Grad-CAM", "arXiv:1610.02391"
     forward_passes = backward_passes = "2"
     rule: ClassVar[ReluRule] = "guided"
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the maps of several scores from two forward passes, two backward passes each."""
+        """Compute the maps of several scores. All share two forward passes, and each has two backward passes."""
         cams = self.resolve(x, scores[0]).create_sibling(GradCAM).compute_maps(x, scores)
         chosen = self.describe_chosen_layer(str(cams[0].layer), scores[0].model)
         maps = []
@@ -131,9 +131,10 @@ class GuidedGradCAM(RectifiedGradientExplainer, LayerSelectionMixin):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
-    """Base of methods that combine gradients at copies x + σ z of the input, z normal. Implement `combine_moments`.
+    """Base class of methods that combine gradients at noisy copies of the input. A subclass implements `combine_moments`.
 
-    `n_samples` is the number of copies. `sigma` is σ as a share of the range of each input. Every input gets the same z.
+    A copy is x + σ z, where z is normal noise. `n_samples`: number of copies. `sigma`: σ as a share of the range of each
+    input. All inputs get the same z.
     """
 
     forward_passes, backward_passes = "1 + n_samples", "n_samples"
@@ -142,10 +143,10 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
 
     @abstractmethod
     def combine_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """Return the values (N,C,*S) from mean and variance of the gradients over the copies, both in float64."""
+        """Compute the values (N,C,*S) from the mean and the variance of the gradients over the copies, both float64."""
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """Return the maps (N,*S)."""
+        """Compute the maps (N,*S) of one score."""
         evaluator = PerturbedEvaluator(self, x, score)
         moments = [self._compute_moments(evaluator, sample) for sample in range(len(x))]
         mean, variance = (torch.stack(moment) for moment in zip(*moments, strict=True))
@@ -154,14 +155,14 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
         return AttributionMaps(self.reduce_channels(gradient), zero_gradient=~reached.flatten(1).any(1))
 
     def _compute_moments(self, evaluator: PerturbedEvaluator, sample: int) -> tuple[Tensor, Tensor]:
-        """Return mean and variance, both (C,*S), from differences to the first gradient, which avoids cancellation."""
+        """Return mean and variance (C,*S) of the gradients. Differences to the first gradient avoid cancellation."""
         x = full_precision(evaluator.x[sample])
         spread = self.sigma * (x.amax() - x.amin())
         seeds = draw_seeds(self.n_samples, self.generator())
         first: list[Tensor] = []
         total, squares = (torch.zeros_like(x, dtype=torch.float64) for _ in range(2))
 
-        def work(part: slice) -> None:
+        def add_gradients(part: slice) -> None:
             noisy = x + spread * draw_normal(seeds[part], x)
             gradients = evaluator.compute_gradients(sample, noisy.to(evaluator.x.dtype))[1].double()
             differences = gradients - (first or gradients)[0]  # the last step that can run out of memory
@@ -170,14 +171,14 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
                 total.add_(difference)
                 squares.addcmul_(difference, difference)
 
-        evaluator.process_chunks(sample, self.n_samples, work, with_gradients=True)
+        evaluator.process_chunks(sample, self.n_samples, add_gradients, with_gradients=True)
         shift = total / self.n_samples
         return first[0] + shift, (squares / self.n_samples - shift.square()).clamp_(min=0)
 
 
 @register
 class SmoothGrad(NoisyGradientExplainer):
-    """The mean of noisy copies' gradients: Σ_c |1/n Σ_t ∂f(x + σ z_t)/∂x_c| (Smilkov et al. 2017).
+    """Absolute mean gradient of noisy copies of the input: Σ_c |1/n Σ_t ∂f(x + σ z_t)/∂x_c| (Smilkov et al. 2017).
 
     The channels are reduced by their absolute values, as in the authors' figures; `channel_reduction="sum"` keeps the signs.
     """
@@ -186,30 +187,30 @@ class SmoothGrad(NoisyGradientExplainer):
     channel_reduction: ChannelReduction = "abs"
 
     def combine_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """Return the mean."""
+        """Return the mean gradient."""
         return mean
 
 
 @register
 class SmoothGradSquared(NoisyGradientExplainer):
-    """The mean of noisy copies' squared gradients: 1/n Σ_t (∂f(x + σ z_t)/∂x)² (Hooker et al. 2019)."""
+    """Mean squared gradient of noisy copies of the input: 1/n Σ_t (∂f(x + σ z_t)/∂x)² (Hooker et al. 2019)."""
 
     name, title, paper = "smoothgradsquared", "SmoothGrad Squared", "arXiv:1806.10758"
 
     def combine_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """Return 1/n Σ g_t²."""
+        """Return the mean squared gradient."""
         return mean.square() + variance
 
 
 @register
 class VarGrad(NoisyGradientExplainer):
-    """The variance of noisy copies' gradients: 1/n Σ_t (g_t - 1/n Σ g)² (Adebayo et al. 2018).
+    """Variance of the gradient over noisy copies of the input: 1/n Σ_t (g_t - 1/n Σ g)² (Adebayo et al. 2018).
 
-    It is 0 where the score is linear: the map shows where the gradient changes, not how large it is.
+    The map shows where the gradient changes, not its size. It is 0 where the score is linear.
     """
 
     name, title, paper = "vargrad", "VarGrad", "arXiv:1810.03307"
 
     def combine_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """Return the variance."""
+        """Return the variance of the gradient."""
         return variance

@@ -1,1 +1,1 @@
-"""Methods that follow the score along a path from a baseline to the input."""
+"""Methods that integrate gradients along a path from a baseline to the input."""

@@ -1,4 +1,4 @@
-"""Base of methods whose values sum to a known number, of those that integrate along paths, and straight lines."""
+"""Base classes of additive and path attribution methods, and integration along a straight line."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ MAX_STEPS = 2**14  # of a straight line
 
 
 class AdditiveAttribution(NamedTuple):
-    """The values (C,*S) of one sample, what they would sum to without error, and the end of the sentence about it (`remark`)."""
+    """The values (C,*S) of one sample, the exact sum that they should have, and notes. `remark` ends the note about the sum."""
 
     values: Tensor
     expected_sum: Tensor
@@ -33,9 +33,9 @@ class AdditiveAttribution(NamedTuple):
 
 
 class AdditiveExplainer(PixelExplainer, MultiPassExplainer):
-    """Base of maps that sum to a known number. A subclass implements `compute_sample_attribution`.
+    """Base class of maps that sum to a known number. A subclass implements `compute_sample_attribution`.
 
-    How far a map is from that sum, before `channel_reduction` takes the signs, is in the notes and the `diagnostics`.
+    Notes and `diagnostics` report the difference from this sum, before `channel_reduction` removes the signs.
     """
 
     evaluator_cls: ClassVar[type[PerturbedEvaluator]] = PerturbedEvaluator
@@ -47,14 +47,14 @@ class AdditiveExplainer(PixelExplainer, MultiPassExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Return the values of one sample, from its own baselines (C,*S)."""
+        """Compute the values of one sample. `baseline_tensors`: the baselines (C,*S) of this sample."""
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
         """Return one tensor per baseline, each of the input's shape (N,C,*S)."""
         return []
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """Return the map (N,*S), and the difference of its sum to the expected one."""
+        """Compute the maps (N,*S) of one score, and their difference from the expected sum."""
         evaluator, baselines = self.evaluator_cls(self, x, score), self.build_baselines(x)
         samples = [(evaluator, i, [baseline[i] for baseline in baselines]) for i in range(len(x))]
         parts = [self.compute_sample_attribution(*sample) for sample in samples]
@@ -88,18 +88,18 @@ class AdditiveExplainer(PixelExplainer, MultiPassExplainer):
 
 
 class BaselinePathExplainer(BaselineMixin, AdditiveExplainer):
-    """Base of maps that sum to the score minus that of a baseline. A subclass implements `integrate_path`."""
+    """Base class of maps that sum to the score minus the score of a baseline. A subclass implements `integrate_path`."""
 
     @abstractmethod
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
     ) -> AdditiveAttribution:
-        """Integrate from a baseline (C,*S) to one sample. `score_change` (): the score less the baseline's."""
+        """Integrate from a baseline (C,*S) to one sample. `score_change` (): score of the sample minus that of the baseline."""
 
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Return the mean over the baselines."""
+        """Compute the mean attribution of one sample over its baselines."""
         score = evaluator.clean_scores[sample]
         parts = []
         for start in baseline_tensors:
@@ -121,7 +121,10 @@ def integrate_straight_line(
     n_steps: int,
     tolerance: float | None,
 ) -> AdditiveAttribution:
-    """Return (x - x') times the gradient's mean over the midpoints of equal steps from x' to x, as IntegratedGradients does."""
+    """Integrate gradients along the straight line from a baseline to a sample, with `n_steps` steps of equal length.
+
+    While the sum misses the score change by more than `tolerance`, the number of steps is tripled.
+    """
     # three times as many steps have the old midpoints among theirs, which are not run again
     direction = full_precision(evaluator.x[sample]) - full_precision(baseline)
     total = sum_gradients_on_line(evaluator, sample, baseline, compute_step_midpoints(n_steps))
@@ -135,24 +138,24 @@ def integrate_straight_line(
         total += sum_gradients_on_line(evaluator, sample, baseline, compute_step_midpoints(n_steps, only_new=True))
     notes: tuple[str, ...] = ()
     if misses_tolerance():
-        notes = (f"not within tolerance={tolerance:g} after {plural(n_steps, 'step')}, the most that are taken",)
+        notes = (f"not within tolerance={tolerance:g} after {plural(n_steps, 'step')}, the maximum",)
     return AdditiveAttribution(direction * (total / n_steps).to(direction.dtype), score_change, n_steps, notes=notes)
 
 
 def compute_step_midpoints(n_steps: int, *, only_new: bool = False) -> Tensor:
-    """Return the midpoints of equal steps in 0..1; `only_new` omits those of a third as many steps."""
+    """Return the midpoints of `n_steps` equal steps in 0..1. `only_new`: omit the midpoints of n_steps / 3 steps."""
     places = torch.arange(n_steps, dtype=torch.float64, device="cpu")
     return ((places[places % 3 != 1] if only_new else places) + 0.5) / n_steps
 
 
 def sum_gradients_on_line(evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, fractions: Tensor) -> Tensor:
-    """Return the sum of the gradients at fractions (R,) of the line, (C,*S) in float64."""
+    """Return the sum of the gradients (C,*S) at points between baseline and sample. `fractions` (R,) in 0..1: the points."""
     total = torch.zeros_like(baseline, dtype=torch.float64)
 
-    def work(part: slice) -> None:
+    def add_gradients(part: slice) -> None:
         shares = fractions[part].to(baseline).view(-1, *[1] * baseline.ndim)
         points = baseline + (evaluator.x[sample] - baseline) * shares
         total.add_(evaluator.compute_gradients(sample, points)[1].sum(0, dtype=torch.float64))
 
-    evaluator.process_chunks(sample, len(fractions), work, with_gradients=True)
+    evaluator.process_chunks(sample, len(fractions), add_gradients, with_gradients=True)
     return total

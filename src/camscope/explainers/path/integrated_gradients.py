@@ -1,4 +1,4 @@
-"""Integrated gradients, along straight and guided paths, from many baselines (expected gradients), and from a blurred input."""
+"""Integrated gradients and its variants: guided and blurred paths, expected gradients and GradientSHAP."""
 
 import math
 from collections.abc import Sequence
@@ -23,11 +23,12 @@ from camscope.targets import full_precision
 
 @register
 class IntegratedGradients(BaselinePathExplainer):
-    """(x - x') Σ_j ∂f(x' + (j - ½)/m (x - x'))/∂x / m: the gradient's mean between x' and x (Sundararajan et al. 2017, eq. 3).
+    """Mean gradient between a baseline x' and the input x, times x - x' (Sundararajan et al. 2017, eq. 3).
 
-    x' is the baseline. The authors sum at the steps' ends; midpoints are exact if the score is a polynomial of degree two.
-    `n_steps`: m. `tolerance`: triple the steps until the gap between the map's sum and the score's change is at most this
-    share of the change. Points that were computed are kept. A note says if 2^14 steps are not enough.
+    The map is (x - x') Σ_j ∂f(x' + (j - ½)/m (x - x'))/∂x / m. The authors take gradients at the ends of the steps. Midpoints
+    are exact if the score is a polynomial of degree two. `n_steps`: m. `tolerance`: triple the steps until the gap between
+    the map's sum and the score's change is at most this share of the change. Computed gradients are reused. A note reports if
+    2^14 steps are not enough.
     """
 
     name, title, paper = "integratedgradients", "Integrated Gradients", "arXiv:1703.01365"
@@ -48,13 +49,14 @@ N_ROUNDING_BITS_BY_ITEMSIZE = {2: 0, 4: 6, 8: 14}  # last bits of a float that m
 
 @register
 class GuidedIG(BaselinePathExplainer):
-    """Σ_t ½ (∂f(x_t)/∂x + ∂f(x_t+1)/∂x) (x_t+1 - x_t): each step moves the values of least gradient (Kapishnikov et al. 2021).
+    """Integrated gradients on a path that first changes the values with small gradients (Kapishnikov et al. 2021).
 
-    Every step takes 1/`n_steps` of the L1 distance from the baseline to the input. The `fraction` of the values with the
-    smallest gradients moves first, as far as it may, then the next. No value moves farther than `max_distance` from its
-    place on the straight line (1: anywhere between baseline and input; 0: the straight line). The steps are sequential, so
-    no pass has more than one row. The authors take the gradient at the beginning of a step. The mean of both ends costs one
-    more, and is exact if the score is a polynomial of degree two.
+    The map is Σ_t ½ (∂f(x_t)/∂x + ∂f(x_t+1)/∂x) (x_t+1 - x_t). Every step covers 1/`n_steps` of the L1 distance from the
+    baseline to the input. The `fraction` of the values with the smallest gradients moves first, as far as allowed, then the
+    next. No value moves farther than `max_distance` from its place on the straight line (1: anywhere between baseline and
+    input; 0: the straight line). The steps are sequential, so no pass has more than one row. The authors take the gradient at
+    the beginning of a step. The mean of both ends costs one gradient more, and is exact if the score is a polynomial of
+    degree two.
     """
 
     name, title, paper = "guidedig", "Guided IG", "arXiv:2106.09788"
@@ -66,22 +68,22 @@ class GuidedIG(BaselinePathExplainer):
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
     ) -> AdditiveAttribution:
-        """Integrate along the path of least gradients."""
+        """Integrate along a path that first changes the values with small gradients."""
         end, place = evaluator.x[sample], full_precision(baseline).clone()
         gradient, total = torch.zeros_like(place), torch.zeros_like(place, dtype=torch.float64)
 
-        def work(part: slice) -> None:
+        def advance_step(part: slice) -> None:
             nonlocal place, gradient
             nearer = place if part.start == 0 else self.advance_point(place, gradient, baseline, end, part.start)
             new = evaluator.compute_gradients(sample, nearer[None].to(end.dtype))[1][0]
             total.add_((nearer - place) * (gradient + new) / 2)
             place, gradient = nearer, new
 
-        count = evaluator.process_chunks(sample, 1 + self.n_steps, work, with_gradients=True, chunk_size=1)
+        count = evaluator.process_chunks(sample, 1 + self.n_steps, advance_step, with_gradients=True, chunk_size=1)
         return AdditiveAttribution(total.to(place.dtype), score_change, count)
 
     def advance_point(self, point: Tensor, gradient: Tensor, start: Tensor, end: Tensor, step: int) -> Tensor:
-        """Return the end point (C,*S) of a step, from the gradient at its start."""
+        """Return the end point (C,*S) of one step of the path. `point` and `gradient` are those at its start."""
         if step == self.n_steps:
             return full_precision(end)
         share, direction = step / self.n_steps, full_precision(end) - full_precision(start)
@@ -94,17 +96,17 @@ class GuidedIG(BaselinePathExplainer):
         return point + (high - point) * shares.view_as(point)
 
 
-def allocate_distance(available: Tensor, gradient: Tensor, required: Tensor, fraction: float) -> Tensor:
-    """Return the share (P,) in 0..1 of its available distance that each value moves, to move the required total.
+def allocate_distance(available: Tensor, gradient: Tensor, required: Tensor, group_fraction: float) -> Tensor:
+    """Distribute a required total distance over P values with `available` distances, smallest gradients first.
 
-    Values are ordered by gradient, and split into groups that hold this fraction of all. All values of a group move the
-    same share. Gradients that differ by rounding are equal, as most are at a constant baseline; their order is kept.
+    Return the share (P,) in 0..1 that each value moves. The ordered values are split into groups of this fraction of all. All
+    values of a group move the same share. Gradients that differ by rounding count as equal and keep their order.
     """
     sizes = torch.where(available > 0, gradient.abs(), torch.inf)
     n_bits = N_ROUNDING_BITS_BY_ITEMSIZE[sizes.itemsize]
     rounded = sizes.view(INTEGER_DTYPE_BY_ITEMSIZE[sizes.itemsize]) + (1 << n_bits >> 1) >> n_bits
     order = rounded.argsort(stable=True)  # no size is negative: the same order, sorted 10 times as fast
-    groups = torch.arange(len(available), device=available.device) // max(1, int(fraction * len(available)))
+    groups = torch.arange(len(available), device=available.device) // max(1, int(group_fraction * len(available)))
     rooms = torch.zeros(int(groups[-1]) + 1, dtype=torch.float64, device=available.device)
     rooms.index_add_(0, groups, available[order].double())
     before = rooms.cumsum(0) - rooms
@@ -113,7 +115,7 @@ def allocate_distance(available: Tensor, gradient: Tensor, required: Tensor, fra
 
 
 class PathSamples(NamedTuple):
-    """Random draws for one sample: per draw the index of the baseline, the fraction of the path, and a noise seed."""
+    """Random points for one sample. Each has the index of its baseline, its position on the path in 0..1, and a noise seed."""
 
     baseline_indices: Tensor
     fractions: Tensor
@@ -121,7 +123,7 @@ class PathSamples(NamedTuple):
 
     @classmethod
     def draw(cls, n_samples: int, n_baselines: int, generator: torch.Generator) -> "PathSamples":
-        """Draw a point in each of equal steps, and each baseline once in every `n_baselines` steps, for a smaller variance."""
+        """Draw stratified points: one per equal step of the path, and all baselines equally often."""
         n_rounds = -(-n_samples // n_baselines)
         rounds = [torch.randperm(n_baselines, generator=generator, device="cpu") for _ in range(n_rounds)]
         offsets = torch.rand(n_samples, generator=generator, dtype=torch.float64, device="cpu")
@@ -131,9 +133,10 @@ class PathSamples(NamedTuple):
 
 @register
 class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
-    """E[(x - x') ∂f(x' + a (x - x'))/∂x] over baselines x' of a background and a in 0..1 (Erion et al. 2021).
+    """Integrated gradients averaged over many baselines x' of a background data set (Erion et al. 2021).
 
-    `n_samples`: draws, spread evenly over the background and a, which does not change the expectation.
+    The map is E[(x - x') ∂f(x' + a (x - x'))/∂x] over x' and a in 0..1. `n_samples`: number of random pairs (x', a). They are
+    stratified, which does not change the expectation.
     """
 
     name, title, paper = "expectedgradients", "Expected Gradients", "arXiv:1906.10670"
@@ -146,14 +149,14 @@ class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
         self.n_references: int = min(len(self.list_baselines()), self.n_samples)  # how many baselines are drawn
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
-        """Return one tensor (N,C,*S) for each input of the background that is drawn."""
+        """Return one tensor (N,C,*S) for each drawn background input."""
         drawn = self._draw_path_samples().baseline_indices.unique().tolist()
         return build_baseline_tensors(self.list_baselines(), x, self, drawn)
 
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Return the mean over all draws."""
+        """Compute the mean attribution of one sample over all random points."""
         x, draws, baselines = evaluator.x[sample], self._draw_path_samples(), torch.stack(list(baseline_tensors))
         picks = draws.baseline_indices.unique(return_inverse=True)[1]
         total = torch.zeros_like(x, dtype=torch.float64)
@@ -181,32 +184,33 @@ class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
         return PathSamples.draw(self.n_samples, len(self.list_baselines()), self.generator())
 
     def draw_path_ends(self, x: Tensor, path_samples: PathSamples, rows: slice) -> Tensor:
-        """Return the ends (R,C,*S) of some of the drawn paths to a sample (C,*S)."""
+        """Return the end points (R,C,*S) of a slice of the paths to a sample (C,*S)."""
         return x.expand(rows.stop - rows.start, *x.shape)
 
 
 @register
 class GradientSHAP(ExpectedGradients):
-    """E[(z - x') ∂f(x' + a (z - x'))/∂x], z = x + noise: expected gradients of noisy copies (Lundberg & Lee 2017).
+    """Expected gradients of noisy copies z of the input: E[(z - x') ∂f(x' + a (z - x'))/∂x] (Lundberg & Lee 2017).
 
     `sigma`: standard deviation of the noise, as a share of the range of the sample. Without noise these are expected
-    gradients. With noise the map adds up to the change of the score only if the score does not react to the noise.
+    gradients. With noise the map sums to the change of the score only if the score does not react to the noise.
     """
 
     name, title, paper = "gradientshap", "GradientSHAP", "arXiv:1705.07874"
     sigma: NonNegativeNumber = 0.1
 
     def draw_path_ends(self, x: Tensor, path_samples: PathSamples, rows: slice) -> Tensor:
-        """Return noisy copies (R,C,*S)."""
+        """Return noisy copies (R,C,*S) of a sample (C,*S), the end points of the paths."""
         return x + draw_normal(path_samples.noise_seeds[rows], x) * (self.sigma * (x.amax() - x.amin()))
 
 
 @register
 class BlurIG(AdditiveExplainer):
-    """Σ_j ∂f((x_j + x_j+1)/2)/∂x (x_j+1 - x_j): from a blurred input x_0 to the input x_m itself (Xu et al. 2020).
+    """Integrated gradients on a path from a blurred input x_0 to the sharp input x_m (Xu et al. 2020).
 
-    x_j is the input under a Gaussian of `sigma` (1 - j/m)² times its longest axis, mirrored at the borders. `n_steps`: m. The
-    path is followed by chords, so the map is complete for any m if the score is a polynomial of degree two.
+    The map is Σ_j ∂f((x_j + x_j+1)/2)/∂x (x_j+1 - x_j). x_j is the input, blurred by a Gaussian of `sigma` (1 - j/m)² times
+    its longest axis, mirrored at the borders. `n_steps`: m. The path is approximated by chords, so the map is complete for
+    any m if the score is a polynomial of degree two.
     """
 
     name, title, paper = "blurig", "Blur IG", "arXiv:2004.03383"
@@ -217,25 +221,28 @@ class BlurIG(AdditiveExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Integrate along the chords of the path."""
+        """Integrate from the blurred to the sharp sample along chords of the path."""
         x, steps = evaluator.x[sample], torch.arange(self.n_steps + 1, dtype=torch.float64, device="cpu")
         blurs, widths = BlurredCopies(x), self.sigma * max(x.shape[1:]) * (1 - steps / self.n_steps) ** 2
         total = torch.zeros_like(x, dtype=torch.float64)
 
-        def work(part: slice) -> None:
+        def add_gradients(part: slice) -> None:
             factors = blurs.compute_frequency_factors(widths[part.start : part.stop + 1])
             midpoints = blurs.apply_factors((factors[:-1] + factors[1:]) / 2) + blurs.channel_offset
             gradients = evaluator.compute_gradients(sample, midpoints.to(x.dtype))[1]
             total.add_((blurs.apply_factors(factors.diff(dim=0)) * gradients).sum(0, dtype=torch.float64))
 
-        evaluator.process_chunks(sample, self.n_steps, work, with_gradients=True)
+        evaluator.process_chunks(sample, self.n_steps, add_gradients, with_gradients=True)
         start = blurs.apply_factors(blurs.compute_frequency_factors(widths[:1])) + blurs.channel_offset
         change = evaluator.clean_scores[sample] - evaluator.score_variants(sample, start.to(x.dtype))[0]
         return AdditiveAttribution(total.to(start.dtype), change, self.n_steps, blurs.is_nonconstant)
 
 
 class BlurredCopies:
-    """Gaussian blurs of an input (C,*S) by a discrete cosine transform. `channel_offset` (C,1,..) keeps a constant exact."""
+    """Gaussian blurs of an input (C,*S), computed by a discrete cosine transform.
+
+    `channel_offset` (C,1,..) is subtracted before the transform, so that a constant channel stays exact.
+    """
 
     def __init__(self, x: Tensor) -> None:
         wide = full_precision(x)
@@ -246,7 +253,7 @@ class BlurredCopies:
         self.is_nonconstant = bool(self._spectrum.any())
 
     def compute_frequency_factors(self, sigmas: Tensor) -> Tensor:
-        """Return the factor (R,1,*S) of each frequency in float64, for standard deviations (R,) in cells."""
+        """Return the factors (R,1,*S) by which R Gaussian blurs change each frequency. `sigmas` (R,): widths in pixels."""
         exponent = torch.zeros([1] * self._spectrum.ndim, dtype=torch.float64, device=self._spectrum.device)
         squares = sigmas.to(exponent.device).square().view(-1, *[1] * (exponent.ndim - 1))
         for axis in range(2, exponent.ndim):
@@ -256,20 +263,20 @@ class BlurredCopies:
         return exponent.exp()
 
     def apply_factors(self, factors: Tensor) -> Tensor:
-        """Return the input with its frequencies multiplied by factors (R,1,*S), as (R,C,*S) in at least float32."""
+        """Multiply the frequencies of the input by factors (R,1,*S). Return R filtered inputs (R,C,*S)."""
         spectrum = (self._spectrum * factors).to(self._inverse_transforms[0].dtype)
         return multiply_along_axes(spectrum, self._inverse_transforms)
 
 
 def build_dct_matrix(n_cells: int, device: torch.device) -> Tensor:
-    """Return the orthonormal matrix (cells,cells) of the DCT-II in float64."""
+    """Return the orthonormal DCT-II matrix (cells,cells) in float64."""
     cells = torch.arange(n_cells, dtype=torch.float64, device=device)
     waves = (cells[:, None] * ((cells + 0.5) * (math.pi / n_cells))).cos()
     return waves / waves.square().sum(1, keepdim=True).sqrt()
 
 
 def multiply_along_axes(values: Tensor, matrices: list[Tensor]) -> Tensor:
-    """Multiply each spatial axis of (R,C,*S) by its matrix."""
+    """Multiply each spatial axis of values (R,C,*S) by the matrix of that axis."""
     for axis, matrix in enumerate(matrices, start=2):
         values = (values.movedim(axis, -1) @ matrix.T).movedim(-1, axis)
     return values

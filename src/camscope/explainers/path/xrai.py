@@ -1,4 +1,4 @@
-"""XRAI: integrated gradients averaged over the regions of an image, and its segmentation at several scales."""
+"""XRAI: integrated gradients averaged over image segments of several scales."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,11 +20,12 @@ from camscope.explainers.path.base import AdditiveAttribution, BaselinePathExpla
 from camscope.optional import require
 from camscope.targets import Score
 
+SparseMatrix = Any  # scipy.sparse.csr_array of ones: (segments, pixels)
 SMOOTHING_SIGMA_PIXELS = 0.8  # before the segmentation, as Felzenszwalb & Huttenlocher recommend
 
 
-def segment_image(x: Tensor, scales: Sequence[float], min_size: int, margin: int) -> Any:
-    """Return the pixels of each segment of an image (C,H,W) at all scales, widened by a margin, as a sparse matrix of 1."""
+def segment_image(x: Tensor, scales: Sequence[float], min_size: int, margin: int) -> SparseMatrix:
+    """Segment an image (C,H,W) at several scales and widen each segment by `margin` pixels. Return which pixels it has."""
     wide = x.double().cpu()
     low, high = wide.amin(), wide.amax()
     image = 2 * (wide - low) / torch.where(high > low, high - low, 1) - 1
@@ -39,8 +40,11 @@ def segment_image(x: Tensor, scales: Sequence[float], min_size: int, margin: int
     return require("scipy.sparse", extra="segments").csr_array(matrix, shape)
 
 
-def average_over_segments(values: Tensor, segments: Any, min_new_pixels: int) -> Tensor:
-    """Return the means (H,W) of segments that take their free pixels, largest mean first. What is left shares its mean."""
+def average_over_segments(values: Tensor, segments: SparseMatrix, min_new_pixels: int) -> Tensor:
+    """Assign each pixel to the segment with the largest mean value, and return the means (H,W) over the assigned pixels.
+
+    Segments with fewer than `min_new_pixels` unassigned pixels are skipped. All remaining pixels share their mean.
+    """
     flat, by_pixel = values.flatten().double().cpu().numpy(), segments.tocsc()
     averages, free = np.zeros_like(flat), np.ones(len(flat), dtype=bool)
     sums, sizes = segments @ flat, segments.sum(1)
@@ -56,7 +60,7 @@ def average_over_segments(values: Tensor, segments: Any, min_new_pixels: int) ->
 
 
 def find_pixels_near_mask(mask: NDArray[np.bool_], margin: int) -> NDArray[np.intp]:
-    """Return the numbers (P,) of the pixels of a mask (H,W), and of those at most `margin` pixels from it."""
+    """Return the flat indices (P,) of all pixels in a mask (H,W) or at most `margin` pixels away from the mask."""
     rows, columns = (np.nonzero(mask.any(axis))[0] for axis in (1, 0))
     top, left = (max(0, int(axis[0]) - margin) for axis in (rows, columns))
     part = mask[top : int(rows[-1]) + margin + 1, left : int(columns[-1]) + margin + 1]
@@ -69,13 +73,13 @@ DEFAULT_SEGMENT_SCALES = (50.0, 100.0, 150.0, 250.0, 500.0, 1200.0)
 
 @register
 class XRAI(BaselinePathExplainer):
-    """Each pixel has the mean of integrated gradients over what its region adds (Kapishnikov et al. 2019, algorithm 1).
+    """Integrated gradients averaged over image segments (Kapishnikov et al. 2019, algorithm 1).
 
-    The image is segmented at several `scales` (Felzenszwalb & Huttenlocher 2004) into segments of at least `min_size`
-    pixels, each widened by `margin` pixels. Repeatedly, the segment with the largest mean over its free pixels takes
-    them, unless they are fewer than `min_new_pixels`. The remaining pixels form the last region. So the map has the same
-    sum as integrated gradients. By default the baselines are black and white, or each channel's minimum and maximum if
-    the preprocessing is unknown. Only 2-D images are supported.
+    The image is segmented at several `scales` (Felzenszwalb & Huttenlocher 2004) into segments of at least `min_size` pixels,
+    each widened by `margin` pixels. Repeatedly, the segment with the largest mean over its unassigned pixels gets these
+    pixels, unless they are fewer than `min_new_pixels`. The remaining pixels form the last segment. Each pixel has the mean
+    over its segment, so the map has the same sum as integrated gradients. By default the baselines are black and white, or
+    each channel's minimum and maximum if the preprocessing is unknown. Only 2-D images are supported.
     """
 
     name, title, paper = "xrai", "XRAI", "arXiv:1906.02825"
@@ -91,7 +95,7 @@ class XRAI(BaselinePathExplainer):
         super().__post_init__()
         check_integer(margin=self.margin)
         if self.margin < 0:
-            raise InputError(f"margin={self.margin}: expected 0 pixels or more")
+            raise InputError(f"margin={self.margin}: expected a number of pixels, at least 0")
         if not isinstance(self.scales, list | tuple) or not self.scales:
             raise InputError(f"scales={self.scales!r}: expected a list of positive numbers")
         for scale in self.scales:
@@ -104,20 +108,20 @@ class XRAI(BaselinePathExplainer):
         return ["dark", "bright"] if self.preprocess is None else ["black", "white"]
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """Return the map (N,H,W) of an input (N,C,H,W), and the difference of its sum to the change of the score."""
+        """Compute the maps (N,H,W) of an input (N,C,H,W) for one score. Raises InputError if the input is not 2-D."""
         if x.ndim != 4:
-            raise InputError(f"xrai segments images: the input is {tuple(x.shape)}, not (N,C,H,W)")
+            raise InputError(f"xrai segments images: the input has shape {tuple(x.shape)}, expected (N,C,H,W)")
         import_skimage("segmentation")  # a missing package is an error before anything runs
         return super().compute_score_maps(x, score)
 
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
     ) -> AdditiveAttribution:
-        """Return integrated gradients."""
+        """Integrate along the straight line from the baseline to the sample."""
         return integrate_straight_line(evaluator, sample, baseline, score_change, self.n_steps, None)
 
     def reduce_to_pixels(self, evaluator: PerturbedEvaluator, values: Tensor) -> Tensor:
-        """Return the means (N,H,W) of integrated gradients (N,C,H,W) over regions."""
+        """Average integrated gradients (N,C,H,W) over segments. Return the map (N,H,W)."""
         pairs = zip(evaluator.x, self.reduce_channels(values), strict=True)
         segments = ((segment_image(x, self.scales, self.min_size, self.margin), pixels) for x, pixels in pairs)
         return torch.stack([average_over_segments(pixels, part, self.min_new_pixels) for part, pixels in segments])

@@ -1,1 +1,1 @@
-"""Methods that hide parts of the input and observe the score."""
+"""Methods that hide parts of the input and measure the change of the score."""

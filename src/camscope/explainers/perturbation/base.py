@@ -1,4 +1,4 @@
-"""Base of the methods that hide parts of the input and measure the change of the score."""
+"""Base class of methods that hide parts of the input and measure the change of the score."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from camscope.explainers.core.batching import process_chunks
 from camscope.explainers.core.pixel_base import MultiPassExplainer, PerturbedEvaluator
 from camscope.targets import Score, full_precision
 
-MaskChunkBuilder = Callable[[slice], Tensor]  # some of a method's masks (R,*S): 1 shows the input, 0 the baseline
+MaskChunkBuilder = Callable[[slice], Tensor]  # a slice of the masks -> (R,*S): 1 shows the input, 0 the baseline
 
 
 class PerturbationAttribution(NamedTuple):
-    """The map (*S) of one sample in float64, its standard error per cell if it is a mean, and notes."""
+    """The map (*S) of one sample in float64, its standard error if the map is a mean, and notes."""
 
     attribution: Tensor
     standard_error: Tensor | None = None
@@ -27,7 +27,7 @@ class PerturbationAttribution(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedInput:
-    """One sample that is shown to the model through masks, and the baselines (C,*S) that fill what they hide."""
+    """One sample whose pixels masks replace by a baseline. There may be several baselines (C,*S)."""
 
     evaluator: PerturbedEvaluator
     sample: int
@@ -40,15 +40,15 @@ class MaskedInput:
 
     @property
     def clean_score(self) -> Tensor:
-        """The score () with nothing hidden."""
+        """The score () of the unmasked sample."""
         return self.evaluator.clean_scores[self.sample].double()
 
     def apply_masks(self, masks: Tensor, baseline: Tensor) -> Tensor:
-        """Return x m + baseline (1 - m) for masks m (R,*S), exact where m is 0 or 1."""
+        """Apply R masks m (R,*S) to the sample x: x m + baseline (1 - m). Exact where m is 0 or 1."""
         return torch.lerp(baseline, self.x, masks[:, None].to(self.x.dtype))
 
     def score_masks(self, masks: Tensor, *, as_probability: bool = False) -> Tensor:
-        """Return the score, or the probability, of each baseline under masks (R,*S), as (B,R) in float64."""
+        """Return the scores or probabilities (B,R) of the sample under R masks (R,*S), with each of B baselines."""
         rows = [
             self.evaluator.score_variants(self.sample, self.apply_masks(masks, baseline), as_probability=as_probability)
             for baseline in self.baselines
@@ -56,20 +56,20 @@ class MaskedInput:
         return torch.stack(rows).double()
 
     def score_all_masks(self, n_masks: int, build_masks: MaskChunkBuilder, *, as_probability: bool = False) -> Tensor:
-        """Return the scores, or probabilities, (B,n_masks) in float64, in passes that fit into memory."""
+        """Return the scores (B,n_masks) under all masks, computed in chunks that fit into memory. See `score_masks`."""
         scores = torch.empty(len(self.baselines), n_masks, dtype=torch.float64, device=self.x.device)
 
-        def work(part: slice) -> None:
+        def score_chunk(part: slice) -> None:
             scores[:, part] = self.score_masks(build_masks(part), as_probability=as_probability)
 
-        self.evaluator.process_chunks(self.sample, n_masks, work)
+        self.evaluator.process_chunks(self.sample, n_masks, score_chunk)
         return scores
 
     def compute_mask_gradients(self, masks: Tensor, *, as_probability: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the score (R,), or the probability, and its gradient at masks (R,*S); means over the baselines."""
+        """Return scores (R,) under R masks, and gradients with respect to the masks (R,*S), averaged over the baselines."""
         values, slopes = (torch.zeros_like(like, dtype=torch.float64) for like in (masks.flatten(1)[:, 0], masks))
 
-        def work(part: slice) -> None:
+        def add_gradients(part: slice) -> None:
             each = [
                 self.evaluator.compute_gradients(
                     self.sample, self.apply_masks(masks[part], baseline), as_probability=as_probability
@@ -80,19 +80,19 @@ class MaskedInput:
                 values[part] += value
                 slopes[part] += (gradient * (full_precision(self.x) - full_precision(baseline))).sum(1)
 
-        process_chunks(len(masks), self.evaluator.choose_chunk_size(with_gradients=True), work)
+        process_chunks(len(masks), self.evaluator.choose_chunk_size(with_gradients=True), add_gradients)
         return values / len(self.baselines), (slopes / len(self.baselines)).to(masks.dtype)
 
 
 class PerturbationExplainer(BaselineMixin, MultiPassExplainer):
-    """Base of maps of the score lost or kept when a `baseline` hides input. Implement `compute_sample_attribution`."""
+    """Base class of methods that replace pixels by a `baseline`. A subclass implements `compute_sample_attribution`."""
 
     @abstractmethod
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Return the map of one sample."""
+        """Compute the map of one sample."""
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """Return the map (N,*S), and its standard error if it is a mean over masks."""
+        """Compute the maps (N,*S) of one score, and their standard error if they are means over masks."""
         evaluator, baselines = PerturbedEvaluator(self, x, score), self.build_baselines(x)
         inputs = [MaskedInput(evaluator, i, [baseline[i] for baseline in baselines]) for i in range(len(x))]
         parts = [self.compute_sample_attribution(masked_input) for masked_input in inputs]
@@ -106,13 +106,13 @@ class PerturbationExplainer(BaselineMixin, MultiPassExplainer):
 
 
 def compute_relative_error(mean: Tensor, standard_error: Tensor) -> float:
-    """Return the largest standard error as a share of the range of the mean map."""
+    """Return the largest standard error divided by the range of the mean map."""
     largest, span = float(standard_error.max()), float(mean.max() - mean.min())
     return largest / span if span > 0 else float(largest > 0)
 
 
 def describe_convergence(relative_error: float, tolerance: float | None, n_samples: int, max_samples: int) -> str:
-    """Describe the standard error of a map, and whether it stopped before `max_samples` samples."""
+    """Return a sentence about the standard error of a map, and whether sampling stopped before `max_samples`."""
     text = f"the largest standard error is {relative_error:.2%} of the map's range"
     if n_samples < max_samples:
         return f"{text}: settled to tolerance={tolerance:g} before all {max_samples}"
@@ -121,6 +121,6 @@ def describe_convergence(relative_error: float, tolerance: float | None, n_sampl
 
 
 def expand_per_axis(value: int | Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
-    """Return a number for every axis of a size, limited by the length of the axis."""
+    """Return one number per axis: the value, or the value for this axis, but at most the length of the axis."""
     values = [value] * len(size) if isinstance(value, int) else value
     return tuple(min(int(number), length) for number, length in zip(values, size, strict=True))

@@ -1,9 +1,9 @@
-"""Sobol and HSIC attribution: how the score's spread depends on each cell of a grid of random masks."""
+"""Sobol and HSIC: how the score under random masks depends on each cell of a grid."""
 
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,20 +22,33 @@ from camscope.explainers.perturbation.base import (
     describe_convergence,
     expand_per_axis,
 )
-from camscope.plurals import plural
 
 KERNEL_ROWS_PER_BLOCK = 512
 N_JACKKNIFE_GROUPS = 10  # each left out once for the standard error
-IndexEstimator = Callable[[Tensor], tuple[Tensor, Tensor]]  # scores (n,masks) -> index of each cell, and its error
+
+
+class IndexEstimate(NamedTuple):
+    """Sensitivity index of each cell, and its standard error."""
+
+    indices: Tensor
+    standard_error: Tensor
+
+
+class MaskDesign(NamedTuple):
+    """How masks are drawn, and how scores (n_samples,masks_per_sample) become sensitivity indices."""
+
+    masks_per_sample: int
+    build_masks: MaskChunkBuilder
+    estimate_indices: Callable[[Tensor], IndexEstimate]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GridSensitivityExplainer(PerturbationExplainer):
-    """How the spread of the score under random masks depends on each cell of a grid. Implement `build_design`.
+    """Base class of methods that measure the sensitivity of the score to grid cells. A subclass implements `build_design`.
 
-    `grid_size`: cells along each axis. `n_samples`: number of masks, or for Sobol of pairs of masks. Each pixel has the value of
-    its cell. `tolerance`: stop as soon as the largest standard error is at most this share of the map's range; checked
-    after every 64 masks, or 8 pairs, whatever the size of a pass.
+    `grid_size`: cells along each axis. `n_samples`: number of masks; for Sobol, number of pairs of masks. Each pixel has the
+    value of its cell. `tolerance`: stop as soon as the largest standard error is at most this share of the map's range;
+    checked after every 64 masks, or 8 pairs, whatever the size of a pass.
     """
 
     sample_kind: ClassVar[str]  # what is drawn, as a plural
@@ -47,18 +60,14 @@ class GridSensitivityExplainer(PerturbationExplainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_samples < 2:
-            raise InputError(
-                f"n_samples={self.n_samples}: expected a whole number, 2 or more, as one sample has no spread"
-            )
+            raise InputError(f"n_samples={self.n_samples}: expected at least 2, because one sample has no variance")
 
     @abstractmethod
-    def build_design(
-        self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int
-    ) -> tuple[int, MaskChunkBuilder, IndexEstimator]:
-        """Return the number of masks per sample, their builder, and the estimator. `cell_labels` (*S): cell of each pixel."""
+    def build_design(self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int) -> MaskDesign:
+        """Draw the masks of one sample. `cell_labels` (*S) holds the number of the cell of each pixel."""
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Return the index of each pixel's cell."""
+        """Compute the sensitivity index of each cell and assign it to the pixels."""
         size, n_total = masked_input.x.shape[1:], self.n_samples
         counts = expand_per_axis(self.grid_size, size)
         labels = label_grid_cells(size, counts, masked_input.x.device)
@@ -66,11 +75,11 @@ class GridSensitivityExplainer(PerturbationExplainer):
         shape = (len(masked_input.baselines), n_total, n_masks)
         scores, n_drawn = torch.empty(shape, dtype=torch.float64, device=labels.device), 0
 
-        def estimate_mean() -> tuple[Tensor, Tensor]:
+        def estimate_mean() -> IndexEstimate:
             indices, errors = zip(*(estimate(rows[:n_drawn]) for rows in scores), strict=True)
-            return torch.stack(indices).mean(0), torch.stack(errors).mean(0)
+            return IndexEstimate(torch.stack(indices).mean(0), torch.stack(errors).mean(0))
 
-        def work(part: slice) -> bool:
+        def score_chunk(part: slice) -> bool:
             nonlocal n_drawn
             scores.view(len(scores), -1)[:, part] = masked_input.score_masks(build_masks(part))
             while n_drawn < (more := min(n_drawn + self.samples_per_check, n_total)) and more * n_masks <= part.stop:
@@ -79,7 +88,7 @@ class GridSensitivityExplainer(PerturbationExplainer):
                     return True
             return False
 
-        masked_input.evaluator.process_chunks(masked_input.sample, n_total * n_masks, work)
+        masked_input.evaluator.process_chunks(masked_input.sample, n_total * n_masks, score_chunk)
         indices, errors = estimate_mean()
         text = describe_convergence(compute_relative_error(indices, errors), self.tolerance, n_drawn, n_total)
         return PerturbationAttribution(indices[labels], errors[labels], (f"{n_drawn} {self.sample_kind}; {text}",))
@@ -87,22 +96,19 @@ class GridSensitivityExplainer(PerturbationExplainer):
 
 @register
 class Sobol(GridSensitivityExplainer):
-    """E[(f(A) - f(A with cell i of B))²] / 2 V[f(A)]: total Sobol indices, Jansen's estimator (Fel et al. 2021, section 3).
+    """Total Sobol index of each cell: its share of the variance of the score under random masks (Fel et al. 2021, section 3).
 
-    A and B are masks of independent cells, uniform in 0..1, from a scrambled Sobol sequence. The index of a cell is the share
-    of the score's variance that involves the cell; it has no sign. If no mask changes the score, the indices are 0. The
-    variance is that of all A. The standard error is that of a ratio of means of independent draws, which those of a Sobol
-    sequence are not: see the documentation.
+    Jansen's estimator is E[(f(A) - f(A with cell i of B))²] / 2 V[f(A)]. A and B are masks of independent cells, uniform in
+    0..1, from a scrambled Sobol sequence. The indices have no sign. If no mask changes the score, they are 0. The standard
+    error assumes independent draws, which those of a Sobol sequence are not: see the documentation.
     """
 
     name, title, paper, slow = "sobol", "Sobol", "arXiv:2111.04138", True
     forward_passes: ClassVar[str] = "1 + n_samples x (grid_size**2 + 1)"
     sample_kind, samples_per_check = "pairs of masks", 8
 
-    def build_design(
-        self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int
-    ) -> tuple[int, MaskChunkBuilder, IndexEstimator]:
-        """Return the design; see `GridSensitivityExplainer`."""
+    def build_design(self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int) -> MaskDesign:
+        """Draw the masks of one sample, as `GridSensitivityExplainer.build_design` describes."""
         points = self._draw_sobol_points(2 * n_cells).to(cell_labels.device)
         first, second = points[:, :n_cells], points[:, n_cells:]
 
@@ -113,19 +119,20 @@ class Sobol(GridSensitivityExplainer):
             cells[rows, changed[rows] - 1] = second[sample[rows], changed[rows] - 1]
             return cells[:, cell_labels.flatten()].view(len(cells), *cell_labels.shape)
 
-        def estimate_index_and_error(scores: Tensor) -> tuple[Tensor, Tensor]:
+        def estimate_indices(scores: Tensor) -> IndexEstimate:
             return compute_total_sobol_indices(
                 scores[:, 0], scores[:, 1:], masked_input.evaluator.score.machine_epsilon
             )
 
-        return n_cells + 1, build_masks, estimate_index_and_error
+        return MaskDesign(n_cells + 1, build_masks, estimate_indices)
 
     def _draw_sobol_points(self, n_dimensions: int) -> Tensor:
-        """Return points (samples,dimensions) in 0..1, from a private generator."""
+        """Draw points (samples,dimensions) in 0..1 from a scrambled Sobol sequence."""
         if n_dimensions > SobolEngine.MAXDIM:
-            limit = plural(SobolEngine.MAXDIM, "dimension")
+            limit = SobolEngine.MAXDIM
             raise InputError(
-                f"grid_size={self.grid_size}: a Sobol sequence has {limit}, {n_dimensions} are needed; pass a smaller one"
+                f"grid_size={self.grid_size} needs {n_dimensions} dimensions, but a Sobol sequence has at most {limit}: pass a "
+                f"smaller one"
             )
         engine = SobolEngine(n_dimensions, scramble=True, seed=self.seed % 2**63)
         # PyTorch computes the first point in the default dtype, which may be too coarse for it
@@ -136,11 +143,11 @@ class Sobol(GridSensitivityExplainer):
 
 @register
 class HSIC(GridSensitivityExplainer):
-    """tr(K_i H L H) / (n - 1)²: how far the score depends on whether cell i is seen (Novello et al. 2022, section 3).
+    """Statistical dependence of the score on the visibility of each cell: tr(K_i H L H) / (n - 1)² (Novello et al. 2022, sec. 3).
 
-    Each cell is shown by one half of the masks, drawn separately for each cell. K_i is 1 where two masks agree in cell i, else
-    0. L is exp(-(f - f')² / 2 σ²) of their scores. H subtracts means. The index is never negative, and 0 up to sampling if
-    the score is independent of the cell. σ is the standard deviation of the scores; the authors use their median, so that a
+    Each cell is visible in a random half of the masks. K_i is 1 where two masks agree in cell i, else 0. L is exp(-(f - f')²
+    / 2 σ²) of their scores. H subtracts means. The index is never negative. If the score is independent of the cell, the
+    index is 0 except for sampling error. σ is the standard deviation of the scores; the authors use their median, so that a
     constant added to all scores changes the map. The standard error is that of the jackknife.
     """
 
@@ -149,42 +156,41 @@ class HSIC(GridSensitivityExplainer):
     sample_kind, samples_per_check = "masks", 64
     n_samples: PositiveInteger = 512
 
-    def build_design(
-        self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int
-    ) -> tuple[int, MaskChunkBuilder, IndexEstimator]:
-        """Return the design; see `GridSensitivityExplainer`."""
+    def build_design(self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int) -> MaskDesign:
+        """Draw the masks of one sample, as `GridSensitivityExplainer.build_design` describes."""
         drawn = torch.rand(self.n_samples, n_cells, generator=self.generator(), dtype=torch.float32, device="cpu")
         is_visible = (drawn.argsort(0) < self.n_samples // 2).to(cell_labels.device)
 
         def build_masks(part: slice) -> Tensor:
             return is_visible[part][:, cell_labels.flatten()].view(-1, *cell_labels.shape)
 
-        def estimate_index_and_error(scores: Tensor) -> tuple[Tensor, Tensor]:
+        def estimate_indices(scores: Tensor) -> IndexEstimate:
             return compute_hsic_with_error(
                 is_visible[: len(scores)], scores[:, 0], masked_input.evaluator.score.machine_epsilon
             )
 
-        return 1, build_masks, estimate_index_and_error
+        return MaskDesign(1, build_masks, estimate_indices)
 
 
-def compute_total_sobol_indices(
-    scores: Tensor, changed_scores: Tensor, machine_epsilon: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Return Jansen's Σ_j (a_j - c_ji)² / 2 n V[a] (d,) of scores (n,) and (n,d), and its standard error, linearized."""
-    if are_equal_within_rounding(scores, machine_epsilon):
-        return torch.zeros_like(changed_scores[0]), torch.zeros_like(changed_scores[0])
+def compute_total_sobol_indices(scores: Tensor, changed_scores: Tensor, machine_epsilon: float = 0.0) -> IndexEstimate:
+    """Compute the total Sobol index of each of d cells by Jansen's estimator, Σ_j (a_j - c_ji)² / 2 n V[a].
+
+    `scores` (n,): a. `changed_scores` (n,d): c, the scores with one cell changed. The standard error is linearized.
+    """
+    if is_constant_within_rounding(scores, machine_epsilon):
+        return IndexEstimate(torch.zeros_like(changed_scores[0]), torch.zeros_like(changed_scores[0]))
     parts, variance = (scores[:, None] - changed_scores).square() / 2, scores.var()
     indices = parts.mean(0) / variance
     apart = parts - indices * (scores - scores.mean()).square()[:, None]
-    return indices, apart.std(0) / variance / len(parts) ** 0.5
+    return IndexEstimate(indices, apart.std(0) / variance / len(parts) ** 0.5)
 
 
 def compute_hsic(visible: Tensor, scores: Tensor, machine_epsilon: float = 0.0) -> Tensor:
-    """Return the HSIC (d,) of each column of `visible` (n,d) and the scores (n,)."""
+    """Return the HSIC (d,) between the scores (n,) of n masks and the visibility (n,d) of each of d cells."""
     # K is (1 + s s') / 2 for s of ±1, of which H leaves the product: the trace is a quadratic form of the centered s
     signs = visible.to(scores.dtype) * 2 - 1
     signs, total = signs - signs.mean(0), torch.zeros_like(signs[0])
-    if are_equal_within_rounding(scores, machine_epsilon):
+    if is_constant_within_rounding(scores, machine_epsilon):
         return total
     for rows in torch.arange(len(scores), device=scores.device).split(KERNEL_ROWS_PER_BLOCK):
         kernel = (-0.5 * ((scores[rows, None] - scores) / scores.std()).square()).exp()
@@ -192,16 +198,16 @@ def compute_hsic(visible: Tensor, scores: Tensor, machine_epsilon: float = 0.0) 
     return (total / (2 * (len(scores) - 1) ** 2)).clamp(min=0)
 
 
-def compute_hsic_with_error(visible: Tensor, scores: Tensor, machine_epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return the HSIC (d,) of all masks, and its standard error by leaving out each tenth of them."""
+def compute_hsic_with_error(visible: Tensor, scores: Tensor, machine_epsilon: float) -> IndexEstimate:
+    """Compute the HSIC (d,) of each cell, and its standard error by a jackknife over ten groups of masks."""
     whole, groups = compute_hsic(visible, scores, machine_epsilon), min(N_JACKKNIFE_GROUPS, len(scores) // 2)
     if groups < 2:
-        return whole, whole
+        return IndexEstimate(whole, whole)
     number = torch.arange(len(scores), device=scores.device) % groups
     parts = [compute_hsic(visible[number != i], scores[number != i], machine_epsilon) for i in range(groups)]
-    return whole, (torch.stack(parts).var(0, correction=0) * (groups - 1)).sqrt()
+    return IndexEstimate(whole, (torch.stack(parts).var(0, correction=0) * (groups - 1)).sqrt())
 
 
-def are_equal_within_rounding(scores: Tensor, machine_epsilon: float) -> bool:
-    """Whether scores differ by no more than the rounding of a model, of which `machine_epsilon` is one operation's."""
+def is_constant_within_rounding(scores: Tensor, machine_epsilon: float) -> bool:
+    """Whether scores differ by no more than rounding. `machine_epsilon`: relative rounding of the model's dtype."""
     return float(scores.max() - scores.min()) <= 4 * machine_epsilon * float(scores.abs().max())

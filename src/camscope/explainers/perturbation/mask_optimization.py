@@ -1,4 +1,4 @@
-"""Methods that optimize a mask: the masks of given areas with the highest score, or the least that removes the class."""
+"""Methods that optimize a mask: the mask of a given area with the highest score, or the smallest that removes the class."""
 
 from collections.abc import Sequence
 
@@ -30,13 +30,13 @@ INITIAL_MASK_VALUE = 0.5
 
 @register
 class ExtremalPerturbation(PerturbationExplainer):
-    """The mean over areas a of the mask m that maximizes f(x ∘ m) - λ |sort(m) - r_a|² (Fong et al. 2019, section 3).
+    """Mean of the masks of several areas, each optimized to maximize the score (Fong et al. 2019, section 3).
 
-    m = smax_u k(· - u) m'_u is the smooth maximum (temperature 1/20) of a coarse mask m' under the kernel
-    k(z) = exp(-2 max(0, |z| / σ - 1/2)²), where σ is three of the `grid_size` cells along each axis. r_a is 1 for the share a
-    of the largest values, else 0, so the mean square of the difference holds the area. `n_steps` of gradient ascent at
-    `learning_rate` (momentum 0.9, m' kept in 0..1) increase λ from 300 to 16 times that, as the authors' 800 steps of 0.01
-    do. `areas`: shares of the input.
+    The mask m of area a maximizes f(x ∘ m) - λ |sort(m) - r_a|². m = smax_u k(· - u) m'_u is the smooth maximum (temperature
+    1/20) of a coarse mask m' under the kernel k(z) = exp(-2 max(0, |z| / σ - 1/2)²), where σ is three of the `grid_size`
+    cells along each axis. r_a is 1 for the share a of the largest values, else 0, so the mean square of the difference keeps
+    the area at a. `n_steps` of gradient ascent at `learning_rate` (momentum 0.9, m' kept in 0..1) increase λ from 300 to 16
+    times that, as the authors' 800 steps of 0.01 do. `areas`: shares of the input.
 
     The authors start from m' = 1, where the order of equal values decides which of them the area keeps. Here m' starts at
     1/2, and the first step follows the score alone. The authors also increase the blur where m is smaller, and flip the
@@ -55,10 +55,10 @@ class ExtremalPerturbation(PerturbationExplainer):
         super().__post_init__()
         areas = self.areas if isinstance(self.areas, list | tuple) else ()
         if not areas or not all(isinstance(area, float | int) and 0 < area < 1 for area in areas):
-            raise InputError(f"areas={self.areas!r}: expected several shares of the input, above 0 and below 1")
+            raise InputError(f"areas={self.areas!r}: expected a list of shares of the input, each above 0 and below 1")
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Return the mean of the optimized masks."""
+        """Optimize one mask per area and return the mean of the masks."""
         x, evaluator = masked_input.x, masked_input.evaluator
         shape = len(self.areas), *expand_per_axis(self.grid_size, x.shape[1:])
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -78,7 +78,7 @@ class ExtremalPerturbation(PerturbationExplainer):
     def _compute_objective_gradient(
         self, masked_input: MaskedInput, coarse_masks: Tensor, area_weight: float
     ) -> Tensor:
-        """Return the gradient (A,*s) of what is maximized, for the mask of each area."""
+        """Return the gradient (A,*s) of the maximized objective with respect to the mask of each area."""
         with torch.enable_grad():
             leaf = coarse_masks.detach().requires_grad_()
             masks = enlarge_to_input(apply_smooth_maximum(leaf), masked_input.evaluator.x)
@@ -94,7 +94,7 @@ class ExtremalPerturbation(PerturbationExplainer):
 
 
 def apply_smooth_maximum(coarse_masks: Tensor) -> Tensor:
-    """Return Σ_u v_u softmax(v_u / T) over the neighbors u of each cell, v_u = k(distance) m'_u, for masks m' (A,*s)."""
+    """Smooth masks m' (A,*s) by a soft maximum over neighbors: Σ_u v_u softmax(v_u / T), where v_u = k(distance) m'_u."""
     # continued beyond the border: with zeros there, the corners of a constant m' would be its largest values, and the mask
     radius, rank = KERNEL_SIGMA_CELLS + 1, coarse_masks.ndim - 1
     values = F.pad(coarse_masks[:, None], (radius, radius) * rank, mode="replicate")[:, 0]
@@ -113,13 +113,14 @@ SMOOTHNESS_EXPONENT = 3  # β, the power of the mask's differences
 
 @register
 class MeaningfulPerturbation(PerturbationExplainer):
-    """1 - m, of the m that minimizes λ₁ Σ|1 - m| + λ₂ Σ|∇m|³ + p(x ∘ m) (Fong & Vedaldi 2017, section 4).
+    """Smallest smooth region whose blur removes the class: 1 - m for an optimized mask m (Fong & Vedaldi 2017, section 4).
 
-    m is a mask of `grid_size` along each axis, in 0..1, enlarged linearly. p is the class's probability, or the value of a
-    callable target. Hidden places are blurred. `n_steps` of Adam at `learning_rate`, with a tiny epsilon. `size_weight`: λ₁;
-    `smooth_weight`: λ₂. Adam starts from the smallest of ten discs in the center that removes 99 % of what blurring the
-    whole input removes from p, or from no disc if that removes nothing. The authors also shift the input at random by up to
-    4 pixels at each step, and smooth the enlarged mask. Here nothing is random.
+    The mask minimizes λ₁ Σ|1 - m| + λ₂ Σ|∇m|³ + p(x ∘ m). m is a mask of `grid_size` along each axis, in 0..1, enlarged
+    linearly. p is the class's probability, or the value of a callable target. Hidden pixels are blurred. `n_steps` of Adam at
+    `learning_rate`, with a tiny epsilon. `size_weight`: λ₁; `smooth_weight`: λ₂. Adam starts from the smallest of ten discs
+    in the center that removes 99 % of what blurring the whole input removes from p, or from no disc if that removes nothing.
+    The authors also shift the input at random by up to 4 pixels at each step, and smooth the enlarged mask. Here nothing is
+    random.
     """
 
     name, title, paper, slow = "meaningfulperturbation", "Meaningful Perturbation", "arXiv:1704.03296", True
@@ -132,7 +133,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
     smooth_weight: NonNegativeNumber = 1e-2
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Return 1 - m."""
+        """Optimize the mask m and return 1 - m."""
         coarse = self._select_initial_mask(masked_input)
         optimizer = torch.optim.Adam([coarse], self.learning_rate, eps=ADAM_EPSILON)
         with masked_input.evaluator.track_sample_steps(masked_input.sample, self.n_steps) as advance:
@@ -146,7 +147,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
         return PerturbationAttribution((1 - mask).double(), notes=(note,))
 
     def _select_initial_mask(self, masked_input: MaskedInput) -> Tensor:
-        """Return a mask (1,*s) that hides a disc."""
+        """Return the mask (1,*s) with the smallest central disc that removes most of the class probability."""
         discs = build_disc_masks(expand_per_axis(self.grid_size, masked_input.x.shape[1:]), masked_input.x)
         left = masked_input.score_all_masks(
             len(discs), lambda part: enlarge_to_input(discs[part], masked_input.evaluator.x), as_probability=True
@@ -156,7 +157,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
         return discs[enough.nonzero()[:1, 0]]
 
     def _compute_objective_gradient(self, masked_input: MaskedInput, coarse_mask: Tensor) -> tuple[Tensor, float]:
-        """Return the gradient (1,*s) of what is minimized, and the probability."""
+        """Return the gradient (1,*s) of the minimized objective with respect to the mask, and the class probability."""
         with torch.enable_grad():
             leaf = coarse_mask.detach().requires_grad_()
             mask = enlarge_to_input(leaf, masked_input.evaluator.x)
@@ -169,7 +170,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
 
 
 def build_disc_masks(size: Sequence[int], template: Tensor) -> Tensor:
-    """Return masks (11,*s) that are 0 within discs around the center, from an empty disc to the whole, and 1 outside."""
+    """Return 11 masks (11,*s) that hide central discs of increasing size, from nothing to the whole input."""
     dtype = torch.promote_types(template.dtype, torch.float32)
     axes = [(torch.arange(cells, dtype=dtype, device=template.device) * 2 + 1) / cells - 1 for cells in size]
     distance = torch.stack(torch.meshgrid(*axes, indexing="ij")).square().mean(0).sqrt()

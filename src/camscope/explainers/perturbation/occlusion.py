@@ -1,4 +1,4 @@
-"""Occlusion: what the score loses under a window that slides over the input, and without each segment of it."""
+"""Occlusion: how much the score drops if a sliding window or a segment of the input is hidden."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -30,9 +30,10 @@ DEFAULT_WINDOW_DIVISOR = 7  # the default window is this part of an axis: 32 of 
 
 @register
 class Occlusion(PerturbationExplainer):
-    """Mean over the windows W that cover a pixel of f(x) - f(x with W filled) (Zeiler & Fergus 2014, section 4.2).
+    """Mean drop of the score when windows that cover a pixel are hidden (Zeiler & Fergus 2014, section 4.2).
 
-    The authors show the remaining probability; this map shows the loss of score. For a linear model it is the sum of
+    A pixel has the mean of f(x) - f(x with W filled) over the windows W that cover it. The authors show the
+    remaining probability; this map shows the loss of score. For a linear model it is the sum of
     the terms over each window. `window` is the size in pixels per axis, or one number for all; by default a seventh of
     each axis. `stride` is the step between windows, by default half a window. All windows are full: the last one along
     an axis ends at the border. Activations that no window reaches are computed once, where that is exact.
@@ -54,7 +55,7 @@ class Occlusion(PerturbationExplainer):
                 check_positive_integer(None, **{name: value})
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Return the mean loss over the windows that cover each pixel."""
+        """Compute the mean drop of the score over the windows that cover each pixel."""
         covers = self.compute_window_coverage(masked_input.x.shape[1:])
         size = [int(cover[0].sum()) for cover in covers]
         corners = torch.cartesian_prod(*(cover.int().argmax(1) for cover in covers)).view(-1, len(covers))
@@ -68,7 +69,7 @@ class Occlusion(PerturbationExplainer):
         return PerturbationAttribution(attribution, notes=tuple(notes))
 
     def compute_window_coverage(self, size: Sequence[int]) -> list[Tensor]:
-        """Return per axis a bool array (windows, pixels) of the pixels that each window covers."""
+        """Return for each axis which pixels each window covers, as a boolean tensor (windows,pixels)."""
         window, stride = self.window, self.stride
         try:
             default = [-(-length // DEFAULT_WINDOW_DIVISOR) for length in size]
@@ -76,22 +77,23 @@ class Occlusion(PerturbationExplainer):
             strides = expand_per_axis([-(-length // 2) for length in windows] if stride is None else stride, size)
         except ValueError as error:
             raise InputError(
-                f"window={window!r}, stride={stride!r}: expected one number, or one for each of the input's "
-                f"{plural(len(size), 'axis')}"
+                f"window={window!r}, stride={stride!r}: expected one number, or one for each of the {len(size)} spatial axes"
             ) from error
-        return [_cover_axis(*axis) for axis in zip(size, windows, strides, strict=True)]
+        return [_compute_axis_coverage(*axis) for axis in zip(size, windows, strides, strict=True)]
 
 
-def _cover_axis(length: int, window: int, stride: int) -> Tensor:
+def _compute_axis_coverage(length: int, window: int, stride: int) -> Tensor:
     starts = [*range(0, length - window, stride), length - window]
     if any(later - earlier > window for earlier, later in pairwise(starts)):
-        raise InputError(f"stride={stride}: a window of {window} leaves gaps; pass a stride of {window} at most")
+        raise InputError(
+            f"stride={stride} leaves gaps between windows of {window} pixels: pass a stride of at most {window}"
+        )
     pixels, first = torch.arange(length, device="cpu"), torch.tensor(starts, device="cpu")[:, None]
     return (pixels >= first) & (pixels < first + window)
 
 
 def average_over_windows(values: Tensor, coverage: Sequence[Tensor]) -> Tensor:
-    """Return the mean (*S) of the windows that cover each pixel; `values` has one number per window along each axis."""
+    """Return the mean value (*S) of the windows that cover each pixel. `values` is a grid with one number per window."""
     for axis, cover in enumerate(coverage):
         share = cover.to(values.dtype) / cover.sum(0)
         values = (values.movedim(axis, -1) @ share).movedim(-1, axis)
@@ -107,7 +109,7 @@ N_TRIAL_WINDOWS = 2  # computed both ways
 
 
 class MultiplicationCounter(TorchDispatchMode):
-    """Inside the `with`, counts the multiplications of convolutions, matrix products and attention."""
+    """Count the multiplications of convolutions, matrix products and attention inside the `with`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # which PyTorch has not typed
@@ -126,10 +128,10 @@ class MultiplicationCounter(TorchDispatchMode):
 
 
 class WindowScorer:
-    """Scores of one input with each window filled.
+    """Compute the scores of one input with each window hidden.
 
-    A trial on the CPU compares the scores of two windows in full passes and in passes that compute only what the windows
-    reach. If they are equal and enough multiplications are saved, the other windows have the latter.
+    Window passes compute only the activations that a window changes. On the CPU, a trial compares two windows in full passes
+    and in window passes. If the scores are equal and enough multiplications are saved, all others run in window passes.
     """
 
     def __init__(self, masked_input: MaskedInput, size: Sequence[int]) -> None:
@@ -141,12 +143,12 @@ class WindowScorer:
 
     @property
     def saved_share(self) -> float:
-        """The share of all multiplications that was saved."""
+        """The share of all multiplications that window passes saved."""
         saved = self._cost_tracker.saved_multiplications - self._cost_tracker.clean_multiplications
         return max(0, saved) / max(1.0, self._n_rows * self._multiplications_per_row)
 
     def score_windows(self, corners: Tensor) -> Tensor:
-        """Return the scores (B,W) in float64 with each window filled, from the first pixels (W,axes) of the windows."""
+        """Return the scores (B,W) with each of W windows filled by each of B baselines. `corners` (W,axes): first pixels."""
         masked_input, count, middle = self._masked_input, len(corners), len(corners) // 2
         order = torch.tensor([middle, *(n for n in range(count) if n != middle)], device=corners.device)
         places, device = corners[order], masked_input.x.device
@@ -159,18 +161,18 @@ class WindowScorer:
 
             with MultiplicationCounter() as counted:
                 process_chunks(min(N_TRIAL_WINDOWS, count), self._chunk_size, run_trial)
-            self._evaluate_trial(places[:N_TRIAL_WINDOWS], scores[:, :N_TRIAL_WINDOWS], counted.count)
+            self._decide_pass_type_by_trial(places[:N_TRIAL_WINDOWS], scores[:, :N_TRIAL_WINDOWS], counted.count)
 
-            def work(part: slice) -> None:
+            def score_chunk(part: slice) -> None:
                 columns = slice(part.start + N_TRIAL_WINDOWS, part.stop + N_TRIAL_WINDOWS)
                 scores[:, columns] = self._score_chunk(places[columns], is_last=columns.stop == count)
                 advance(part.stop - part.start)
 
-            process_chunks(max(0, count - N_TRIAL_WINDOWS), self._chunk_size, work)
+            process_chunks(max(0, count - N_TRIAL_WINDOWS), self._chunk_size, score_chunk)
         return scores[:, order.argsort()]
 
-    def _evaluate_trial(self, corners: Tensor, scores: Tensor, n_multiplications: int) -> None:
-        """Decide by a trial on windows (R,axes) with known scores (B,R) of full passes."""
+    def _decide_pass_type_by_trial(self, corners: Tensor, scores: Tensor, n_multiplications: int) -> None:
+        """Decide whether to use window passes, by comparison with the `scores` (B,R) of full passes of windows (R,axes)."""
         evaluator, n_baselines = self._masked_input.evaluator, len(self._masked_input.baselines)
         self._n_rows = len(corners) * n_baselines
         self._multiplications_per_row = n_multiplications / self._n_rows
@@ -196,7 +198,7 @@ class WindowScorer:
                 self._chunk_size = max(self._chunk_size, n_copies)
 
     def _score_chunk(self, corners: Tensor, *, is_last: bool) -> Tensor:
-        """Return the scores (B,R) of windows (R,axes). The last pass is full: a model may store tensors of it."""
+        """Return the scores (B,R) of windows (R,axes). The last pass is a full pass, as a model may store tensors of it."""
         if is_last and self._saved_per_row and len(corners) > 1:
             before = self._score_chunk(corners[:-1], is_last=False)
             return torch.cat([before, self._score_chunk(corners[-1:], is_last=True)], 1)
@@ -214,6 +216,7 @@ class WindowScorer:
             return self._score_full_passes(corners)
 
     def _score_full_passes(self, corners: Tensor) -> Tensor:
+        """Return the scores (B,R) of windows (R,axes), computed in full passes."""
         hidden = torch.ones((), dtype=torch.bool, device=corners.device)
         for axis, (length, extent) in enumerate(zip(self._masked_input.x.shape[1:], self._size, strict=True)):
             place = torch.arange(length, device=corners.device) - corners[:, axis, None]
@@ -222,7 +225,7 @@ class WindowScorer:
         return self._masked_input.score_masks(~hidden)
 
     def _score_window_passes(self, corners: Tensor, cost_tracker: CostTracker) -> Tensor:
-        """Return the scores (B,R) of windows (R,axes) by passes that compute only what the windows reach."""
+        """Return the scores (B,R) of windows (R,axes), computed in passes that skip unchanged activations."""
         scores, x = [], self._masked_input.x
         for baseline in self._masked_input.baselines:
             variants = WindowTensor(x[None], cut_windows(baseline, corners, self._size), corners, cost_tracker)
@@ -238,7 +241,7 @@ def _has_no_hooks(module: nn.Module) -> bool:
 
 @register
 class SegmentAblation(PerturbationExplainer):
-    """f(x) - f(x with segment s filled), in every pixel of s: ablation (Zeiler & Fergus 2014) of superpixels.
+    """Drop of the score when a superpixel s is hidden: f(x) - f(x with s filled) (Zeiler & Fergus 2014).
 
     `segments`: a number of superpixels, a label map, or a function that returns one: see `resolve_segment_labels`.
     `compactness`: weight of distance relative to color in SLIC.
@@ -254,7 +257,7 @@ class SegmentAblation(PerturbationExplainer):
         check_segments(segments=self.segments)
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Return the loss of each pixel's segment."""
+        """Compute the drop of the score for each segment and assign it to the pixels."""
         numbers, labels = self.compute_segment_labels(masked_input.x).unique(return_inverse=True)
         every = torch.arange(len(numbers), device=labels.device).view(-1, *[1] * labels.ndim)
         scores = masked_input.score_all_masks(len(numbers), lambda part: labels != every[part])
@@ -262,5 +265,5 @@ class SegmentAblation(PerturbationExplainer):
         return PerturbationAttribution(lost[labels], notes=(plural(len(numbers), "segment"),))
 
     def compute_segment_labels(self, x: Tensor) -> Tensor:
-        """Return the segment number (*S) of each pixel of an input (C,*S)."""
+        """Return the number of the segment of each pixel (*S) for an input (C,*S)."""
         return resolve_segment_labels(self.segments, x, self.compactness)

@@ -1,4 +1,4 @@
-"""RISE and D-RISE: how much more probable a class, or a box, is where random smooth masks show a pixel."""
+"""RISE and D-RISE: how much more probable a class or a detection is if random masks show a pixel."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ MAX_NUMBERS_PER_BLOCK = 2**22  # numbers of the masks that are added to the mean
 
 @dataclass
 class RunningMean:
-    """The mean of maps (*S) and its standard error in float64, from blocks of maps that are not stored (Chan et al. 1979)."""
+    """Running mean of maps (*S) and its standard error in float64; no map is stored (Chan et al. 1979)."""
 
     count: int = 0
     mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu"))
     squared_deviations: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu"))
 
     def add_maps(self, weights: Tensor, masks: Tensor) -> None:
-        """Add R maps: weights (R,) times masks (R,*S)."""
+        """Update the mean with R maps, the masks (R,*S) times their weights (R,)."""
         rows, n_maps = masks.flatten(1).double(), len(masks)
         mean = (weights @ rows).view(masks.shape[1:]) / n_maps
         squares = (weights.square() @ rows.square()).view(masks.shape[1:]) - n_maps * mean.square()
@@ -47,7 +47,7 @@ class RunningMean:
 
     @property
     def standard_error(self) -> Tensor:
-        """The standard error (*S) of the mean; with fewer than two maps, the absolute value of the mean."""
+        """The standard error (*S) of the mean. With fewer than two maps it is the absolute value of the mean."""
         if self.count < 2:
             return self.mean.abs()
         return (self.squared_deviations / (self.count - 1) / self.count).sqrt()
@@ -55,10 +55,10 @@ class RunningMean:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SampledExplainer(PerturbationExplainer):
-    """Base of methods that average over random masks. A subclass implements `build_masks` and `center_masks`.
+    """Base class of methods that average over random masks. A subclass implements `build_masks` and `center_masks`.
 
-    The map is the mean of each mask's weights times its probability, minus the mean probability of the first masks. Weights
-    are 0 on average, so this does not change the expectation, but reduces the error.
+    The map is the mean over masks of weights times (probability - the mean probability of the first masks). The weights are
+    0 on average, so the subtraction does not change the expectation, but reduces the error.
 
     `n_samples`: number of masks. `tolerance`: stop as soon as the largest standard error is at most this share of the map's
     range. Cells that differ by a few times that share then keep their order. This is checked after every 64 masks, whatever
@@ -70,21 +70,22 @@ class SampledExplainer(PerturbationExplainer):
 
     @abstractmethod
     def build_masks(self, masked_input: MaskedInput) -> MaskChunkBuilder:
-        """Return a function that makes some of the masks, the same ones each time, so that none is stored."""
+        """Return a function that builds a slice of the masks. Each call builds the same masks, so no mask is stored."""
 
     @abstractmethod
     def center_masks(self, masks: Tensor) -> Tensor:
-        """Return the weights (R,*S) of masks (R,*S), which are 0 on average."""
+        """Convert masks (R,*S) to weights (R,*S) with a mean of 0."""
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Return the mean map. Masks are made again to be added in whole blocks, in the same order for any batch size."""
+        """Compute the mean map of one sample over random masks."""
         build_masks, running, level = self.build_masks(masked_input), RunningMean(), 0.0
         values = torch.empty(self.n_samples, dtype=torch.float64, device=masked_input.x.device)
+        # masks are built again and added in whole blocks, so that their order is the same for any batch size
         block = MASKS_PER_CHECK
         while block > 1 and block * masked_input.x[0].numel() > MAX_NUMBERS_PER_BLOCK:
             block //= 2
 
-        def work(part: slice) -> bool:
+        def score_and_add_chunk(part: slice) -> bool:
             nonlocal level
             values[part] = masked_input.score_masks(build_masks(part), as_probability=True).mean(0)
             while (last := min(running.count + block, self.n_samples)) <= part.stop and running.count < last:
@@ -96,7 +97,7 @@ class SampledExplainer(PerturbationExplainer):
                     return True
             return False
 
-        masked_input.evaluator.process_chunks(masked_input.sample, self.n_samples, work)
+        masked_input.evaluator.process_chunks(masked_input.sample, self.n_samples, score_and_add_chunk)
         error = compute_relative_error(running.mean, running.standard_error)
         text = describe_convergence(error, self.tolerance, running.count, self.n_samples)
         notes = (f"{plural(running.count, 'mask')}; {text}",)
@@ -108,10 +109,11 @@ MAX_MASK_BYTES = 2**32  # of the grids of all masks
 
 @register
 class RISE(SampledExplainer):
-    """Σ_i (p(x ∘ M_i) - <p>) (M_i / keep - 1) / N: how much more probable, where a pixel is seen (Petsiuk et al. 2018).
+    """How much more probable the class is if random masks show a pixel (Petsiuk et al. 2018).
 
-    Their eq. 6, Σ_i p(x ∘ M_i) M_i / (N keep), contains the mean probability in every pixel. It is subtracted here: 0 is no
-    evidence, and negative values are evidence against the class. <p>: the mean of the first 64 masks.
+    The map is Σ_i (p(x ∘ M_i) - <p>) (M_i / keep - 1) / N. Eq. 6 of the paper, Σ_i p(x ∘ M_i) M_i / (N keep), contains the
+    mean probability in every pixel. Here the mean <p> of the first 64 masks is subtracted: 0 is no evidence, and negative
+    values are evidence against the class.
 
     A mask is a grid of `grid_size` + 1 cells along each axis. Each cell is 1 with probability `keep_probability`, else 0.
     The grid is enlarged linearly and shifted at random by less than a cell. p is the probability of the class, as in
@@ -126,24 +128,22 @@ class RISE(SampledExplainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.keep_probability > 1:
-            raise InputError(
-                f"keep_probability={self.keep_probability!r}: expected a probability, above 0 and at most 1"
-            )
+            raise InputError(f"keep_probability={self.keep_probability!r}: expected a number above 0 and at most 1")
 
     def center_masks(self, masks: Tensor) -> Tensor:
-        """Return M / keep - 1."""
+        """Return the weights M / keep - 1 of masks M."""
         return masks / self.keep_probability - 1
 
     def build_masks(self, masked_input: MaskedInput) -> MaskChunkBuilder:
-        """Draw the few random numbers of all masks at once, on the CPU."""
+        """Draw the random numbers of all masks. Return a function that builds a slice of the masks from them."""
         x, size = masked_input.x, masked_input.x.shape[1:]
         counts = expand_per_axis(self.grid_size, size)
         grid = torch.Size([count + 1 for count in counts])
         n_cells, n_numbers = grid.numel(), grid.numel() + len(size)
         if (n_bytes := 4 * self.n_samples * n_numbers) > MAX_MASK_BYTES:
             raise InputError(
-                f"grid_size={self.grid_size}, n_samples={self.n_samples}: the masks alone would take "
-                f"{plural(n_bytes, 'byte', spec=',')}, at most {MAX_MASK_BYTES:,} are taken; pass fewer"
+                f"grid_size={self.grid_size}, n_samples={self.n_samples}: the masks need "
+                f"{plural(n_bytes, 'byte', spec=',')} of memory, more than the limit of {MAX_MASK_BYTES:,}: pass smaller numbers"
             )
         shape, generator = (self.n_samples, n_numbers), self.generator()
         drawn = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").to(x.device)
@@ -154,7 +154,7 @@ class RISE(SampledExplainer):
 
 @register
 class DRISE(RISE):
-    """RISE of a detection: Σ_i (s(x ∘ M_i) - <s>) (M_i / keep - 1) / N for a `Box` (Petsiuk et al. 2021).
+    """RISE for a detection, the target `Box`: Σ_i (s(x ∘ M_i) - <s>) (M_i / keep - 1) / N (Petsiuk et al. 2021).
 
     s is the largest product of a detection's overlap with the box and its probability of the class, over the detections in
     the masked image. The authors' s has the cosine of both vectors of class probabilities instead of the probability. The
@@ -167,7 +167,7 @@ class DRISE(RISE):
 
 
 def enlarge_shifted_grids(grids: Tensor, shifts: Tensor, size: Sequence[int], cells_per_axis: Sequence[int]) -> Tensor:
-    """Enlarge grids (R,*s), of one more cell than `cells_per_axis`, linearly to (R,*S), cropped at shifts (R,axes) in 0..1."""
+    """Enlarge grids (R,*s) linearly and crop them to `size`, (R,*S), each at its own shift (R,axes), in cells, 0..1."""
     for axis, (length, count) in enumerate(zip(size, cells_per_axis, strict=True), start=1):
         pixels = -(-length // count)
         first = (shifts[:, axis - 1, None] * pixels).long().clamp(max=pixels - 1)

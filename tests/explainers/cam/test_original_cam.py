@@ -130,7 +130,7 @@ def test_what_is_not_linear_is_refused(name):
 )
 def test_without_a_head_of_the_right_size_it_says_what_it_looked_for(tail):
     with pytest.raises(
-        ModelError, match="no Linear or 1x1 convolution takes the 6 channels of layer 'features' to 4 cl"
+        ModelError, match="no Linear or 1x1 convolution maps the 6 channels of layer 'features' to 4 cl"
     ):
         CAM(built(*tail), "features").attribute(inputs(), 0)
 
@@ -160,7 +160,7 @@ def test_a_prefix_token_that_is_pooled_too_is_more_than_the_layer():
 
     x = torch.randn(2, 3, 24, 16)
     assert CAM(Mean(prefix=0).eval(), "block").attribute(x).shape == (2, 6, 4)
-    with pytest.raises(ModelError, match="more than this layer is read"):
+    with pytest.raises(ModelError, match="or 'head' also reads other layers"):
         CAM(Mean(prefix=1).eval(), "block").attribute(x)
 
 
@@ -178,7 +178,7 @@ def test_the_head_by_name_and_by_module_and_the_wrong_one():
     with pytest.raises(LayerError, match=r"head 'features' is a Conv2d; expected"):
         CAM(model, "features", head="features")
     flat = Flat(nn.MaxPool2d(1), 8)
-    with pytest.raises(ModelError, match="head 'head' does not take the 2 channels of layer 'features' to 3 classes"):
+    with pytest.raises(ModelError, match="head 'head' does not map the 2 channels of layer 'features' to 3 classes"):
         CAM(flat, "features", head="head").attribute(torch.randn(1, 2, 2, 2))
 
 
@@ -195,7 +195,7 @@ def test_a_layer_that_is_the_score_map_already_is_told_from_the_one_before_its_h
 
 def test_dropout_that_is_on_is_named():
     model = built(Reduced("mean"), nn.Dropout(0.5), linear()).train()
-    with pytest.raises(ModelError, match=r"while dropout is on, at 'tail\.1': leave mode at 'eval'"):
+    with pytest.raises(ModelError, match=r"because dropout 'tail\.1' is on: leave mode at 'eval'"):
         CAM(model, "features", mode="as_is").attribute(inputs(), 0)
     CAM(model, "features").attribute(inputs(), 0)
 
@@ -232,10 +232,10 @@ def test_of_a_difference_the_rows_differ_whatever_else_the_batch_is_asked(tail):
 @pytest.mark.parametrize("method", [CAM, FinerCAM])
 def test_what_is_refused_is_named(method):
     tool = method(built(*LINEAR["sum"]()), "features")
-    with pytest.raises(TargetError, match=r"pass a class, .* a callable; or use gradcam"):
+    with pytest.raises(TargetError, match=r"a callable.*: pass a class, .*or use gradcam"):
         tool.attribute(inputs(), lambda output: output[:, 1])
     if method is FinerCAM:
-        with pytest.raises(TargetError, match="pass a class, neither a difference nor a callable"):
+        with pytest.raises(TargetError, match="a difference or a callable: pass a class"):
             Contrast(tool, 2, 0).attribute(inputs())
 
 

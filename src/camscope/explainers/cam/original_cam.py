@@ -1,4 +1,4 @@
-"""The original class activation map (CAM), weighted by a linear classifier."""
+"""The original class activation map (CAM), whose weights are those of a linear classifier."""
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,14 @@ LinearHeads = dict[str, tuple[Tensor, Tensor]]
 
 @register
 class CAM(BaseWeightedChannels):
-    """Each channel weighs its entry in the class's row of the linear head: Σ_k w_ck A_k, signed (Zhou et al. 2016).
+    """Sum of the channels, each weighted by the classifier's weight for the class: Σ_k w_ck A_k, signed (Zhou et al. 2016).
 
-    The target may also be the difference of two classes, with the difference of their rows. The mean of the map over the
-    cells, or its sum if the head pools by a sum, is the score without its bias. This is verified: a ModelError says if the
-    scores are not the head of the layer's mean or sum, because a ReLU, a norm, attention, a maximum or a flattening lies
+    The target may also be the difference of two classes, with the difference of their weights. The mean of the map over the
+    cells, or its sum if the head pools by a sum, is the score without its bias. This is verified: a ModelError reports if the
+    head does not read the mean or sum of the layer, because a ReLU, a norm, attention, a maximum or a flattening lies
     between. Grad-CAM is the generalization. Swin therefore has a CAM at its last norm. ConvNeXt has none, because its norm
     follows the pooling. If the scores differ from the head only by a constant, two more passes of an empty layer show it.
-    `head`: name or module of the Linear, or 1x1 convolution, that makes the class scores; None: the one that gives them.
+    `head`: name or module of the Linear or 1x1 convolution that computes the class scores. None: it is searched.
     """
 
     name, title, paper = "cam", "CAM", "arXiv:1512.04150"
@@ -40,42 +40,42 @@ class CAM(BaseWeightedChannels):
                 raise LayerError(f"head {self.head!r} is a {kind}; expected a Linear or a 1x1 convolution")
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return the rows of the head."""
+        """Return the weights of the linear head for the target class."""
         score, layer, K = features.score, features.layer, features.activation.shape[1]
         pairs, logits = score.class_pairs, score.logits
         if pairs is None or logits is None:
             raise TargetError(
-                "cam weighs by a class's row of the head: pass a class, or the difference of two, not a callable; or use "
-                "gradcam"
+                "cam uses the classifier weights of a class, and a callable target has no class: pass a class, or the difference "
+                "of two classes, or use gradcam"
             )
         n_classes = logits.shape[1]
         heads = self._find_linear_heads(features, n_classes)
         if not heads:
-            what = "no Linear or 1x1 convolution takes" if self.head is None else f"head {self.head!r} does not take"
-            before = "name the layer before the head, or " if n_classes == K else ""
+            missing = "no Linear or 1x1 convolution maps" if self.head is None else f"head {self.head!r} does not map"
+            layer_hint = "name the layer before the head, or " if n_classes == K else ""
             raise ModelError(
-                f"cam needs a linear head, and {what} the {plural(K, 'channel')} of layer {layer!r} to "
-                f"{plural(n_classes, 'class')}; {before}use gradcam, its generalization"
+                f"cam needs a linear head, and {missing} the {plural(K, 'channel')} of layer {layer!r} to "
+                f"{plural(n_classes, 'class')}; {layer_hint}use gradcam, its generalization"
             )
         rows = _find_head_weights(features, logits, pairs, heads)
         if rows is not None:
             return _select_target_weights(rows, pairs)[..., None]
-        names = " or ".join(map(repr, heads))
+        head_names = " or ".join(map(repr, heads))
         modules = score.model.named_modules()
         dropouts = [name for name, m in modules if isinstance(m, _DropoutNd) and m.training and m.p]
         if dropouts:
             raise ModelError(
-                f"the class scores are not {names} of layer {layer!r} while dropout is on, at {dropouts[0]!r}: leave mode at "
+                f"the class scores are not {head_names} of layer {layer!r}, because dropout {dropouts[0]!r} is on: leave mode at "
                 f"'eval', or use gradcam, the generalization of cam"
             )
         raise ModelError(
-            f"the class scores are not {names} of the mean or sum of layer {layer!r}: something that is not linear lies "
-            f"between, or more than this layer is read; choose the layer that is pooled, or use gradcam, the generalization "
-            f"of cam"
+            f"the class scores are not {head_names} of the mean or sum of layer {layer!r}: an operation between them is not "
+            f"linear, or {head_names} also reads other layers; choose the layer that is pooled, or use gradcam, the "
+            f"generalization of cam"
         )
 
     def _find_linear_heads(self, features: LayerFeatures, n_classes: int) -> LinearHeads:
-        """Return the rows (classes,K) and bias of the linear modules that fit between layer and class scores, by name."""
+        """Return weight (classes,K) and bias, by name, of each linear module that fits between the layer and the classes."""
         like, heads = features.activation, LinearHeads()
         for name, module in features.score.model.named_modules():
             if self.head in (None, name) and _is_channelwise_linear(module):
@@ -86,7 +86,7 @@ class CAM(BaseWeightedChannels):
 
 
 def _is_channelwise_linear(module: nn.Module) -> bool:
-    """Whether a module maps channels to channels linearly, and equally at every cell."""
+    """Whether a module is a linear map of the channels that is the same at every cell."""
     if isinstance(module, _ConvNd):
         return set(module.kernel_size) == {1}
     return isinstance(module, nn.Linear)
@@ -95,32 +95,32 @@ def _is_channelwise_linear(module: nn.Module) -> bool:
 def _find_head_weights(
     features: LayerFeatures, logits: Tensor, class_pairs: Tensor, heads: LinearHeads
 ) -> Tensor | None:
-    """Return the rows of the linear head that gives all class scores of the pooled layer, or their gain over an empty one."""
+    """Return the weights (classes,K) of the head that computes the class scores from the pooled layer, or None."""
     cells = features.activation.flatten(2)
     poolings = cells.mean(SPATIAL_AXIS), cells.sum(SPATIAL_AXIS)  # these keep a linear head linear in the cells
     candidates = [(rows, bias, pooled) for rows, bias in heads.values() for pooled in poolings]
     for rows, bias, pooled in candidates:
-        if _equal_within_rounding(logits, pooled @ rows.T + bias, pooled.square() @ rows.square().T, logits.abs()):
+        if _is_equal_within_rounding(logits, pooled @ rows.T + bias, pooled.square() @ rows.square().T, logits.abs()):
             return rows
     samples = torch.arange(len(features.x), device=features.x.device)
     empty = features.score_activations(len(samples), lambda part: (Tensor.zero_, samples[part]))
     gained, size = features.values - empty, features.values.abs() + empty.abs()
     for rows, _, pooled in candidates:
         terms = pooled * _select_target_weights(rows, class_pairs)
-        if _equal_within_rounding(gained, terms.sum(1), terms.square().sum(1), size):
+        if _is_equal_within_rounding(gained, terms.sum(1), terms.square().sum(1), size):
             return rows
     return None
 
 
 def _select_target_weights(head_weights: Tensor, class_pairs: Tensor) -> Tensor:
-    """Return the row (N,K) of each sample's class, minus that of the class it is compared with."""
+    """Return the head weights (N,K) of each sample's class, minus those of the class that it is compared with."""
     first, second = class_pairs.T
     rows = head_weights[first]
     return torch.where(second[:, None] >= 0, rows - head_weights[second.clamp(min=0)], rows)
 
 
-def _equal_within_rounding(values: Tensor, expected: Tensor, sum_of_squares: Tensor, magnitude: Tensor) -> bool:
-    """Whether values are equal within the rounding of a sum of terms with these squares and of this magnitude."""
+def _is_equal_within_rounding(values: Tensor, expected: Tensor, sum_of_squares: Tensor, magnitude: Tensor) -> bool:
+    """Whether values are as expected within rounding, for sums whose squared terms sum to `sum_of_squares`."""
     tolerance = SCORE_TOLERANCE_BY_DTYPE.get(values.dtype, 1e-4)
     allowed = tolerance * sum_of_squares.sqrt() + 8 * torch.finfo(values.dtype).eps * magnitude
     return bool(((values - expected).abs() <= allowed).all())

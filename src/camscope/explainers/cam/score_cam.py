@@ -1,4 +1,4 @@
-"""CAMs that mask the input with channels of a layer, and weight them by the scores: Score-CAM, Group-CAM and Opti-CAM.
+"""CAMs that weight channels by the score of the masked input: Score-CAM, SS-CAM, IS-CAM, Group-CAM and Opti-CAM.
 
 H_k is channel k, A_k, enlarged to the input and then scaled to 0..1 (Wang et al. 2020, eq. 7 and 8).
 """
@@ -29,7 +29,10 @@ from camscope.hooks.gradients import GradientScope, run_with_gradients
 
 
 class Masking(NamedTuple):
-    """Masks (R,1,*S) and numbers of variants (R,) applied to inputs (R,C,*S), and how many variants a mask has."""
+    """How masks hide parts of the input.
+
+    `apply_masks` takes inputs (R,C,*S), masks (R,1,*S) and the number of the variant (R,), as each mask has `n_variants`.
+    """
 
     apply_masks: Callable[[Tensor, Tensor, Tensor], Tensor]
     n_variants: int = 1
@@ -38,11 +41,13 @@ class Masking(NamedTuple):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
-    """A channel weighs the softmax over channels of its mean score: relu Σ_k α_k A_k. Implement `create_masking`.
+    """Base class of CAMs with weights α = softmax of the scores of masked inputs. A subclass implements `create_masking`.
 
-    The papers subtract the score of an empty input, which cancels in the softmax. All constant channels of a sample share
-    one empty mask. `n_channels`: use only this many channels, those with the largest mean absolute value; the others have no
-    weight (an approximation).
+    The map is relu Σ_k α_k A_k. The softmax is over the channels, of the mean score of all variants of a channel's mask.
+
+    The papers subtract the score of an empty input, which cancels in the softmax. All constant channels of a sample share one
+    empty mask. `n_channels`: use only this number of channels, those with the largest mean absolute value. All others have
+    weight 0, which is an approximation.
     """
 
     runs_model: ClassVar[bool] = True
@@ -50,10 +55,10 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
 
     @abstractmethod
     def create_masking(self, x: Tensor) -> Masking:
-        """Return the masking of inputs (N,C,*S)."""
+        """Return how masks are applied to inputs (N,C,*S)."""
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return the softmax of the scores."""
+        """Return the softmax of the channel scores."""
         activation, x = features.activation, features.x
         chosen, live = select_strongest_channels(activation, self.n_channels), find_nonconstant_channels(activation)
         samples, channels = (chosen & live).nonzero().T
@@ -81,7 +86,7 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
         build_masks: Callable[[Tensor], Tensor],
         n_variants: int,
     ) -> Tensor:
-        """Return the mean score (M,) over all variants of M masks of these samples."""
+        """Return the score (M,) of inputs under M masks, each the mean over all variants of the mask."""
         x = features.x
 
         def build_inputs(part: slice) -> tuple[Tensor, Tensor]:
@@ -96,27 +101,27 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
 
 @register
 class ScoreCAM(BaseScoreCAM):
-    """Each channel weighs the softmax of the scores of x ∘ H_k: relu Σ_k α_k A_k (Wang et al. 2020, algorithm 1).
+    """Sum of the channels, weighted by the scores of inputs masked with a channel: relu Σ_k α_k A_k (Wang et al. 2020, alg. 1).
 
-    The scores are logits, as in the algorithm; the authors' code weighs by probabilities, without a softmax over the
-    channels, and the figures of the paper fit either.
+    α is the softmax of the scores of x ∘ H_k over the channels. The scores are logits, as in the algorithm. The authors' code
+    weights by probabilities, without a softmax over the channels. The figures of the paper fit both.
     """
 
     name, title, paper = "scorecam", "Score-CAM", "arXiv:1910.01279"
     forward_passes: ClassVar[str] = "1 + K"
 
     def create_masking(self, x: Tensor) -> Masking:
-        """Return x ∘ H."""
+        """Return the masking x ∘ H."""
         return Masking(lambda inputs, masks, numbers: inputs * masks)
 
 
 @register
 class SSCAM(BaseScoreCAM, RandomMixin):
-    """Score-CAM with the mean score of noisy masks: of x ∘ (H_k + σ n_i), n_i ~ N(0, 1) (Wang et al. 2020b).
+    """Score-CAM with scores averaged over noisy masks x ∘ (H_k + σ n_i), n_i ~ N(0, 1) (Wang et al. 2020b).
 
-    `n_samples`: number of noises; `sigma`: standard deviation; `noise`: "map", or "input" for x ∘ H_k + σ (max x - min x) n_i,
-    the two variants of the paper. σ is a fraction of the range of what it is added to, so that no unit matters; the authors'
-    code divides by the range and squares. All channels get the same noises.
+    `n_samples`: number of noise tensors. `sigma`: standard deviation σ. `noise`: "map", or "input" for
+    x ∘ H_k + σ (max x - min x) n_i, the two variants of the paper. σ is a fraction of the range of the map or input, so the
+    unit does not matter. The authors' code divides by the range and squares. All channels get the same noise.
     """
 
     name, title, paper = "sscam", "SS-CAM", "arXiv:2006.14255"
@@ -126,7 +131,7 @@ class SSCAM(BaseScoreCAM, RandomMixin):
     noise: Literal["map", "input"] = "map"
 
     def create_masking(self, x: Tensor) -> Masking:
-        """Return x ∘ (H + σ n), or x ∘ H + σ (max x - min x) n."""
+        """Return the masking x ∘ (H + σ n), or x ∘ H + σ (max x - min x) n."""
         shape = (self.n_samples, 1 if self.noise == "map" else x.shape[1], *x.shape[2:])
         drawn = torch.randn(shape, generator=self.generator(), dtype=torch.float32, device="cpu")
         noises = self.sigma * drawn.to(x)
@@ -141,7 +146,7 @@ class SSCAM(BaseScoreCAM, RandomMixin):
 
 @register
 class ISCAM(BaseScoreCAM):
-    """Score-CAM with the mean score of masks that fade in: of x ∘ H_k i/N, i = 1..N (Naidu et al. 2020).
+    """Score-CAM with scores averaged over masks of increasing strength x ∘ H_k i/N, i = 1..N (Naidu et al. 2020).
 
     `n_samples`: N. The authors' code scales like this. The formula of the paper, as others quote it, sums the steps, so that
     inputs are up to (N - 1)/2 times as bright as the image. The empty mask has one input only.
@@ -152,7 +157,7 @@ class ISCAM(BaseScoreCAM):
     n_samples: PositiveInteger = 10
 
     def create_masking(self, x: Tensor) -> Masking:
-        """Return x ∘ H i/N."""
+        """Return the masking x ∘ H i/N."""
         steps = torch.arange(1, self.n_samples + 1, dtype=torch.float64, device="cpu") / self.n_samples
         factors = steps.to(x).view(-1, *[1] * (x.ndim - 1))
         return Masking(lambda inputs, masks, numbers: inputs * (masks * factors[numbers]), self.n_samples)
@@ -164,12 +169,13 @@ MASK_QUANTILE = 0.7  # of a mask's cells: the authors' threshold is the 70th per
 
 @register
 class GroupCAM(LayerExplainer, BatchedMixin):
-    """Each group's mask M_g weighs what it restores: relu Σ_g (p(x M_g + b (1 - M_g)) - p(b)) M_g (Zhang et al. 2021).
+    """Sum of channel groups, each weighted by the probability gained if it unblurs the input (Zhang et al. 2021).
 
-    b is the blurred input. p is the class's probability, so that a constant added to all logits changes nothing; for a
-    callable target or a model with one output it is the score. M_g is relu Σ_k mean(g_k) A_k over one of `n_groups` groups of
-    neighboring channels, without the cells up to its 70th percentile, enlarged and scaled to 0..1. The map is the sum
-    before it is enlarged. The weights keep their signs, as in the authors' first code. An empty mask is not run.
+    The map is relu Σ_g (p(x M_g + b (1 - M_g)) - p(b)) M_g. b is the blurred input. p is the class's probability, so that a
+    constant added to all logits changes nothing; for a callable target or a model with one output it is the score. M_g is
+    relu Σ_k mean(g_k) A_k over one of `n_groups` groups of neighboring channels, without the cells up to its 70th percentile,
+    enlarged and scaled to 0..1. The map is the sum before it is enlarged. The weights keep their signs, as in the authors'
+    first code. An empty mask is not run.
     """
 
     name, title, paper = "groupcam", "Group-CAM", "arXiv:2103.13859"
@@ -178,28 +184,28 @@ class GroupCAM(LayerExplainer, BatchedMixin):
     n_groups: PositiveInteger = 32
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the weighted sum of the masks."""
+        """Return the sum of the masks, weighted by the gained probability."""
         x, masks = features.x, self._build_group_masks(features)
         background = blur_input(x, BLUR_SIGMA, BLUR_RADIUS)
         samples, groups = masks.flatten(2).any(SPATIAL_AXIS).nonzero().T
         sample_index = torch.arange(len(x), device=x.device)
 
-        def build_restored(part: slice) -> tuple[Tensor, Tensor]:
+        def build_restored_inputs(part: slice) -> tuple[Tensor, Tensor]:
             rows = samples[part]
             mask = enlarge_to_input(masks[rows, groups[part]], x)[:, None].to(x.dtype)
             return background[rows].lerp(x[rows], mask), rows
 
-        def build_blurred(part: slice) -> tuple[Tensor, Tensor]:
+        def build_blurred_inputs(part: slice) -> tuple[Tensor, Tensor]:
             return background[part], sample_index[part]
 
-        blurred = features.score_inputs(len(x), build_blurred, as_probability=True)
-        restored = features.score_inputs(len(samples), build_restored, as_probability=True)
+        blurred = features.score_inputs(len(x), build_blurred_inputs, as_probability=True)
+        restored = features.score_inputs(len(samples), build_restored_inputs, as_probability=True)
         gains = masks.new_zeros(masks.shape[:2])
         gains[samples, groups] = (restored - blurred[samples]).to(masks.dtype)
         return torch.einsum("ng,ng...->n...", gains, masks).relu()
 
     def _build_group_masks(self, features: LayerFeatures) -> Tensor:
-        """Return the mask (N,G,*s) of each group, which is in 0..1 when it is enlarged, and 0 if it is constant."""
+        """Return the mask of each channel group (N,G,*s). The enlarged masks lie in 0..1, and a constant mask is 0."""
         weights = features.gradient.flatten(2).mean(SPATIAL_AXIS)
         channels = weights.view(*weights.shape, *[1] * (features.x.ndim - 2)) * features.activation
         masks = torch.stack([group.sum(1) for group in channels.chunk(self.n_groups, 1)], 1).relu()
@@ -214,12 +220,13 @@ class GroupCAM(LayerExplainer, BatchedMixin):
 
 @register
 class OptiCAM(LayerExplainer):
-    """The channel mixture S = Σ_k softmax(u)_k relu(A_k) with the highest score of x ∘ S (Zhang et al. 2024).
+    """Weighted mean of the channels, optimized to maximize the score of the input that it masks (Zhang et al. 2024).
 
-    S masks the input after it is enlarged and scaled to 0..1. The map is S minus its least cell, so it is 0 where the mask
-    hides most. `n_steps` of Adam at `learning_rate` start from equal shares, separately for each sample. A constant channel
-    has no share: no mask shows it, and its gradient would be rounding. The epsilon of Adam is tiny, so the unit of the score does
-    not matter. Hidden pixels are zero, the mean color of most preprocessings; in the authors' demo they are black.
+    The mean is S = Σ_k softmax(u)_k relu(A_k). Enlarged and scaled to 0..1, it masks the input as x ∘ S. The map is S minus
+    its least cell, so it is 0 where the mask hides most. `n_steps` of Adam at `learning_rate` start from equal shares,
+    separately for each sample. A constant channel has no share: no mask shows it, and its gradient would be rounding. The
+    epsilon of Adam is tiny, so the unit of the score does not matter. Hidden pixels are zero, the mean color of most
+    preprocessings; in the authors' demo they are black.
     """
 
     name, title, paper = "opticam", "Opti-CAM", "arXiv:2301.07002"
@@ -229,29 +236,29 @@ class OptiCAM(LayerExplainer):
     learning_rate: PositiveNumber = 0.1
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the mixture minus its least cell."""
+        """Return the optimized mean of the channels, minus its smallest cell."""
         channels = features.activation.relu()
         live = find_nonconstant_channels(channels)
         shares = channels.new_zeros(live.shape).masked_fill(~live & live.any(1, keepdim=True), -torch.inf)
         optimizer = torch.optim.Adam([shares], self.learning_rate, eps=ADAM_EPSILON)
         for _ in range(self.n_steps):
-            shares.grad = -_compute_mixture_gradient(features, channels, shares)
+            shares.grad = -_compute_logit_gradient(features, channels, shares)
             optimizer.step()
-        mixture = _mix_channels(shares, channels)
+        mixture = _average_channels(shares, channels)
         return mixture - mixture.amin(tuple(range(1, mixture.ndim)), keepdim=True)
 
 
-def _mix_channels(logits: Tensor, channels: Tensor) -> Tensor:
-    """Return Σ_k softmax(u)_k A_k (N,*s) of logits u (N,K) and channels (N,K,*s)."""
+def _average_channels(logits: Tensor, channels: Tensor) -> Tensor:
+    """Return the mean (N,*s) of channels (N,K,*s), weighted by the softmax of logits (N,K)."""
     return torch.einsum("nk,nk...->n...", logits.softmax(1), channels)
 
 
-def _compute_mixture_gradient(features: LayerFeatures, channels: Tensor, logits: Tensor) -> Tensor:
-    """Return the gradient (N,K) of the masked input's score with respect to the logits; no `.grad` is changed."""
+def _compute_logit_gradient(features: LayerFeatures, channels: Tensor, logits: Tensor) -> Tensor:
+    """Return the gradient (N,K) of the masked input's score with respect to the logits of the channel weights."""
 
     def compute_gradient_in(scope: GradientScope) -> Tensor | None:
         leaf = logits.detach().requires_grad_()
-        mask = scale_to_unit_range(enlarge_to_input(_mix_channels(leaf, channels), features.x))[:, None]
+        mask = scale_to_unit_range(enlarge_to_input(_average_channels(leaf, channels), features.x))[:, None]
         with scope:
             scores = features.score(features.x * mask.to(features.x.dtype))
         if not scores.requires_grad:
