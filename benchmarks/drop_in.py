@@ -1,7 +1,7 @@
 """The drop-in for pytorch-grad-cam against pytorch-grad-cam itself: the largest difference and the time of every method.
 
-    python -m benchmarks.drop_in            # prints the table
-    python -m benchmarks.drop_in --write    # and writes benchmarks/results/drop_in.json
+python -m benchmarks.drop_in            # prints the table
+python -m benchmarks.drop_in --write    # and writes benchmarks/results/drop_in.json
 """
 
 import argparse
@@ -45,12 +45,13 @@ METHODS = [
     "SESS",
 ]
 WITHOUT_AUG_SMOOTH = ("FinerCAM", "RefineCAM", "SESS")  # their signatures do not have it
+ONLY_FOR_IMAGES_OF_CHANNELS = ("FullGrad", "ShapleyCAM")  # there it raises an error for tokens
 SMOOTHINGS: dict[str, dict[str, bool]] = {"plain": {}, "eigen": {"eigen_smooth": True}, "aug": {"aug_smooth": True}}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A model, its layers from the last to the first, an input, and how tokens become a map."""
+    """A model, its layers in the order of the pass, an input, and how tokens become a map."""
 
     model: nn.Module
     layers: list[nn.Module]
@@ -58,17 +59,20 @@ class Setting:
     reshape: Callable[[Tensor], Tensor] | None = None
 
 
-def build_cnn(size: int = 64, samples: int = 2) -> Setting:
-    """A ResNet-18 with random weights and batch statistics of random inputs."""
-    from torchvision.models import resnet18
-
+def build_cnn(size: int = 48, samples: int = 2, width: int = 12) -> Setting:
+    """Convolutions with batch norms and in-place ReLUs, random weights and the statistics of random inputs."""
     torch.manual_seed(SEED)
-    model: Any = resnet18(num_classes=10)
+    stages, channels = [], 3
+    for stage in range(3):
+        out = width * 2**stage
+        stages.append(nn.Sequential(nn.Conv2d(channels, out, 3, 2, 1), nn.BatchNorm2d(out), nn.ReLU(inplace=True)))
+        channels = out
+    model = nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
     with torch.no_grad():
         for _ in range(3):
             model(torch.randn(16, 3, size, size))
     model.eval()
-    return Setting(model, [model.layer4[-1], model.layer3[-1]], torch.randn(samples, 3, size, size))
+    return Setting(model, [model[1], model[2]], torch.randn(samples, 3, size, size))
 
 
 def tokens_to_maps(side: int, tokens: Tensor) -> Tensor:
@@ -84,11 +88,11 @@ def build_vit(size: int = 32, samples: int = 2, depth: int = 4, width: int = 48)
     model: Any = VisionTransformer(size, 8, depth, 4, width, 2 * width, num_classes=10)
     nn.init.normal_(model.heads.head.weight, std=0.2)
     model.eval()
-    layers = [model.encoder.layers[-1].ln_1, model.encoder.layers[-2].ln_1]
+    layers = [model.encoder.layers[-2].ln_1, model.encoder.layers[-1].ln_1]
     return Setting(model, layers, torch.randn(samples, 3, size, size), partial(tokens_to_maps, size // 8))
 
 
-MODELS = {"CNN": build_cnn, "ViT": build_vit}
+MODELS: dict[str, Callable[[], Setting]] = {"CNN": build_cnn, "ViT": build_vit}
 
 
 def run(package: str, method: str, setting: Setting, n_layers: int, smoothing: str) -> tuple[Any, float]:
@@ -101,9 +105,13 @@ def run(package: str, method: str, setting: Setting, n_layers: int, smoothing: s
     if method == "SESS":
         side = setting.x.shape[-1]
         options["scales"] = [side, side * 9 // 7] if setting.reshape is None else [side, side * 10 // 7]
-    layers = [] if method == "FullGrad" else setting.layers[:n_layers]
-    targets = None if method == "FinerCAM" else [targets_module.ClassifierOutputTarget(i + 1) for i in range(len(setting.x))]
-    with warnings.catch_warnings(), module_class(module, method)(setting.model, layers, setting.reshape, **options) as cam:
+    layers = [] if method == "FullGrad" else setting.layers[-n_layers:]
+    categories = range(1, 1 + len(setting.x))
+    targets = None if method == "FinerCAM" else [targets_module.ClassifierOutputTarget(k) for k in categories]
+    with (
+        warnings.catch_warnings(),
+        WithoutHooksAfter(module, method)(setting.model, layers, setting.reshape, **options) as cam,
+    ):
         warnings.simplefilter("ignore")
         seconds, maps = [], None
         for _ in range(2):
@@ -115,13 +123,13 @@ def run(package: str, method: str, setting: Setting, n_layers: int, smoothing: s
     return maps, min(seconds)
 
 
-class module_class:  # noqa: N801 - it stands for the class that it wraps
-    """A class of a package as a context manager, which RefineCAM is not in pytorch-grad-cam."""
+class WithoutHooksAfter:
+    """A class of a package as a context manager that removes its hooks, which RefineCAM does not in pytorch-grad-cam."""
 
     def __init__(self, module: Any, name: str) -> None:
         self.cls = getattr(module, name)
 
-    def __call__(self, *args: Any, **options: Any) -> "module_class":
+    def __call__(self, *args: Any, **options: Any) -> "WithoutHooksAfter":
         """Construct it."""
         self.cam = self.cls(*args, **options)
         return self
@@ -140,7 +148,9 @@ def offered(method: str, kind: str, n_layers: int, smoothing: str) -> bool:
     """Whether pytorch-grad-cam has this combination."""
     if smoothing == "aug" and method in WITHOUT_AUG_SMOOTH:
         return False
-    return not (method == "FullGrad" and (n_layers > 1 or kind == "ViT" and smoothing == "eigen"))
+    if method == "FullGrad" and n_layers > 1:  # its layers are those with a bias
+        return False
+    return kind == "CNN" or method not in ONLY_FOR_IMAGES_OF_CHANNELS
 
 
 def compare(method: str, kind: str, n_layers: int, smoothing: str, setting: Setting | None = None) -> dict[str, Any]:
@@ -167,7 +177,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/drop_in.json")
     arguments = parser.parse_args()
     rows = []
-    print(f"{'method':20s} {'model':5s} {'layers':>6s} {'smooth':>6s} {'difference':>10s} {'ours':>9s} {'grad-cam':>9s}")
+    print(
+        f"{'method':20s} {'model':5s} {'layers':>6s} {'smooth':>6s} {'difference':>10s} {'ours':>9s} {'grad-cam':>9s}"
+    )
     for kind, build in MODELS.items():
         setting = build()
         for method in METHODS:
@@ -179,7 +191,8 @@ def main() -> None:
                     rows.append(row)
                     print(
                         f"{method:20s} {kind:5s} {n_layers:6d} {smoothing:>6s} {row['difference']:10.1e} "
-                        f"{1000 * row['seconds']:6.1f} ms {1000 * row['seconds_of_grad_cam']:6.1f} ms", flush=True
+                        f"{1000 * row['seconds']:6.1f} ms {1000 * row['seconds_of_grad_cam']:6.1f} ms",
+                        flush=True,
                     )
     worst = max(rows, key=lambda row: row["difference"])
     print(f"largest difference: {worst['difference']:.1e} ({worst['method']}, {worst['model']}); limit {TOLERANCE}")

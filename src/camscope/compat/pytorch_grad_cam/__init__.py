@@ -66,12 +66,11 @@ __all__ = [
 ]
 
 # pytorch-grad-cam has one module for each class; here they are other names of two modules
-_ALIASES = {
-    **dict.fromkeys(
-        ["ablation_cam", "eigen_cam", "eigen_grad_cam", "fem", "fullgrad_cam", "grad_cam", "grad_cam_elementwise", "grad_cam_plusplus", "hirescam", "kpca_cam", "layer_cam", "random_cam", "score_cam", "seg_eigen_cam", "shapley_cam", "xgrad_cam"],
-        methods,
-    ),
-    **dict.fromkeys(["finer_cam", "refine_cam", "sess"], compositions),
-}
-for _name, _module in _ALIASES.items():
-    sys.modules[f"{__name__}.{_name}"] = globals()[_name] = _module
+_METHOD_MODULES = """
+    ablation_cam eigen_cam eigen_grad_cam fem fullgrad_cam grad_cam grad_cam_elementwise grad_cam_plusplus hirescam kpca_cam
+    layer_cam random_cam score_cam seg_eigen_cam shapley_cam xgrad_cam
+"""
+_COMPOSITION_MODULES = "finer_cam refine_cam sess"
+for _names, _module in ((_METHOD_MODULES, methods), (_COMPOSITION_MODULES, compositions)):
+    for _name in _names.split():
+        sys.modules[f"{__name__}.{_name}"] = globals()[_name] = _module

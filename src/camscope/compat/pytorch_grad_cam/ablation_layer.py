@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,44 +43,45 @@ class AblationLayer(nn.Module):
         return np.append(order[:count], order[::-1][:count])
 
     def score_without_channels(self, features: LayerFeatures, sample: int, channels: Tensor, batch_size: int) -> Tensor:
-        """Return the scores (M,) of one sample, each without one channel.
+        """Return the scores (M,) of a sample, each without a single channel.
 
         In a batch each removed channel gets a value below all earlier ones, so the weights depend on the size of the batch.
         """
-        lowest = float(features.activation[sample].min())
-        steps = torch.arange(len(channels), device=channels.device) % batch_size + 1
-        values = lowest - STEP_BELOW_MINIMUM * steps if lowest != 0 else torch.zeros_like(steps)
+        features = replace(features, to_maps=self.channels_first, batch_size=batch_size)
 
         def remove_one_each(part: slice) -> tuple[Callable[[Tensor], object], Tensor]:
-            rows = torch.arange(len(channels[part]), device=channels.device)
-            edit = _ChannelEdit(rows, channels[part], values[part])
-            return edit, torch.full_like(rows, sample)
+            removed = channels[part]
+            return partial(_remove_channels, removed, batch_size), torch.full_like(removed, sample)
 
         return features.score_activations(len(channels), remove_one_each)
 
+    def channels_first(self, output: Tensor) -> Tensor:
+        """Return a layer's output with its channels at the second axis, as a view."""
+        return output
 
-class _ChannelEdit:
-    """Sets one channel of each row."""
 
-    def __init__(self, rows: Tensor, channels: Tensor, values: Tensor) -> None:
-        self.rows, self.channels, self.values = rows, channels, values
-
-    def __call__(self, maps: Tensor) -> Tensor:
-        """Edit maps (R,K,*s) in place."""
-        values = self.values.to(maps).view(-1, *[1] * (maps.ndim - 2))
-        maps[self.rows, self.channels] = values.expand(len(values), *maps.shape[2:])
-        return maps
+def _remove_channels(channels: Tensor, batch_size: int, maps: Tensor) -> Tensor:
+    """Change one channel of each row of maps (R,K,*s) in place."""
+    lowest, rows = maps.min(), torch.arange(len(channels), device=maps.device)
+    steps = (STEP_BELOW_MINIMUM * (rows % batch_size + 1)).to(maps)
+    values = torch.where(lowest != 0, lowest - steps, 0).view(-1, *[1] * (maps.ndim - 2))
+    maps[rows, channels] = values.expand(len(values), *maps.shape[2:])
+    return maps
 
 
 class AblationLayerVit(AblationLayer):
-    """Removes channels of a layer that returns tokens (N,tokens,K)."""
+    """Removes channels of a layer that returns tokens (N,tokens,K), from all tokens."""
+
+    def channels_first(self, output: Tensor) -> Tensor:
+        """Return tokens (N,...,K) as (N,K,...)."""
+        return output.movedim(-1, 1)
 
 
 class AblationLayerFasterRCNN(AblationLayer):
     """Removes channels of a layer that returns a feature pyramid."""
 
     def score_without_channels(self, features: LayerFeatures, sample: int, channels: Tensor, batch_size: int) -> Tensor:
-        """Return the scores (M,) of one sample, each with one channel of one level at `VALUE_IN_PYRAMID`."""
+        """Return the scores (M,) of a sample, each with a single channel of a level at `VALUE_IN_PYRAMID`."""
         model, layer = features.score.model, find_layer(features.score.model, features.layer)[1]
         x, scores = features.x[sample : sample + 1], []
         for part in channels.split(batch_size):

@@ -12,7 +12,7 @@ from camscope.hooks.base import thread_local_hook
 
 
 class ActivationsAndGradients:
-    """The outputs of layers in the last forward pass, and the gradients of the backward pass that follows, on the CPU."""
+    """The outputs of layers in the last forward pass, and the gradients of the next backward pass, on the CPU."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class ActivationsAndGradients:
         self.handles = [layer.register_forward_hook(self.save_activation) for layer in target_layers]
 
     def __call__(self, x: Any) -> Any:
-        """Return the model's output for x; earlier activations and gradients are forgotten."""
+        """Return the model's output for x, and forget earlier activations and gradients."""
         self.clear()
         return self.model(x)
 
@@ -66,7 +66,7 @@ class OverwrittenOutputs:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record the first call of each layer inside the `with`; StructuredOutputError where its output is no tensor."""
+        """Record the first call of each layer inside the `with`. Raise StructuredOutputError where its output is no tensor."""
         handles: list[Any] = []
 
         def record(name: str, module: nn.Module, args: object, output: Any) -> None:

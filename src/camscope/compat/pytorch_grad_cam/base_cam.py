@@ -76,6 +76,7 @@ class BaseCAM:
         self.activations_and_grads = ActivationsAndGradients(model, [], reshape_transform, detach)
         self.outputs: Any = None
         self._features: LayerFeatures | None = None
+        self._current_explainer: LayerExplainer | None = None
 
     # --- one layer
 
@@ -87,9 +88,9 @@ class BaseCAM:
         activations: Any,
         grads: Any,
     ) -> Any:
-        """Return the weights (N,K), or (N,K,*s) of a method that weights cells; arrays for arrays, tensors for tensors."""
+        """Return the weights (N,K), or (N,K,*s) of a method that weights cells, as an array or a tensor, like the activations."""
         features = self._replace_features(activations, grads)
-        explainer = self._create_explainer(features.layer)
+        explainer = self._current_explainer
         if not isinstance(explainer, explainers.BaseWeightedChannels):
             raise NotImplementedError(f"{type(self).__name__} implements neither get_cam_weights nor get_cam_image")
         weights = explainer.channel_weights(features)
@@ -118,16 +119,21 @@ class BaseCAM:
         if features is None:
             raise RuntimeError("get_cam_weights and get_cam_image run inside of a call of the object")
         like = features.activation
-        gradient = features.optional_gradient if grads is None else torch.as_tensor(grads).to(like)
-        return replace(features, activation=torch.as_tensor(activations).to(like), optional_gradient=gradient)
+        gradient = features.optional_gradient if grads is None else _to_tensor(grads, like)
+        return replace(features, activation=_to_tensor(activations, like), optional_gradient=gradient)
 
     def _create_explainer(self, layer: str) -> LayerExplainer:
-        explainer = self.explainer if self.uses_gradients or not self.explainer.needs_gradient else ActivationOnly
-        settings = {"batch_size": self.batch_size} if hasattr(self, "batch_size") and explainer.runs_model else {}
+        explainer: Any = self.explainer
+        if explainer.needs_gradient and not self.uses_gradients:
+            explainer = ActivationOnly
+        settings: dict[str, Any] = (
+            {"batch_size": self.batch_size} if hasattr(self, "batch_size") and explainer.runs_model else {}
+        )
         settings |= self._explainer_settings()
-        return explainer(
+        created: LayerExplainer = explainer(
             self.model, layer, call_index=0, reshape=self._reshape, on_nonfinite="warn", mode="as_is", **settings
         )
+        return created
 
     def _explainer_settings(self) -> dict[str, Any]:
         """Return the settings of the explainer."""
@@ -168,7 +174,7 @@ class BaseCAM:
                 activations, grads = _to_array(activations), _to_array(grads)
             cam = self.get_cam_image(input_tensor, layer, self._targets or [], activations, grads, eigen_smooth)
             maps.append(scale_cam_image(np.maximum(_to_array(cam), 0), size)[:, None])
-        self._features = None
+        self._features = self._current_explainer = None
         return maps
 
     def _iter_features(self, x: Tensor) -> Iterator[tuple[LayerFeatures, nn.Module]]:
@@ -176,18 +182,20 @@ class BaseCAM:
         names = [find_layer(self.model, layer)[0] for layer in self.target_layers]
         if not names:
             raise LayerError("target_layers is empty: name one layer at least")
-        score, made = self._create_score(x), [self._create_explainer(name) for name in names]
+        score, layer_explainers = self._create_score(x), [self._create_explainer(name) for name in names]
         outputs = OverwrittenOutputs(find_layers(self.model, self.target_layers), self._reshape)
-        deferred = []
         with ExitStack() as stack:
             try:
                 with outputs.recorded():
-                    shared = stack.enter_context(SharedPass(made, names, x, [score]))
+                    shared = stack.enter_context(SharedPass(layer_explainers, names, x, [score]))
             except StructuredOutputError:
-                yield from self._iter_structured_features(x, names, made)
+                yield from self._iter_structured_features(x, names, layer_explainers)
                 return
-            for t, features in shared.iter_features(0):
-                left = outputs.outputs[names[t]].to(features.activation)
+            indexed = dict(shared.iter_features(0))
+            if layer_explainers[0].runs_model:
+                stack.close()
+            for t in sorted(indexed, key=lambda t: list(outputs.outputs).index(names[t])):  # in the order of the pass
+                features, left = indexed[t], outputs.outputs[names[t]].to(indexed[t].activation)
                 if left.shape == features.activation.shape and not torch.equal(left, features.activation):
                     warn_once(
                         "overwritten",
@@ -195,11 +203,8 @@ class BaseCAM:
                         f"overwritten activation by the gradient from before; {self.camscope_call} uses the layer's own output",
                     )
                     features = replace(features, activation=left)
-                if made[t].runs_model:
-                    deferred.append((features, self.target_layers[t]))
-                else:
-                    yield features, self.target_layers[t]
-        yield from deferred
+                self._current_explainer = layer_explainers[t]
+                yield features, self.target_layers[t]
 
     def _create_score(self, x: Tensor) -> Score:
         def compute_scores(output: Any) -> Tensor:
@@ -208,8 +213,8 @@ class BaseCAM:
             if self._targets is None:
                 self._targets = self.choose_targets(output)
             pairs = zip(self._targets, output, strict=False)
-            values = [torch.as_tensor(target(row)).sum() for target, row in pairs]
-            like = next((value for value in values if value.is_floating_point()), torch.zeros((), device=self.device))
+            values = [_read_value(target(row), self.device) for target, row in pairs]
+            like = next((value for value in values if value.is_floating_point()), _read_value(0.0, self.device))
             values += [like.new_zeros(())] * (len(x) - len(values))
             return torch.stack([value.to(like) for value in values])
 
@@ -236,7 +241,8 @@ class BaseCAM:
         for augment, restore in self._iter_augmentations():
             cams = torch.from_numpy(self.forward(augment(input_tensor), targets, eigen_smooth))
             maps.append(restore(cams[:, None])[:, 0].numpy())
-        return np.asarray(maps, np.float32).mean(axis=0)
+        means: Array = np.asarray(maps, np.float32).mean(axis=0)
+        return means
 
     def _iter_augmentations(self) -> Iterator[tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]:
         if self.tta_transforms is not None:
@@ -279,10 +285,10 @@ class BaseCAM:
         return isinstance(details[1], IndexError)
 
     def _iter_structured_features(
-        self, x: Tensor, names: Sequence[str], made: Sequence[LayerExplainer]
+        self, x: Tensor, names: Sequence[str], layer_explainers: Sequence[LayerExplainer]
     ) -> Iterator[tuple[LayerFeatures, nn.Module]]:
         """Yield the features of layers that return no tensor, for methods without gradients."""
-        if any(explainer.needs_gradient for explainer in made):
+        if any(explainer.needs_gradient for explainer in layer_explainers):
             raise LayerError("a layer returns no tensor, and the method needs a gradient there: choose another layer")
         score = self._create_score(x)
         recorder = ActivationsAndGradients(self.model, self.target_layers, self.reshape_transform)
@@ -292,7 +298,10 @@ class BaseCAM:
         finally:
             recorded = list(recorder.activations)
             recorder.release()
-        for name, layer, activation in zip(names, self.target_layers, recorded, strict=False):
+        for name, layer, activation, explainer in zip(
+            names, self.target_layers, recorded, layer_explainers, strict=False
+        ):
+            self._current_explainer = explainer
             yield self._build_structured_features(x, name, activation.to(self.device), score, values), layer
 
     def _build_structured_features(
@@ -310,6 +319,15 @@ class BaseCAM:
             compute_curvature=_refuse,
             batch_size=getattr(self, "batch_size", None),
         )
+
+
+def _to_tensor(values: Any, like: Tensor) -> Tensor:
+    return torch.as_tensor(values, dtype=like.dtype, device=like.device)
+
+
+def _read_value(value: Any, device: torch.device) -> Tensor:
+    """Return the sum of what a target returned, a tensor or a number."""
+    return value.sum() if isinstance(value, Tensor) else torch.tensor(float(value), device=device)
 
 
 def _refuse(*args: object) -> Any:

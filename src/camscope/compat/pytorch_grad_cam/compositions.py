@@ -53,7 +53,7 @@ class FinerCAM:
             eigen_smooth: See `BaseCAM`.
             alpha: The weight of the other classes.
             comparison_categories: Ranks of the other classes, by the distance of their scores. Default: 1, 2 and 3.
-            target_idx: The class. Default: the one with the highest score of each sample.
+            target_idx: The class. Default: the class with the highest score of each sample.
 
         """
         ranks = list(comparison_categories or DEFAULT_COMPARISON_CATEGORIES)
@@ -97,8 +97,8 @@ class RefineCAM:
     def forward(
         self, input_tensor: Tensor, targets: Sequence[OutputTarget] | None = None, eigen_smooth: bool = False
     ) -> Array:
-        """Return the maps (N,H,W)."""
-        product = np.prod([cam(input_tensor, targets, eigen_smooth=eigen_smooth) for cam in self.base_cam_per_layer], 0)
+        """Return the maps (N,H,W). As in pytorch-grad-cam, `eigen_smooth` averages over augmented inputs."""
+        product = np.prod([cam(input_tensor, targets, eigen_smooth) for cam in self.base_cam_per_layer], axis=0)
         return scale_cam_image(product)
 
 
@@ -231,7 +231,7 @@ class SESS:
 
 
 def window_starts(length: int, step_size: int, window_size: int) -> list[int]:
-    """Return the first place of each window; the last one ends at the border."""
+    """Return the first place of each window. The last window ends at the border."""
     starts = list(range(0, max(length - window_size, 0) + 1, step_size))
     return starts if starts[-1] + window_size >= length else [*starts, length - window_size]
 

@@ -25,7 +25,7 @@ class GuidedBackpropReLUModel:
         return self.model(input_img)
 
     def __call__(self, input_img: Tensor, target_category: int | None = None) -> npt.NDArray[Any]:
-        """Return the signal; without a category, that of the class with the highest score."""
+        """Return the signal for a category, by default the class with the highest score."""
         x = input_img[:1].detach().to(self.device)
         try:
             signal = _Signal(self.model).compute_maps(x, [Score(self.model, target_category)])[0].attribution

@@ -4,6 +4,7 @@ A: activation, g: gradient of the score there; both (N,K,cells).
 """
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from camscope.compat.pytorch_grad_cam.full_gradient import compute_bias, compute
 from camscope.compat.pytorch_grad_cam.utils.image import scale_cam_image
 from camscope.compat.pytorch_grad_cam.utils.svd_on_activations import (
     get_2d_projection,
+    get_2d_projection_kernel,
     get_2d_projection_with_sign_correction,
 )
 from camscope.explainers import SPATIAL_AXIS, LayerExplainer, LayerFeatures
@@ -58,7 +60,9 @@ class _ProjectionCAM(_LayerCAM):
     ) -> Any:
         """Return the maps (N,*s) of one layer."""
         features = self._replace_features(activations, grads)
-        cells = self._create_explainer(features.layer).combine(features)
+        if self._current_explainer is None:
+            raise RuntimeError("get_cam_image runs inside of a call of the object")
+        cells = self._current_explainer.combine(features)
         return cells.view(len(cells), *features.activation.shape[2:]).cpu().numpy()
 
 
@@ -143,7 +147,7 @@ class RandomCAM(_LayerCAM):
     ) -> Any:
         """Return the weights (N,K)."""
         weights = np.random.uniform(-1, 1, size=tuple(grads.shape[:2]))
-        return torch.as_tensor(weights).to(activations) if isinstance(activations, Tensor) else weights
+        return torch.from_numpy(weights).to(activations) if isinstance(activations, Tensor) else weights
 
 
 class _EigenCAMExplainer(LayerExplainer):
@@ -200,6 +204,9 @@ class _KPCACAMExplainer(explainers.KPCACAM):
     """KPCA-CAM with its largest absolute value positive."""
 
     def combine(self, features: LayerFeatures) -> Tensor:
+        if find_spec("sklearn") is not None:  # the same rounding
+            projection = get_2d_projection_kernel(features.activation.cpu().numpy(), self.kernel, self.gamma)
+            return torch.from_numpy(projection)
         cells = super().combine(features).flatten(1)
         return cells * cells.gather(1, cells.abs().argmax(1, keepdim=True)).sign()
 
@@ -258,7 +265,7 @@ class FEM(_ProjectionCAM):
 
 
 class _ScoreCAMExplainer(explainers.ScoreCAM):
-    """Score-CAM with masks enlarged so that the corner cells lie on the corner pixels; a constant channel is an empty mask."""
+    """Score-CAM with masks enlarged so that the corner cells lie on the corner pixels. A constant channel is an empty mask."""
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
         n_samples, n_channels = features.activation.shape[:2]
@@ -323,7 +330,7 @@ class AblationCAM(BaseCAM):
 
 
 class FullGrad(_LayerCAM):
-    """FullGrad with every channel of every layer with a bias scaled to 0..1; `target_layers` has no effect."""
+    """FullGrad with every channel of every layer with a bias scaled to 0..1. `target_layers` has no effect."""
 
     input_gradients = True
     camscope_call = "camscope.FullGrad(model).explain(image)"

@@ -64,4 +64,5 @@ class ARCC:
             1 - Complexity()(grayscale_cams),
             2 * ROADCombined(self.road_percentiles)(input_tensor, grayscale_cams, targets, model),
         ]
-        return 3 / sum(1 / np.clip(part, SMALLEST, None) for part in parts)
+        mean: Array = 3 / np.sum([1 / np.clip(part, SMALLEST, None) for part in parts], axis=0)
+        return mean

@@ -21,7 +21,7 @@ class CamMultImageConfidenceChange(PerturbationConfidenceMetric):
 
 
 class DropInConfidence(CamMultImageConfidenceChange):
-    """How far the score falls; 0 where it rises."""
+    """How far the score falls, or 0 where it rises."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the drops (N,)."""

@@ -14,7 +14,7 @@ Perturbation = Callable[[Tensor, Tensor], Tensor]
 
 
 class PerturbationConfidenceMetric:
-    """The score of the changed input minus that of the input; `perturbation` takes an image and its map."""
+    """The score of the changed input minus that of the input. `perturbation` takes an image and its map."""
 
     def __init__(self, perturbation: Perturbation) -> None:
         self.perturbation = perturbation
@@ -28,7 +28,7 @@ class PerturbationConfidenceMetric:
         return_visualization: bool = False,
         return_diff: bool = True,
     ) -> Any:
-        """Return the changes (N,) of the scores, or the scores; with the changed inputs if these are requested."""
+        """Return the changes (N,) of the scores, or the scores, and the changed inputs if requested."""
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         changed = torch.stack(
             [self.perturbation(x, torch.from_numpy(cam)) for x, cam in zip(input_tensor, cams, strict=False)]
@@ -41,7 +41,7 @@ class PerturbationConfidenceMetric:
 
 
 def _read_scores(targets: Sequence[OutputTarget], output: Any) -> Array:
-    return np.float32([float(target(row)) for target, row in zip(targets, output, strict=False)])  # type: ignore[return-value]
+    return np.asarray([float(target(row)) for target, row in zip(targets, output, strict=False)], np.float32)
 
 
 class RemoveMostRelevantFirst:
@@ -66,7 +66,7 @@ class RemoveLeastRelevantFirst(RemoveMostRelevantFirst):
 
 
 class AveragerAcrossThresholds:
-    """The mean of a metric over percentiles; `imputer` makes the metric of a percentile."""
+    """The mean of a metric over percentiles. `imputer` makes the metric of a percentile."""
 
     def __init__(
         self,

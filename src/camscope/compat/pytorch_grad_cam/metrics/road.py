@@ -68,8 +68,8 @@ class NoisyLinearImputer:
             inside = np.flatnonzero((y >= 0) & (y < removed.shape[0]) & (x >= 0) & (x < removed.shape[1]))
             diagonal[inside] += weight
             neighbors = number[y[inside], x[inside]]
-            unknown, given = inside[neighbors >= 0], inside[neighbors < 0]
-            right[given] += weight * image[:, y[given], x[given]].T
+            unknown, remaining = inside[neighbors >= 0], inside[neighbors < 0]
+            right[remaining] += weight * image[:, y[remaining], x[remaining]].T
             entries.append((unknown, neighbors[neighbors >= 0], np.full(len(unknown), -weight)))
         entries.append((np.arange(count), np.arange(count), diagonal))
         i, j, values = (np.concatenate(parts) for parts in zip(*entries, strict=True))

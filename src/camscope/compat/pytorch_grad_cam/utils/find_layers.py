@@ -6,7 +6,7 @@ from torch import nn
 
 
 def replace_layer_recursive(model: nn.Module, old_layer: nn.Module, new_layer: nn.Module) -> bool:
-    """Replace one layer, at its first place; return whether it was found."""
+    """Replace one layer, at its first place, and return whether it was found."""
     for parent in model.modules():
         for name, child in parent._modules.items():
             if child is old_layer:

@@ -19,7 +19,7 @@ def preprocess_image(
     img: Array, mean: Sequence[float] = [0.5, 0.5, 0.5], std: Sequence[float] = [0.5, 0.5, 0.5]
 ) -> Tensor:
     """Return an image (H,W,3) as an input (1,3,H,W): minus the mean, divided by the deviation, of each channel."""
-    x = torch.as_tensor(np.ascontiguousarray(img.transpose(2, 0, 1)))
+    x = torch.from_numpy(np.ascontiguousarray(img.transpose(2, 0, 1)))
     x = x.float() / 255 if x.dtype == torch.uint8 else x
     center, spread = (x.new_tensor(values).view(-1, 1, 1) for values in (mean, std))
     return ((x - center) / spread)[None]
@@ -28,7 +28,7 @@ def preprocess_image(
 def deprocess_image(img: Array) -> Array:
     """Return any array as an image: its mean becomes 0.5 and its standard deviation 0.1."""
     scaled = (img - img.mean()) / (img.std() + 1e-5) * 0.1 + 0.5
-    return np.uint8(scaled.clip(0, 1) * 255)  # type: ignore[return-value]  # an array, of an array
+    return _to_bytes(scaled.clip(0, 1))
 
 
 def show_cam_on_image(
@@ -75,8 +75,8 @@ def show_factorization_on_image(
     pixels[:] = _to_bytes(np.asarray(colors)[:, :3])[strongest]
     hsv = cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV)
     hsv[..., 2] = _to_bytes(explanations.max(axis=0))
-    shown = np.float32(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)) / 255
-    result = _to_bytes(img * image_weight + shown * (1 - image_weight))
+    colored = np.float32(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)) / 255
+    result = _to_bytes(img * image_weight + colored * (1 - image_weight))
     return result if concept_labels is None else np.hstack([result, _draw_legend(result, colors, concept_labels)])
 
 
@@ -102,18 +102,18 @@ def scale_cam_image(cam: Any, target_size: Sequence[int] | None = None) -> Array
     scaled = []
     for values in cam:
         shifted = values - np.min(values)
-        image = np.float32(shifted / (EPSILON + np.max(shifted)))
-        if target_size is not None and image.ndim > 2:  # type: ignore[union-attr]  # an array, of an array
+        image: Any = np.asarray(shifted / (EPSILON + np.max(shifted)), np.float32)
+        if target_size is not None and image.ndim > 2:
             zoom = require("scipy.ndimage", extra="metrics").zoom
-            image = zoom(image, [new / old for new, old in zip(target_size[::-1], image.shape, strict=True)])
+            image = zoom(image, np.asarray(target_size[::-1]) / image.shape)
         elif target_size is not None:
             image = cv2.resize(image, tuple(target_size))
         scaled.append(image)
-    return np.float32(scaled)  # type: ignore[return-value]  # an array, of a list of arrays
+    return np.asarray(scaled, np.float32)
 
 
 def scale_accross_batch_and_channels(tensor: Array, target_size: Sequence[int]) -> Array:
-    """Return channels (N,K,h,w), each scaled as a map of its own."""
+    """Return channels (N,K,h,w), each scaled separately."""
     n_samples, n_channels = tensor.shape[:2]
     scaled = scale_cam_image(tensor.reshape(-1, *tensor.shape[2:]), target_size)
     return scaled.reshape(n_samples, n_channels, *scaled.shape[1:])

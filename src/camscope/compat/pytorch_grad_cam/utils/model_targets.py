@@ -66,7 +66,7 @@ class SemanticSegmentationTarget:
     """The sum of a class's scores over a mask (H,W)."""
 
     def __init__(self, category: int, mask: Any) -> None:
-        self.category, self.mask = category, torch.as_tensor(mask)
+        self.category, self.mask = category, mask if isinstance(mask, Tensor) else torch.from_numpy(np.asarray(mask))
 
     def __call__(self, model_output: Tensor) -> Tensor:
         """Return the sum for one sample (K,H,W)."""
@@ -107,7 +107,7 @@ class FinerWeightedTarget:
 
     def __call__(self, model_output: Tensor) -> Tensor:
         """Return the weighted mean of main - alpha · comparison."""
-        others = list(self.comparison_categories)
-        weights = model_output.softmax(-1)[..., others]
-        differences = model_output[..., self.main_category, None] - self.alpha * model_output[..., others]
+        comparisons = list(self.comparison_categories)
+        weights = model_output.softmax(-1)[..., comparisons]
+        differences = model_output[..., self.main_category, None] - self.alpha * model_output[..., comparisons]
         return (weights * differences).sum(-1) / (weights.sum(-1) + 1e-9)

@@ -43,7 +43,7 @@ def _project_samples(activation_batch: FloatArray, project: Callable[[FloatArray
     for channels in np.where(np.isnan(activation_batch), 0, activation_batch):
         cells = channels.reshape(len(channels), -1).T
         maps.append(project(cells - cells.mean(axis=0)).reshape(channels.shape[1:]))
-    return np.float32(maps)
+    return np.asarray(maps, np.float32)
 
 
 def _project_on_first_component(cells: FloatArray) -> FloatArray:
