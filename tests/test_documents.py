@@ -22,6 +22,7 @@ OTHERS = {"transforms", "default_rng", "to_pylist", "to_pandas"}  # of torchvisi
 @cache
 def modules():
     names = [one.name for one in pkgutil.walk_packages(camscope.__path__, "camscope.") if "__main__" not in one.name]
+    names = [name for name in names if not name.startswith("camscope.compat.")]  # the names of another library
     return [importlib.import_module(name) for name in names]
 
 

@@ -1,0 +1,205 @@
+"""The drop-in for pytorch-grad-cam against pytorch-grad-cam itself: the largest difference and the time of every method.
+
+python -m benchmarks.drop_in            # prints the table
+python -m benchmarks.drop_in --write    # and writes benchmarks/results/drop_in.json
+"""
+
+import argparse
+import importlib
+import json
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+OURS, THEIRS = "camscope.compat.pytorch_grad_cam", "pytorch_grad_cam"
+RESULTS = Path(__file__).parent / "results" / "drop_in.json"
+TOLERANCE = 1e-4
+SEED = 3
+METHODS = [
+    "GradCAM",
+    "HiResCAM",
+    "GradCAMPlusPlus",
+    "XGradCAM",
+    "LayerCAM",
+    "GradCAMElementWise",
+    "ShapleyCAM",
+    "EigenCAM",
+    "EigenGradCAM",
+    "SegEigenCAM",
+    "KPCA_CAM",
+    "FEM",
+    "RandomCAM",
+    "ScoreCAM",
+    "AblationCAM",
+    "FullGrad",
+    "FinerCAM",
+    "RefineCAM",
+    "SESS",
+]
+WITHOUT_AUG_SMOOTH = ("FinerCAM", "RefineCAM", "SESS")  # their signatures do not have it
+ONLY_FOR_IMAGES_OF_CHANNELS = ("FullGrad", "ShapleyCAM")  # there it raises an error for tokens
+SMOOTHINGS: dict[str, dict[str, bool]] = {"plain": {}, "eigen": {"eigen_smooth": True}, "aug": {"aug_smooth": True}}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model, its layers in the order of the pass, an input, and how tokens become a map."""
+
+    model: nn.Module
+    layers: list[nn.Module]
+    x: Tensor
+    reshape: Callable[[Tensor], Tensor] | None = None
+
+
+def build_cnn(size: int = 48, samples: int = 2, width: int = 12) -> Setting:
+    """Convolutions with batch norms and in-place ReLUs, random weights and the statistics of random inputs."""
+    torch.manual_seed(SEED)
+    stages, channels = [], 3
+    for stage in range(3):
+        out = width * 2**stage
+        stages.append(nn.Sequential(nn.Conv2d(channels, out, 3, 2, 1), nn.BatchNorm2d(out), nn.ReLU(inplace=True)))
+        channels = out
+    model = nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.randn(16, 3, size, size))
+    model.eval()
+    return Setting(model, [model[1], model[2]], torch.randn(samples, 3, size, size))
+
+
+def tokens_to_maps(side: int, tokens: Tensor) -> Tensor:
+    """Tokens (N,1 + side²,K) without the class token as (N,K,side,side)."""
+    return tokens[:, 1:].reshape(len(tokens), side, side, -1).permute(0, 3, 1, 2)
+
+
+def build_vit(size: int = 32, samples: int = 2, depth: int = 4, width: int = 48) -> Setting:
+    """A vision transformer with random weights; the layers are LayerNorms before the attention."""
+    from torchvision.models import VisionTransformer
+
+    torch.manual_seed(SEED)
+    model: Any = VisionTransformer(size, 8, depth, 4, width, 2 * width, num_classes=10)
+    nn.init.normal_(model.heads.head.weight, std=0.2)
+    model.eval()
+    layers = [model.encoder.layers[-2].ln_1, model.encoder.layers[-1].ln_1]
+    return Setting(model, layers, torch.randn(samples, 3, size, size), partial(tokens_to_maps, size // 8))
+
+
+MODELS: dict[str, Callable[[], Setting]] = {"CNN": build_cnn, "ViT": build_vit}
+
+
+def run(package: str, method: str, setting: Setting, n_layers: int, smoothing: str) -> tuple[Any, float]:
+    """The maps (N,H,W) of one package, and the seconds of a second call."""
+    module: Any = importlib.import_module(package)
+    targets_module: Any = importlib.import_module(f"{package}.utils.model_targets")
+    options: dict[str, Any] = {}
+    if method == "AblationCAM" and setting.reshape is not None:
+        options["ablation_layer"] = module.AblationLayerVit()
+    if method == "SESS":
+        side = setting.x.shape[-1]
+        options["scales"] = [side, side * 9 // 7] if setting.reshape is None else [side, side * 10 // 7]
+    layers = [] if method == "FullGrad" else setting.layers[-n_layers:]
+    categories = range(1, 1 + len(setting.x))
+    targets = None if method == "FinerCAM" else [targets_module.ClassifierOutputTarget(k) for k in categories]
+    with (
+        warnings.catch_warnings(),
+        WithoutHooksAfter(module, method)(setting.model, layers, setting.reshape, **options) as cam,
+    ):
+        warnings.simplefilter("ignore")
+        seconds, maps = [], None
+        for _ in range(2):
+            np.random.seed(SEED)
+            start = time.perf_counter()
+            maps = cam(setting.x, targets, **SMOOTHINGS[smoothing])
+            seconds.append(time.perf_counter() - start)
+    setting.model.zero_grad(set_to_none=True)
+    return maps, min(seconds)
+
+
+class WithoutHooksAfter:
+    """A class of a package as a context manager that removes its hooks, which RefineCAM does not in pytorch-grad-cam."""
+
+    def __init__(self, module: Any, name: str) -> None:
+        self.cls = getattr(module, name)
+
+    def __call__(self, *args: Any, **options: Any) -> "WithoutHooksAfter":
+        """Construct it."""
+        self.cam = self.cls(*args, **options)
+        return self
+
+    def __enter__(self) -> Any:
+        return self.cam
+
+    def __exit__(self, *details: object) -> None:
+        cams = [*getattr(self.cam, "base_cam_per_layer", []), getattr(self.cam, "base_cam", self.cam)]
+        for cam in cams:
+            for handle in getattr(getattr(cam, "activations_and_grads", None), "handles", []):
+                handle.remove()
+
+
+def offered(method: str, kind: str, n_layers: int, smoothing: str) -> bool:
+    """Whether pytorch-grad-cam has this combination."""
+    if smoothing == "aug" and method in WITHOUT_AUG_SMOOTH:
+        return False
+    if method == "FullGrad" and n_layers > 1:  # its layers are those with a bias
+        return False
+    return kind == "CNN" or method not in ONLY_FOR_IMAGES_OF_CHANNELS
+
+
+def compare(method: str, kind: str, n_layers: int, smoothing: str, setting: Setting | None = None) -> dict[str, Any]:
+    """The largest difference of the maps, and the seconds of both packages."""
+    setting = setting or MODELS[kind]()
+    ours, our_seconds = run(OURS, method, setting, n_layers, smoothing)
+    theirs, their_seconds = run(THEIRS, method, setting, n_layers, smoothing)
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        raise AssertionError(f"{method}: {ours.shape} {ours.dtype}, pytorch-grad-cam {theirs.shape} {theirs.dtype}")
+    return {
+        "method": method,
+        "model": kind,
+        "layers": n_layers,
+        "smoothing": smoothing,
+        "difference": float(np.abs(ours - theirs).max()),
+        "seconds": round(our_seconds, 5),
+        "seconds_of_grad_cam": round(their_seconds, 5),
+    }
+
+
+def main() -> None:
+    """Print the table; write it with `--write`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/drop_in.json")
+    arguments = parser.parse_args()
+    rows = []
+    print(
+        f"{'method':20s} {'model':5s} {'layers':>6s} {'smooth':>6s} {'difference':>10s} {'ours':>9s} {'grad-cam':>9s}"
+    )
+    for kind, build in MODELS.items():
+        setting = build()
+        for method in METHODS:
+            for n_layers in (1, 2):
+                for smoothing in SMOOTHINGS:
+                    if not offered(method, kind, n_layers, smoothing):
+                        continue
+                    row = compare(method, kind, n_layers, smoothing, setting)
+                    rows.append(row)
+                    print(
+                        f"{method:20s} {kind:5s} {n_layers:6d} {smoothing:>6s} {row['difference']:10.1e} "
+                        f"{1000 * row['seconds']:6.1f} ms {1000 * row['seconds_of_grad_cam']:6.1f} ms",
+                        flush=True,
+                    )
+    worst = max(rows, key=lambda row: row["difference"])
+    print(f"largest difference: {worst['difference']:.1e} ({worst['method']}, {worst['model']}); limit {TOLERANCE}")
+    if arguments.write:
+        versions = {"torch": torch.__version__, "numpy": np.__version__, "grad-cam": "1.5.7"}
+        RESULTS.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""How channels are removed for Ablation-CAM, under the names of pytorch-grad-cam."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from camscope.compat.pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
+from camscope.explainers import LayerFeatures
+from camscope.hooks import find_layer
+
+Array = npt.NDArray[Any]
+STEP_BELOW_MINIMUM = 1e7
+VALUE_IN_PYRAMID = -1000.0
+EPSILON = 1e-7
+
+
+class AblationLayer(nn.Module):
+    """Removes channels of a layer that returns a tensor (N,K,h,w)."""
+
+    def objectiveness_mask_from_svd(self, activations: Array, threshold: float = 0.01) -> Array:
+        """Return the cells (h,w) of activations (K,h,w) whose first component, from 0 to 1, exceeds the threshold."""
+        strength = np.abs(get_2d_projection(activations[None])[0])
+        shifted = strength - strength.min()
+        mask: Array = shifted / (shifted.max() + EPSILON) > threshold
+        return mask
+
+    def activations_to_be_ablated(self, activations: Array, ratio_channels_to_ablate: float = 1.0) -> Array:
+        """Return the channels to remove: all, or those with the most and with the least of their values in the mask."""
+        n_channels = len(activations)
+        if ratio_channels_to_ablate == 1.0:
+            return np.arange(n_channels)
+        mask, sizes = self.objectiveness_mask_from_svd(activations), np.abs(activations)
+        inside = (sizes * mask).reshape(n_channels, -1).sum(1) / (sizes.reshape(n_channels, -1).sum(1) + EPSILON)
+        order = np.argsort(-inside)
+        count = int(n_channels * ratio_channels_to_ablate)
+        return np.append(order[:count], order[::-1][:count])
+
+    def score_without_channels(self, features: LayerFeatures, sample: int, channels: Tensor, batch_size: int) -> Tensor:
+        """Return the scores (M,) of a sample, each without a single channel.
+
+        In a batch each removed channel gets a value below all earlier ones, so the weights depend on the size of the batch.
+        """
+        features = replace(features, to_maps=self.channels_first, batch_size=batch_size)
+
+        def remove_one_each(part: slice) -> tuple[Callable[[Tensor], object], Tensor]:
+            removed = channels[part]
+            return partial(_remove_channels, removed, batch_size), torch.full_like(removed, sample)
+
+        return features.score_activations(len(channels), remove_one_each)
+
+    def channels_first(self, output: Tensor) -> Tensor:
+        """Return a layer's output with its channels at the second axis, as a view."""
+        return output
+
+
+def _remove_channels(channels: Tensor, batch_size: int, maps: Tensor) -> Tensor:
+    """Change one channel of each row of maps (R,K,*s) in place."""
+    lowest, rows = maps.min(), torch.arange(len(channels), device=maps.device)
+    steps = (STEP_BELOW_MINIMUM * (rows % batch_size + 1)).to(maps)
+    values = torch.where(lowest != 0, lowest - steps, 0).view(-1, *[1] * (maps.ndim - 2))
+    maps[rows, channels] = values.expand(len(values), *maps.shape[2:])
+    return maps
+
+
+class AblationLayerVit(AblationLayer):
+    """Removes channels of a layer that returns tokens (N,tokens,K), from all tokens."""
+
+    def channels_first(self, output: Tensor) -> Tensor:
+        """Return tokens (N,...,K) as (N,K,...)."""
+        return output.movedim(-1, 1)
+
+
+class AblationLayerFasterRCNN(AblationLayer):
+    """Removes channels of a layer that returns a feature pyramid."""
+
+    def score_without_channels(self, features: LayerFeatures, sample: int, channels: Tensor, batch_size: int) -> Tensor:
+        """Return the scores (M,) of a sample, each with a single channel of a level at `VALUE_IN_PYRAMID`."""
+        model, layer = features.score.model, find_layer(features.score.model, features.layer)[1]
+        x, scores = features.x[sample : sample + 1], []
+        for part in channels.split(batch_size):
+            rows = torch.full_like(part, sample)
+            handle = layer.register_forward_hook(partial(_edit_pyramid, part.tolist()))
+            try:
+                with torch.no_grad():
+                    output = model(x.expand(len(part), *x.shape[1:]))
+            finally:
+                handle.remove()
+            scores.append(features.score.read_score(output, len(part), rows))
+        return torch.cat(scores)
+
+
+def _edit_pyramid(channels: Sequence[int], module: nn.Module, args: object, output: Mapping[str, Tensor]) -> Any:
+    """Return the levels (N,K,h,w), with one channel of one level changed in each row."""
+    edited = {name: level.clone() for name, level in output.items()}
+    n_channels = next(iter(edited.values())).shape[1]
+    for row, channel in enumerate(channels):
+        list(edited.values())[channel // n_channels][row, channel % n_channels] = VALUE_IN_PYRAMID
+    return OrderedDict(edited)

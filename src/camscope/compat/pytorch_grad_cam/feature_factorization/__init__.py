@@ -1,0 +1,1 @@
+"""Deep Feature Factorization, under the names of pytorch-grad-cam."""

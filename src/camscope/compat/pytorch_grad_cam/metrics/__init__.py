@@ -1,0 +1,1 @@
+"""Metrics of maps, under the names of pytorch-grad-cam."""

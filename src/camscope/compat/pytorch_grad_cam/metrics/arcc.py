@@ -1,0 +1,68 @@
+"""ARCC, under the names of pytorch-grad-cam: coherency, complexity and ROAD in one number."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from camscope.compat.pytorch_grad_cam.base_cam import BaseCAM
+from camscope.compat.pytorch_grad_cam.metrics.perturbation_confidence import OutputTarget
+from camscope.compat.pytorch_grad_cam.metrics.road import ROADCombined
+
+Array = npt.NDArray[Any]
+SMALLEST = 1e-8
+
+
+def batch_pearson_coherency(A: Array, B: Array) -> Array:  # noqa: N803
+    """Return the Pearson correlations (N,) of maps (N,H,W)."""
+    first, second = (maps.reshape(len(maps), -1) - maps.mean((1, 2))[:, None] for maps in (A, B))
+    sizes = np.sqrt((first**2).sum(1) * (second**2).sum(1))
+    correlations: Array = (first * second).sum(1) / np.maximum(sizes, SMALLEST)
+    return correlations
+
+
+class Complexity:
+    """The mean of each map."""
+
+    def __call__(self, grayscale_cams: Array) -> Array:
+        """Return the complexities (N,)."""
+        means: Array = np.abs(grayscale_cams).mean((1, 2))
+        return means
+
+
+class Coherency:
+    """The correlation of a map with the map of the input times the map, from 0 to 1."""
+
+    def __call__(
+        self,
+        input_tensor: Tensor,
+        grayscale_cams: Array,
+        targets: Sequence[OutputTarget],
+        model: nn.Module,
+        base_method: BaseCAM,
+    ) -> Array:
+        """Return the coherencies (N,)."""
+        masked = input_tensor * torch.from_numpy(grayscale_cams)[:, None].to(input_tensor.device)
+        return (1 + batch_pearson_coherency(grayscale_cams, base_method(masked, targets))) / 2
+
+
+class ARCC:
+    """The harmonic mean of coherency, one minus complexity, and the difference of ROAD's two orders."""
+
+    def __init__(self, base_method: BaseCAM, road_percentiles: Sequence[float] = [20, 40, 60, 80]) -> None:
+        self.base_method, self.road_percentiles = base_method, road_percentiles
+
+    def __call__(
+        self, input_tensor: Tensor, grayscale_cams: Array, targets: Sequence[OutputTarget], model: nn.Module
+    ) -> Array:
+        """Return the scores (N,)."""
+        parts = [
+            Coherency()(input_tensor, grayscale_cams, targets, model, self.base_method),
+            1 - Complexity()(grayscale_cams),
+            2 * ROADCombined(self.road_percentiles)(input_tensor, grayscale_cams, targets, model),
+        ]
+        mean: Array = 3 / np.sum([1 / np.clip(part, SMALLEST, None) for part in parts], axis=0)
+        return mean

@@ -1,0 +1,36 @@
+"""The change of the score where the input is multiplied by its map."""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from camscope.compat.pytorch_grad_cam.metrics.perturbation_confidence import PerturbationConfidenceMetric
+
+
+def multiply_tensor_with_cam(input_tensor: Tensor, cam: Tensor) -> Tensor:
+    """Return the product of an input and its map."""
+    return input_tensor * cam.to(input_tensor.device)
+
+
+class CamMultImageConfidenceChange(PerturbationConfidenceMetric):
+    """The change of the score."""
+
+    def __init__(self) -> None:
+        super().__init__(multiply_tensor_with_cam)
+
+
+class DropInConfidence(CamMultImageConfidenceChange):
+    """How far the score falls, or 0 where it rises."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the drops (N,)."""
+        return np.maximum(-super().__call__(*args, **kwargs), 0)
+
+
+class IncreaseInConfidence(CamMultImageConfidenceChange):
+    """Whether the score rises."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return 1 or 0 for each sample (N,)."""
+        return np.float32(super().__call__(*args, **kwargs) > 0)

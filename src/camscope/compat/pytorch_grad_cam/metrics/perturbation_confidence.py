@@ -1,0 +1,82 @@
+"""How much the score of a target changes where the input is changed by its map."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+Array = npt.NDArray[Any]
+OutputTarget = Callable[[Any], Tensor]
+Perturbation = Callable[[Tensor, Tensor], Tensor]
+
+
+class PerturbationConfidenceMetric:
+    """The score of the changed input minus that of the input. `perturbation` takes an image and its map."""
+
+    def __init__(self, perturbation: Perturbation) -> None:
+        self.perturbation = perturbation
+
+    def __call__(
+        self,
+        input_tensor: Tensor,
+        cams: Array,
+        targets: Sequence[OutputTarget],
+        model: nn.Module,
+        return_visualization: bool = False,
+        return_diff: bool = True,
+    ) -> Any:
+        """Return the changes (N,) of the scores, or the scores, and the changed inputs if requested."""
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        changed = torch.stack(
+            [self.perturbation(x, torch.from_numpy(cam)) for x, cam in zip(input_tensor, cams, strict=False)]
+        ).to(device)
+        with torch.no_grad():
+            scores = _read_scores(targets, model(changed))
+            if return_diff:
+                scores = scores - _read_scores(targets, model(input_tensor.to(device)))
+        return (scores, changed) if return_visualization else scores
+
+
+def _read_scores(targets: Sequence[OutputTarget], output: Any) -> Array:
+    return np.asarray([float(target(row)) for target, row in zip(targets, output, strict=False)], np.float32)
+
+
+class RemoveMostRelevantFirst:
+    """Imputes the pixels whose map is at or above a percentile."""
+
+    def __init__(self, percentile: float, imputer: Perturbation) -> None:
+        self.percentile, self.imputer = percentile, imputer
+
+    def __call__(self, input_tensor: Tensor, mask: Tensor) -> Tensor:
+        """Return the changed image (C,H,W), for a map (H,W)."""
+        mask = mask.cpu()
+        remaining = mask < np.percentile(mask.numpy(), self.percentile)
+        return self.imputer(input_tensor, remaining.float())
+
+
+class RemoveLeastRelevantFirst(RemoveMostRelevantFirst):
+    """Imputes the pixels whose map is low: those at or above a percentile of one minus the map."""
+
+    def __call__(self, input_tensor: Tensor, mask: Tensor) -> Tensor:
+        """Return the changed image (C,H,W), for a map (H,W)."""
+        return super().__call__(input_tensor, 1 - mask)
+
+
+class AveragerAcrossThresholds:
+    """The mean of a metric over percentiles. `imputer` makes the metric of a percentile."""
+
+    def __init__(
+        self,
+        imputer: Callable[[float], Callable[..., Any]],
+        percentiles: Sequence[float] = [10, 20, 30, 40, 50, 60, 70, 80, 90],
+    ) -> None:
+        self.imputer, self.percentiles = imputer, percentiles
+
+    def __call__(self, input_tensor: Tensor, cams: Array, targets: Sequence[OutputTarget], model: nn.Module) -> Array:
+        """Return the means (N,)."""
+        scores = [self.imputer(percentile)(input_tensor, cams, targets, model) for percentile in self.percentiles]
+        means: Array = np.mean(np.asarray(scores, np.float32), axis=0)
+        return means

@@ -1,0 +1,113 @@
+"""Targets: functions of one sample's output, under the names of pytorch-grad-cam."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class ClassifierOutputTarget:
+    """The score of a class."""
+
+    def __init__(self, category: int) -> None:
+        self.category = category
+
+    def __call__(self, model_output: Tensor) -> Tensor:
+        """Return the score, of one sample (K,) or of each row (N,K)."""
+        return model_output[..., self.category]
+
+
+class ClassifierOutputSoftmaxTarget(ClassifierOutputTarget):
+    """The probability of a class."""
+
+    def __call__(self, model_output: Tensor) -> Tensor:
+        """Return the probability."""
+        return model_output.softmax(-1)[..., self.category]
+
+
+class ClassifierOutputReST(ClassifierOutputTarget):
+    """The score of a class plus the logarithm of its probability."""
+
+    def __call__(self, model_output: Tensor) -> Tensor:
+        """Return the sum."""
+        return model_output[..., self.category] + model_output.log_softmax(-1)[..., self.category]
+
+
+class BinaryClassifierOutputTarget:
+    """The score of a model with one output: its sign is changed unless the category is 1."""
+
+    def __init__(self, category: int) -> None:
+        self.category = category
+
+    def __call__(self, model_output: Tensor) -> Tensor:
+        """Return the score."""
+        return model_output if self.category == 1 else -model_output
+
+
+class SoftmaxOutputTarget:
+    """All probabilities."""
+
+    def __call__(self, model_output: Tensor) -> Tensor:
+        """Return the probabilities."""
+        return model_output.softmax(-1)
+
+
+class RawScoresOutputTarget:
+    """The output itself."""
+
+    def __call__(self, model_output: Tensor) -> Tensor:
+        """Return the output."""
+        return model_output
+
+
+class SemanticSegmentationTarget:
+    """The sum of a class's scores over a mask (H,W)."""
+
+    def __init__(self, category: int, mask: Any) -> None:
+        self.category, self.mask = category, mask if isinstance(mask, Tensor) else torch.from_numpy(np.asarray(mask))
+
+    def __call__(self, model_output: Tensor) -> Tensor:
+        """Return the sum for one sample (K,H,W)."""
+        self.mask = self.mask.to(model_output.device)
+        return (model_output[self.category] * self.mask).sum()
+
+
+class FasterRCNNBoxScoreTarget:
+    """The sum over boxes of the overlap with the best box that is detected, plus its score.
+
+    A box counts only if the best box overlaps it by more than `iou_threshold` and has the same label.
+    """
+
+    def __init__(self, labels: Sequence[int], bounding_boxes: Any, iou_threshold: float = 0.5) -> None:
+        self.labels, self.bounding_boxes, self.iou_threshold = labels, bounding_boxes, iou_threshold
+
+    def __call__(self, model_outputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the sum (1,) for the boxes, labels and scores of one image."""
+        from torchvision.ops import box_iou
+
+        boxes = model_outputs["boxes"]
+        total = torch.zeros(1, dtype=torch.float32, device=boxes.device)
+        if len(boxes) == 0:
+            return total
+        references = torch.as_tensor(np.asarray(self.bounding_boxes), dtype=boxes.dtype, device=boxes.device)
+        for overlaps, label in zip(box_iou(references.reshape(-1, 4), boxes), self.labels, strict=False):
+            best = int(overlaps.argmax())
+            if overlaps[best] > self.iou_threshold and model_outputs["labels"][best] == label:
+                total = total + overlaps[best] + model_outputs["scores"][best]
+        return total
+
+
+class FinerWeightedTarget:
+    """The differences between a class and others, weighted by the probabilities of these."""
+
+    def __init__(self, main_category: int, comparison_categories: Sequence[int], alpha: float) -> None:
+        self.main_category, self.comparison_categories, self.alpha = main_category, comparison_categories, alpha
+
+    def __call__(self, model_output: Tensor) -> Tensor:
+        """Return the weighted mean of main - alpha · comparison."""
+        comparisons = list(self.comparison_categories)
+        weights = model_output.softmax(-1)[..., comparisons]
+        differences = model_output[..., self.main_category, None] - self.alpha * model_output[..., comparisons]
+        return (weights * differences).sum(-1) / (weights.sum(-1) + 1e-9)

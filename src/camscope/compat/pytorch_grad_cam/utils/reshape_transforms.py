@@ -1,0 +1,23 @@
+"""Layer outputs as channels first (N,K,h,w), under the names of pytorch-grad-cam."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def fasterrcnn_reshape_transform(x: Mapping[str, Tensor]) -> Tensor:
+    """Return the absolute values of all levels of a feature pyramid as channels on the grid of the level "pool"."""
+    size = x["pool"].shape[-2:]
+    return torch.cat([F.interpolate(level.abs(), size, mode="bilinear") for level in x.values()], dim=1)
+
+
+def swinT_reshape_transform(tensor: Tensor, height: int = 7, width: int = 7) -> Tensor:  # noqa: N802
+    """Return tokens (N,height x width,K) as (N,K,height,width)."""
+    return tensor.reshape(len(tensor), height, width, tensor.shape[2]).permute(0, 3, 1, 2)
+
+
+def vit_reshape_transform(tensor: Tensor, height: int = 14, width: int = 14) -> Tensor:
+    """Return tokens (N,1 + height x width,K) without the class token as (N,K,height,width)."""
+    return swinT_reshape_transform(tensor[:, 1:], height, width)
