@@ -23,7 +23,7 @@ from benchmarks.volume_study import draw_volume_study
 from camscope import GradCAM, IntegratedGradients, Occlusion
 from camscope.audit.core.summary import InterventionEffect
 from camscope.audit.performance.auc import auroc
-from camscope.audit.performance.predict_log_odds import compute_softmax_log_odds
+from camscope.audit.performance.model_predictions import compute_softmax_log_odds
 from camscope.audit.shortcuts.interventions import insert_region, match_insertion_triples, remove_region
 from camscope.audit.shortcuts.reliance import estimate_insertion_effect, estimate_removal_effect, judge_reliance
 from camscope.geometry import Placement

@@ -35,7 +35,7 @@ from camscope.evaluation.comparison_statements import iter_statements
 from camscope.evaluation.map_agreement import MapAgreement
 from camscope.evaluation.summary import summarize_values
 from camscope.metrics import METRICS
-from camscope.metrics.clustered_mean import estimate_clustered_mean
+from camscope.metrics.multiway_clustered_mean import estimate_clustered_mean
 from camscope.metrics.statistics import estimate_difference, estimate_mean
 
 RESULTS: Final = Path(__file__).with_name("results") / "coverage.json"

@@ -1,6 +1,21 @@
 """A summary of an audit as it could be: two findings, two methods, a marker that the model relies on, one stage skipped."""
 
-from camscope.audit.core.schema import (
+from camscope.audit.core.summary import (
+    AttributionMass,
+    ClusterAnalysis,
+    ClusterStability,
+    ColumnLeakage,
+    InterventionEffect,
+    MapCluster,
+    MaskedAuroc,
+    RegionOverlap,
+    ReviewCase,
+    ShortcutResult,
+    Summary,
+    Verdict,
+)
+from camscope.audit.core.summary_entries import collect_formulas
+from camscope.audit.core.summary_schema import (
     DataCheckResult,
     DataIssue,
     EstimateSummary,
@@ -21,21 +36,6 @@ from camscope.audit.core.schema import (
     SubgroupDifference,
     SubgroupPerformance,
 )
-from camscope.audit.core.summary import (
-    AttributionMass,
-    ClusterAnalysis,
-    ClusterStability,
-    ColumnLeakage,
-    InterventionEffect,
-    MapCluster,
-    MaskedAuroc,
-    RegionOverlap,
-    ReviewCase,
-    ShortcutResult,
-    Summary,
-    Verdict,
-)
-from camscope.audit.core.summary_values import collect_formulas
 
 FINDINGS = ("nodule", "effusion")
 CAM, PIXELS = "gradcam", "integratedgradients"

@@ -7,7 +7,7 @@ from pathlib import Path
 FLOORS = {
     **dict.fromkeys(["errors", "version", "plurals"], 0),
     **dict.fromkeys(
-        ["pytree", "forward_signature", "safe_files", "model_card", "mask_labels", "optional", "registry"], 0.5
+        ["pytree", "forward_signature", "safe_files", "model_metadata", "mask_labels", "optional", "registry"], 0.5
     ),  # what several rooms of level 1 need
     **dict.fromkeys(["untrusted_files", "geometry"], 0.75),
     **dict.fromkeys(["hooks", "targets", "render"], 1),

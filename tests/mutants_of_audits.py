@@ -3,9 +3,9 @@
 import numpy as np
 
 from camscope import mask_labels
-from camscope.audit.core import summary_values
-from camscope.audit.core.schema import EstimateSummary, MetricSummary
+from camscope.audit.core import summary_entries
 from camscope.audit.core.summary import InterventionEffect
+from camscope.audit.core.summary_schema import EstimateSummary, MetricSummary
 from camscope.audit.report import sentences
 from camscope.audit.shortcuts import region_attribution, reliance
 from camscope.audit.verdicts import maps, model
@@ -77,7 +77,7 @@ def one_patient_has_most_of_the_images() -> None:
 OF_AUDITS = [
     Mutant(
         "an interval without width of one patient",
-        summary_values,
+        summary_entries,
         "summarize_estimate",
         "not (has_few_patients or estimate.is_dominated_by_few_groups)",
         "not has_few_patients",

@@ -13,10 +13,10 @@ from camscope.errors import ImageError
 from camscope.images.files import redaction
 from camscope.images.scans import (
     dicom_geometry,
+    dicom_header_values,
     dicom_modality_lut,
     dicom_pixels,
     dicom_series,
-    dicom_tags,
     nifti,
 )
 from camscope.images.scans.dicom import read_dicom
@@ -259,7 +259,7 @@ OF_SCANS = [
     ),
     Mutant(
         "any word",
-        dicom_tags,
+        dicom_header_values,
         "read_code",
         'value if value in allowed else ""',
         "value",

@@ -15,7 +15,7 @@ from camscope.audit.core.config import Config
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.demo import write_demo_study
-from camscope.audit.performance.predict_log_odds import are_probability_outputs, pool_features
+from camscope.audit.performance.model_predictions import are_probability_outputs, average_features_over_space
 from camscope.audit.stages.data_and_model import _renumber_rows
 from camscope.audit.verification import verify_audit
 from camscope.batch import build_manifest
@@ -298,12 +298,12 @@ def test_features_are_means_over_places_whatever_the_layout():
     grid = (3, 4)
     values = torch.randn(2, 5, *grid)
     mean = values.flatten(2).mean(2)
-    torch.testing.assert_close(pool_features(values, grid), mean)
-    torch.testing.assert_close(pool_features(values.movedim(1, -1), grid), mean)
+    torch.testing.assert_close(average_features_over_space(values, grid), mean)
+    torch.testing.assert_close(average_features_over_space(values.movedim(1, -1), grid), mean)
     tokens = values.flatten(2).transpose(1, 2)
-    torch.testing.assert_close(pool_features(tokens, grid), mean)
-    assert pool_features(torch.cat([torch.zeros(2, 1, 5), tokens], 1), grid).shape == (2, 5)
-    assert math.prod(pool_features(torch.randn(2, 7), ()).shape) == 14
+    torch.testing.assert_close(average_features_over_space(tokens, grid), mean)
+    assert average_features_over_space(torch.cat([torch.zeros(2, 1, 5), tokens], 1), grid).shape == (2, 5)
+    assert math.prod(average_features_over_space(torch.randn(2, 7), ()).shape) == 14
 
 
 def test_a_name_that_is_a_column_is_the_column_wherever_a_folder_has_it(study, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from camscope.cli import app, base, option_types
+from camscope.cli import app, base, shared_options
 from camscope.errors import PreprocessError, Remedy
 from camscope.explainers import METHODS
 
@@ -30,8 +30,8 @@ def test_every_option_has_a_panel_and_a_help_text_and_every_row_of_panels_is_use
         for option in options(command):
             names.add(option.opts[0])
             assert option.help, f"{name} {option.opts[0]}"
-            assert option.rich_help_panel == option_types.find_help_panel(option.opts[0])
-    listed = [f"--{option}" for options in option_types.PANELS.values() for option in options]
+            assert option.rich_help_panel == shared_options.find_help_panel(option.opts[0])
+    listed = [f"--{option}" for options in shared_options.PANELS.values() for option in options]
     assert len(listed) == len(set(listed))
     assert set(listed) <= names, set(listed) - names
 
@@ -93,9 +93,9 @@ def test_the_page_of_an_unknown_method_names_the_nearest():
 
 
 def test_completion_finishes_the_last_name_of_a_list():
-    assert "gradcam,layercam" in option_types.complete_method("gradcam,lay")
-    assert option_types.complete_metric("pointing") == ["pointing-game"]
-    assert option_types.complete_colormap("vir") == ["viridis"]
+    assert "gradcam,layercam" in shared_options.complete_method("gradcam,lay")
+    assert shared_options.complete_metric("pointing") == ["pointing-game"]
+    assert shared_options.complete_colormap("vir") == ["viridis"]
 
 
 def test_a_remedy_is_worded_in_options_and_another_error_stays():

@@ -8,7 +8,7 @@ import pytest
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import adjust_holm, estimate_difference, estimate_mean
 from camscope.metrics.cluster_variance import compute_degrees_of_freedom, count_effective_groups
-from camscope.metrics.clustered_mean import estimate_clustered_mean
+from camscope.metrics.multiway_clustered_mean import estimate_clustered_mean
 from camscope.metrics.statistics import (
     adjust_bonferroni,
     compute_min_detectable_prevalence,

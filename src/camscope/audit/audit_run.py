@@ -29,7 +29,7 @@ from camscope.audit.provenance.file_ownership import (
 from camscope.audit.report.gallery import PredictedImage, build_gallery
 from camscope.audit.report.number_format import format_estimate
 from camscope.audit.report.page import render_page
-from camscope.audit.report.verdict_labels import classify_verdict, find_topic
+from camscope.audit.report.verdict_display import classify_verdict, find_topic
 from camscope.audit.runner import (
     EstimateCallback,
     StageProgressCallback,

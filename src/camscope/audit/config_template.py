@@ -24,13 +24,13 @@ from camscope.audit.core.subgroup_levels import (
     MIN_PATIENTS_FOR_VERDICT,
     normalize_label,
 )
-from camscope.audit.report.verdict_labels import MARGIN_DESCRIPTIONS
+from camscope.audit.report.verdict_display import MARGIN_DESCRIPTIONS
 from camscope.audit.shortcuts.reliance import compute_min_patients_to_detect
 from camscope.batch import batch_worker, build_manifest
 from camscope.batch.manifest import import_arrow
 from camscope.batch.sources import DATASET_PREFIXES, TABLE_SUFFIXES
 from camscope.errors import InputError
-from camscope.model_card import get_card
+from camscope.model_metadata import get_card
 from camscope.models import load_model
 from camscope.optional import require
 from camscope.plurals import plural
@@ -153,7 +153,7 @@ def _match_label_columns(
         if _normalize_name(name) and _is_boolean_column(table[name])
     }
     if findings:
-        return _match_findings(findings, class_names, columns)
+        return _match_columns_to_classes(findings, class_names, columns)
     matches = {name: columns[_normalize_name(name)] for name in class_names if _normalize_name(name) in columns}
     if not matches:
         raise InputError(
@@ -163,7 +163,9 @@ def _match_label_columns(
     return {name: column for name, column in matches.items() if name.lower() not in NEGATIVE_CLASS_NAMES} or matches
 
 
-def _match_findings(findings: Sequence[str], class_names: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
+def _match_columns_to_classes(
+    findings: Sequence[str], class_names: Sequence[str], columns: Mapping[str, str]
+) -> dict[str, str]:
     classes, matches = {_normalize_name(name): name for name in class_names}, {}
     for finding in findings:
         key = _normalize_name(finding)

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import StageResults
-from camscope.audit.core.schema import StageResult
 from camscope.audit.core.subgroup_levels import MAX_LEVELS_PER_SUBGROUP
 from camscope.audit.core.summary import Summary
-from camscope.audit.performance.predict_log_odds import compute_logits_and_features
+from camscope.audit.core.summary_schema import StageResult
+from camscope.audit.performance.model_predictions import compute_logits_and_features
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_images, find_changed_images
 from camscope.audit.provenance.file_ownership import (

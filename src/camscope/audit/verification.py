@@ -13,7 +13,7 @@ from camscope.audit.audit_run import check_folder_readable
 from camscope.audit.core.config import Config
 from camscope.audit.core.context import AuditContext, ProgressCallback
 from camscope.audit.core.predictions import Predictions
-from camscope.audit.performance.predict_log_odds import compute_log_odds, compute_logits_and_features
+from camscope.audit.performance.model_predictions import compute_log_odds, compute_logits_and_features
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_images, digest_optional_file, find_changed_images
 from camscope.batch.manifest import import_arrow

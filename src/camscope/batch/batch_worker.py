@@ -32,7 +32,7 @@ from camscope.explainers.core.runner import build_explanations, check_compatible
 from camscope.explanation import Explanation, PixelArray
 from camscope.hooks.base import unwrap
 from camscope.images.preprocess import Preprocess
-from camscope.model_card import compute_model_digest
+from camscope.model_metadata import compute_model_digest
 from camscope.targets import TargetLike
 
 RUN_LEVEL_ERRORS = (LayerError, MissingExtraError, ModelError, PreprocessError)  # errors that all images share

@@ -21,7 +21,7 @@ from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, RunError
 from camscope.explainers.core.evaluation_context import device_and_dtype
 from camscope.hooks.base import unwrap
-from camscope.model_card import attach_card, get_card
+from camscope.model_metadata import attach_card, get_card
 from camscope.optional import require
 from camscope.plurals import plural
 

@@ -33,7 +33,7 @@ from camscope.explainers.core.inputs import accepts_scans
 from camscope.explainers.core.runner import get_library_versions
 from camscope.hooks.base import unwrap
 from camscope.images.scans.scan import Window
-from camscope.model_card import compute_model_digest, get_card
+from camscope.model_metadata import compute_model_digest, get_card
 from camscope.models import redact_file_names
 from camscope.targets import TargetLike
 
@@ -254,7 +254,7 @@ def apply_privacy_options(manifest: Manifest, privacy: PrivacyOptions, preproces
 
 
 def choose_num_threads(manifest: Manifest) -> int:
-    """Return the number of threads that read images: the number of CPU cores, or 1 if the first file is small."""
+    """Return how many threads read images: one per CPU core, or one in all if the first file is small."""
     n_cores, images = os.cpu_count() or 1, manifest.images
     files = images.manifest if isinstance(images, ImageAccessor) else manifest
     if files.images is not None or not len(files):

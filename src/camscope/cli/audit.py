@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, evaluation_request, option_types, progress
-from camscope.cli.option_types import argument, option
+from camscope.cli import base, progress, run_or_images, shared_options
+from camscope.cli.shared_options import argument, option
 from camscope.errors import InputError
 from camscope.plurals import plural
 from camscope.registry import METHODS
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from camscope.audit import AuditRun
-    from camscope.audit.core.schema import EstimateSummary
+    from camscope.audit.core.summary_schema import EstimateSummary
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,9 +42,9 @@ def init(
         str,
         argument("MANIFEST", "A .csv or .parquet table with a column of labels, or of 0 and 1 for each finding."),
     ],
-    model: option_types.ModelOption,
-    weights: option_types.WeightsOption = None,
-    root: option_types.RootOption = None,
+    model: shared_options.ModelOption,
+    weights: shared_options.WeightsOption = None,
+    root: shared_options.RootOption = None,
     finding_names: Annotated[
         str | None,
         option("--finding", "A,B", "Findings to audit: class names, or columns of 0 and 1; default: all labels."),
@@ -54,7 +54,7 @@ def init(
         option("--modality", "NAME", "xray, ct, mri, dermoscopy, retina, pathology or any: sets the regions."),
     ] = None,
     output: Annotated[Path, option("--output -o", "FILE", "Config file to write.")] = Path("audit.toml"),
-    overwrite: option_types.OverwriteOption = False,
+    overwrite: shared_options.OverwriteOption = False,
 ) -> None:
     """Write a config file for an audit, with comments and with values read from the manifest and the model."""
     from camscope.audit.config_template import generate_config
@@ -72,7 +72,7 @@ def init(
 def run(
     config: Annotated[Path, argument("CONFIG", "The config file, as camscope audit init writes it.")],
     output: Annotated[Path, option("--output -o", "FOLDER", "Folder to write the audit to.")] = Path("camscope-audit"),
-    overwrite: option_types.OverwriteOption = False,
+    overwrite: shared_options.OverwriteOption = False,
 ) -> None:
     """Run an audit and write summary.json, tables and report.html. The same command resumes an interrupted audit.
 
@@ -81,7 +81,7 @@ def run(
     from camscope.audit import run_audit
 
     with (
-        evaluation_request.add_resume_hint_on_interrupt(output),
+        run_or_images.add_resume_hint_on_interrupt(output),
         base.collect_warnings(),
         show_stage_progress() as on_progress,
     ):
@@ -102,7 +102,7 @@ def compare(
     output: Annotated[
         Path | None, option("--output -o", "FILE", "Also write the comparison to this .json file.")
     ] = None,
-    overwrite: option_types.OverwriteOption = False,
+    overwrite: shared_options.OverwriteOption = False,
 ) -> None:
     """Compare two audits of the same images. Print paired tests of predictions, maps and reliance, and the changed verdicts."""
     from camscope.audit.comparison import compare_audits
@@ -212,7 +212,7 @@ def print_audit_result(audit: "AuditRun") -> None:
 
 def build_verdict_table(audit: "AuditRun") -> "Table":
     """Build a table with one row per verdict of an audit."""
-    from camscope.audit.report.verdict_labels import find_topic
+    from camscope.audit.report.verdict_display import find_topic
 
     table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "reason")
     for verdict in audit.verdicts:

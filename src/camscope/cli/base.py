@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from camscope.cli.option_types import find_help_panel
+from camscope.cli.shared_options import find_help_panel
 from camscope.errors import (
     CamscopeError,
     CamscopeWarning,

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from camscope.cli import base, evaluation_request, option_parsing, option_types, progress
-from camscope.cli.option_types import option
+from camscope.cli import base, option_parsing, progress, run_or_images, shared_options
+from camscope.cli.shared_options import option
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -16,18 +16,18 @@ EXAMPLE = "camscope batch camscope-demo/images --methods gradcam,layercam -o hea
 
 def run(
     context: typer.Context,
-    source: option_types.SourceArgument,
+    source: shared_options.SourceArgument,
     output: Annotated[str, option("--output -o", "FOLDER", "Folder of the run.")] = "camscope-batch",
-    model: option_types.ModelOption = "phantom",
-    weights: option_types.WeightsOption = None,
-    layer_names: option_types.LayersOption = None,
-    method_names: option_types.MethodsOption = "gradcam",
-    choice: option_types.ChoiceOption = None,
-    target: option_types.TargetOption = None,
-    targets: option_types.TargetsOption = None,
-    preprocess: option_types.PreprocessOption = None,
-    root: option_types.RootOption = None,
-    allow_outside_root: option_types.AllowOutsideRootOption = False,
+    model: shared_options.ModelOption = "phantom",
+    weights: shared_options.WeightsOption = None,
+    layer_names: shared_options.LayersOption = None,
+    method_names: shared_options.MethodsOption = "gradcam",
+    choice: shared_options.ChoiceOption = None,
+    target: shared_options.TargetOption = None,
+    targets: shared_options.TargetsOption = None,
+    preprocess: shared_options.PreprocessOption = None,
+    root: shared_options.RootOption = None,
+    allow_outside_root: shared_options.AllowOutsideRootOption = False,
     overlays: Annotated[
         str | None, option("--overlays", "KIND", "Also draw each map on its image: jpg (fast), png or webp.")
     ] = None,
@@ -64,19 +64,19 @@ def run(
         int | None,
         option("--workers", None, "Ray workers, each with its own model; default: one per GPU, or one per CPU.", min=1),
     ] = None,
-    window: option_types.WindowOption = None,
-    profile: option_types.ProfileOption = None,
+    window: shared_options.WindowOption = None,
+    profile: shared_options.ProfileOption = None,
     keep_columns: Annotated[
         str | None,
         option("--keep", "A,B", "Columns of the manifest to write in runs of scans, besides id and target."),
     ] = None,
-    allow_burned_in_text: option_types.AllowBurnedInTextOption = False,
+    allow_burned_in_text: shared_options.AllowBurnedInTextOption = False,
     retry_failed: Annotated[
         bool, option("--retry-failed", None, "Try the failed images again, for example after a disk was unavailable.")
     ] = False,
-    overwrite: option_types.OverwriteOption = False,
-    device: option_types.DeviceOption = "cpu",
-    setting_pairs: option_types.SetOption = None,
+    overwrite: shared_options.OverwriteOption = False,
+    device: shared_options.DeviceOption = "cpu",
+    setting_pairs: shared_options.SetOption = None,
 ) -> None:
     """Compute the attribution maps of many images. The same command resumes an interrupted run."""
     from camscope.batch import BatchOptions, OverlayOptions, PrivacyOptions, build_manifest, run_batch
@@ -86,7 +86,7 @@ def run(
     manifest = build_manifest(source, "" if allow_outside_root else root)
     net = base.load_model_on_device(model, weights, device, context)
     explainers = chosen.build(net, preprocess, show_method_bars=False)
-    with evaluation_request.add_resume_hint_on_interrupt(output), progress.show_batch_progress() as on_progress:
+    with run_or_images.add_resume_hint_on_interrupt(output), progress.show_batch_progress() as on_progress:
         outcome = run_batch(
             explainers,
             manifest,

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from camscope.cli import base, evaluation_request, option_parsing, option_types, progress
+from camscope.cli import base, option_parsing, progress, run_or_images, shared_options
 from camscope.cli.evaluate import PRINTED_METRICS, check_figure_path, print_evaluation
-from camscope.cli.option_types import option
+from camscope.cli.shared_options import option
 from camscope.registry import METHODS
 
 EXAMPLE = "camscope benchmark phantom --methods gradcam,layercam,scorecam --count 20"
@@ -18,21 +18,21 @@ BENCHMARKS = ("phantom",)
 def run(
     context: typer.Context,
     benchmark: Annotated[
-        str, option_types.argument("WHAT", "phantom: synthetic radiographs whose ground truth is known to the pixel.")
+        str, shared_options.argument("WHAT", "phantom: synthetic radiographs whose ground truth is known to the pixel.")
     ],
-    method_names: option_types.MethodsOption = "all",
+    method_names: shared_options.MethodsOption = "all",
     n_images: Annotated[int, option("--count", None, "Number of images.", min=2)] = 30,
     seed: Annotated[int, option("--seed", None, "Seed of the first image.", min=0)] = 1000,
     include_slow: Annotated[
         bool, option("--slow", None, "Include the methods that need hundreds of forward passes.")
     ] = False,
-    figure: option_types.FigureOption = None,
+    figure: shared_options.FigureOption = None,
     output: Annotated[
         str,
         option("--output -o", "FOLDER", "Folder for images, maps and values; an interrupted benchmark resumes."),
     ] = "camscope-benchmark",
-    overwrite: option_types.OverwriteOption = False,
-    setting_pairs: option_types.SetOption = None,
+    overwrite: shared_options.OverwriteOption = False,
+    setting_pairs: shared_options.SetOption = None,
 ) -> None:
     """Rank methods by how well they localize findings in synthetic images, with confidence intervals."""
     from camscope.batch import BatchOptions, run_batch
@@ -47,7 +47,7 @@ def run(
     folder, net = Path(output), base.load_model_on_device("phantom")
     manifest = write_phantom_dataset(folder, n_images, seed, overwrite=overwrite)
     explainers = chosen.build(net, None, show_method_bars=False)
-    with evaluation_request.add_resume_hint_on_interrupt(folder), warnings.catch_warnings():
+    with run_or_images.add_resume_hint_on_interrupt(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if method_names == "all":
             explainers = list(explain_supported(explainers, folder / "images" / f"{seed:06d}.png", [None])[0])
@@ -62,7 +62,7 @@ def run(
                 on_progress=on_progress,
             )
     with (
-        evaluation_request.add_resume_hint_on_interrupt(folder),
+        run_or_images.add_resume_hint_on_interrupt(folder),
         progress.progress_bar("evaluating", 1, base.stdout_console()) as bar,
     ):
         evaluation = evaluate(

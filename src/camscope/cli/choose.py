@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, option_parsing, option_types, progress
-from camscope.cli.option_types import option
+from camscope.cli import base, option_parsing, progress, shared_options
 from camscope.cli.output_paths import check_overwrite_allowed
+from camscope.cli.shared_options import option
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ EXAMPLE = "camscope choose camscope-demo/images --methods gradcam,layercam,eigen
 
 def run(
     context: typer.Context,
-    source: option_types.SourceArgument,
-    model: option_types.ModelOption = "phantom",
-    weights: option_types.WeightsOption = None,
+    source: shared_options.SourceArgument,
+    model: shared_options.ModelOption = "phantom",
+    weights: shared_options.WeightsOption = None,
     layer_names: Annotated[
         str | None,
         option("--layers -l", "A,B", "Layers to compare; default: the last layer of each of the last three stages."),
@@ -30,10 +30,10 @@ def run(
     method_names: Annotated[
         str | None, option("--methods", "A,B", "Methods to compare; default: ten that need one forward pass.")
     ] = None,
-    target: option_types.TargetOption = None,
-    masks: option_types.MasksOption = None,
-    categories: option_types.CategoryOption = None,
-    group: option_types.GroupOption = None,
+    target: shared_options.TargetOption = None,
+    masks: shared_options.MasksOption = None,
+    categories: shared_options.CategoryOption = None,
+    group: shared_options.GroupOption = None,
     n_images: Annotated[int, option("--images", None, "Largest number of images, sampled with --seed.", min=8)] = 64,
     seed: Annotated[int, option("--seed", None, "Seed of the sampling.", min=0)] = 0,
     exhaustive: Annotated[bool, option("--exhaustive", None, "Evaluate every candidate on every image.")] = False,
@@ -41,11 +41,11 @@ def run(
         str | None,
         option("--save", "FILE", "Write the choice to a .toml file for --choice of explain and batch."),
     ] = None,
-    preprocess: option_types.PreprocessOption = None,
-    root: option_types.RootOption = None,
-    allow_outside_root: option_types.AllowOutsideRootOption = False,
-    overwrite: option_types.OverwriteOption = False,
-    device: option_types.DeviceOption = "cpu",
+    preprocess: shared_options.PreprocessOption = None,
+    root: shared_options.RootOption = None,
+    allow_outside_root: shared_options.AllowOutsideRootOption = False,
+    overwrite: shared_options.OverwriteOption = False,
+    device: shared_options.DeviceOption = "cpu",
 ) -> None:
     """Compare methods and layers on your images, and recommend one. Clearly worse candidates are dropped early."""
     from camscope.batch import build_manifest

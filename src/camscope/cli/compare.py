@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camscope.cli import base, evaluation_request, option_parsing, option_types, progress
+from camscope.cli import base, option_parsing, progress, run_or_images, shared_options
 from camscope.cli.evaluate import build_summary_table, check_figure_path, format_p_value, print_metric_heading
-from camscope.cli.option_types import option
 from camscope.cli.output_paths import check_image_exists, check_overwrite_allowed, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
+from camscope.cli.shared_options import option
 from camscope.registry import METHODS
 from camscope.safe_files import build_output_path, slug, write_bytes
 
@@ -44,39 +44,41 @@ def run(
     context: typer.Context,
     source: Annotated[
         str,
-        option_types.argument("IMAGE|SOURCE", "One image file, or many as for camscope batch, or the folder of a run."),
+        shared_options.argument(
+            "IMAGE|SOURCE", "One image file, or many as for camscope batch, or the folder of a run."
+        ),
     ],
-    model: option_types.ModelOption = "phantom",
-    weights: option_types.WeightsOption = None,
-    layer_names: option_types.LayersOption = None,
-    method_names: option_types.OptionalMethodsOption = None,
+    model: shared_options.ModelOption = "phantom",
+    weights: shared_options.WeightsOption = None,
+    layer_names: shared_options.LayersOption = None,
+    method_names: shared_options.OptionalMethodsOption = None,
     targets: Annotated[
         str | None, option("--targets -t", "A,B", "Classes, by index or name; default: the top class.")
     ] = None,
-    preprocess: option_types.PreprocessOption = None,
+    preprocess: shared_options.PreprocessOption = None,
     output: Annotated[
         str | None,
         option("--output -o", "FILE", "Figure file; for a data set a folder. Default: in camscope-compare."),
     ] = None,
-    overwrite: option_types.OverwriteOption = False,
-    colormap: option_types.ColormapOption = "auto",
-    alpha: option_types.AlphaOption = 0.85,
-    shared_scale: option_types.SharedScaleOption = False,
+    overwrite: shared_options.OverwriteOption = False,
+    colormap: shared_options.ColormapOption = "auto",
+    alpha: shared_options.AlphaOption = 0.85,
+    shared_scale: shared_options.SharedScaleOption = False,
     columns: Annotated[int | None, option("--columns", None, "Images per row; default: as many as fit.", min=1)] = None,
-    masks: option_types.MasksOption = None,
-    categories: option_types.CategoryOption = None,
-    metrics: option_types.MetricsOption = None,
-    group: option_types.GroupOption = None,
+    masks: shared_options.MasksOption = None,
+    categories: shared_options.CategoryOption = None,
+    metrics: shared_options.MetricsOption = None,
+    group: shared_options.GroupOption = None,
     n_images: Annotated[
         int | None, option("--images", None, "Largest number of images, sampled with --seed.", min=1)
     ] = None,
     seed: Annotated[int | None, option("--seed", None, "Seed of the sampling; default: 0.", min=0)] = None,
-    root: option_types.RootOption = None,
-    figure: option_types.FigureOption = None,
-    fetch: option_types.FetchOption = False,
-    allow_outside_root: option_types.AllowOutsideRootOption = False,
-    device: option_types.DeviceOption = "cpu",
-    setting_pairs: option_types.SetOption = None,
+    root: shared_options.RootOption = None,
+    figure: shared_options.FigureOption = None,
+    fetch: shared_options.FetchOption = False,
+    allow_outside_root: shared_options.AllowOutsideRootOption = False,
+    device: shared_options.DeviceOption = "cpu",
+    setting_pairs: shared_options.SetOption = None,
 ) -> None:
     """Compare methods on one image by a figure, or on many images by metrics.
 
@@ -86,8 +88,8 @@ def run(
     existing --figure file is not replaced: name another. Only for many images: --masks, --category, --metrics, --group,
     --images, --seed, --root, --figure, --fetch and --anywhere.
     """
-    request = evaluation_request.EvaluationRequest.from_context(context)
-    if evaluation_request.is_run(source) or evaluation_request.is_image_collection(source):
+    request = run_or_images.EvaluationRequest.from_context(context)
+    if run_or_images.is_run(source) or run_or_images.is_image_collection(source):
         base.check_options_unset(context, SINGLE_IMAGE_PARAMETERS, "this option applies only to one image")
         _compare_on_dataset(context, request, output, figure)
         return
@@ -104,7 +106,7 @@ def run(
 
 def _compare_on_image(
     context: typer.Context,
-    request: evaluation_request.EvaluationRequest,
+    request: run_or_images.EvaluationRequest,
     output: str | None,
     figure_options: dict[str, Any],
 ) -> None:
@@ -178,7 +180,7 @@ def _build_map_table(comparison: "Comparison") -> "Table":
 
 
 def _compare_on_dataset(
-    context: typer.Context, request: evaluation_request.EvaluationRequest, output: str | None, figure: str | None
+    context: typer.Context, request: run_or_images.EvaluationRequest, output: str | None, figure: str | None
 ) -> None:
     """Compare methods on many images: compute missing maps, evaluate all maps, and print and draw the result."""
     from camscope.batch.run_store import RunStore
@@ -186,7 +188,7 @@ def _compare_on_dataset(
     from camscope.evaluation.metric_plots import import_matplotlib_figure
     from camscope.explainers.comparison.compare import DEFAULT_METHODS
 
-    if not evaluation_request.is_run(request.source):
+    if not run_or_images.is_run(request.source):
         request = replace(request, method_names=request.method_names or ",".join(DEFAULT_METHODS))
     elif not request.needs_model:
         request = replace(request, model=None)
@@ -195,7 +197,7 @@ def _compare_on_dataset(
     figure_path = folder / FIGURE_NAME if figure is None else check_figure_path(figure, request.overwrite)
     if figure is None and RunStore(folder).run_info is None:  # a figure in a comparison's own folder may be replaced
         check_overwrite_allowed(figure_path, request.overwrite)
-    with evaluation_request.add_resume_hint_on_interrupt(folder):
+    with run_or_images.add_resume_hint_on_interrupt(folder):
         run, net, outcome = request.open_or_generate_run(context, folder)
         with progress.progress_bar("comparing", 1, base.stdout_console()) as bar:
             comparison = compare_methods(
@@ -214,7 +216,7 @@ def _compare_on_dataset(
         with base.spinner("drawing"):
             comparison.save(figure_path)
     _print_dataset_comparison(comparison, figure_path)
-    evaluation_request.print_failures(outcome)
+    run_or_images.print_failures(outcome)
 
 
 def _resolve_output_folder(source: str, output: str | None) -> Path:
@@ -233,7 +235,7 @@ def _choose_folder_name(source: str) -> str:
     from camscope.batch.sources import DATASET_PREFIXES
     from camscope.images.files.redaction import pseudonymize_source
 
-    has_manifest = evaluation_request.is_image_collection(source) and not source.startswith(DATASET_PREFIXES)
+    has_manifest = run_or_images.is_image_collection(source) and not source.startswith(DATASET_PREFIXES)
     if has_manifest and contains_scans(build_manifest(source)):
         return pseudonymize_source(source)
     return Path(source.rstrip("/")).stem or "images"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from camscope.cli import base, evaluation_request, option_types, progress
-from camscope.cli.option_types import option
+from camscope.cli import base, progress, run_or_images, shared_options
 from camscope.cli.output_paths import check_can_be_folder, check_overwrite_allowed
+from camscope.cli.shared_options import option
 from camscope.errors import UndefinedError
 from camscope.safe_files import build_output_path, write_bytes
 
@@ -44,12 +44,12 @@ def run(
         option("--count", None, "Number of radiographs; every finding occurs at least once.", min=4, max=64),
     ] = 4,
     seed: Annotated[int, option("--seed", None, "Seed of the synthetic radiographs.", min=0)] = 0,
-    method_names: option_types.MethodsOption = DEMO_METHODS,
+    method_names: shared_options.MethodsOption = DEMO_METHODS,
     audit: Annotated[
         bool,
         option("--audit", None, "Train and audit two models instead, one of which relies on a marker (two minutes)."),
     ] = False,
-    overwrite: option_types.OverwriteOption = False,
+    overwrite: shared_options.OverwriteOption = False,
 ) -> None:
     """Explain synthetic radiographs. Write one figure, and print how well each method localizes the known findings."""
     if audit:
@@ -185,7 +185,7 @@ def run_demo_audits(output: Path, seed: int, *, overwrite: bool) -> None:
     from camscope.cli.audit import print_time_estimate, show_stage_progress
 
     audits = []
-    with evaluation_request.add_resume_hint_on_interrupt(output), base.collect_warnings():
+    with run_or_images.add_resume_hint_on_interrupt(output), base.collect_warnings():
         for name, p in (("clean", UNBIASED_PROBABILITY), ("confounded", CONFOUNDED_PROBABILITY)):
             with base.spinner(f"drawing radiographs and training the {name} model"):
                 config = write_demo_study(output / name, p, seed=seed, overwrite=overwrite)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camscope.cli import base, evaluation_request, option_types, progress
-from camscope.cli.option_types import option
+from camscope.cli import base, progress, run_or_images, shared_options
 from camscope.cli.output_paths import check_can_be_folder, check_overwrite_allowed
+from camscope.cli.shared_options import option
 from camscope.plurals import plural
 from camscope.registry import METHODS
 from camscope.safe_files import write_bytes
@@ -36,11 +36,11 @@ def run(
     context: typer.Context,
     source: Annotated[
         str,
-        option_types.argument("RUN|SOURCE", "Folder of a run, or images as for camscope batch, explained first."),
+        shared_options.argument("RUN|SOURCE", "Folder of a run, or images as for camscope batch, explained first."),
     ],
-    masks: option_types.MasksOption = None,
-    categories: option_types.CategoryOption = None,
-    metrics: option_types.MetricsOption = None,
+    masks: shared_options.MasksOption = None,
+    categories: shared_options.CategoryOption = None,
+    metrics: shared_options.MetricsOption = None,
     model: Annotated[
         str | None,
         option(
@@ -50,12 +50,12 @@ def run(
             "of four control maps. For images: the model to explain, default phantom.",
         ),
     ] = None,
-    weights: option_types.WeightsOption = None,
-    preprocess: option_types.PreprocessOption = None,
-    method_names: option_types.OptionalMethodsOption = None,
-    layer_names: option_types.LayersOption = None,
-    target: option_types.TargetOption = None,
-    root: option_types.RootOption = None,
+    weights: shared_options.WeightsOption = None,
+    preprocess: shared_options.PreprocessOption = None,
+    method_names: shared_options.OptionalMethodsOption = None,
+    layer_names: shared_options.LayersOption = None,
+    target: shared_options.TargetOption = None,
+    root: shared_options.RootOption = None,
     imputation: Annotated[
         str, option("--imputations", "A,B", "What replaces removed pixels: mean, blur, noise, zero, inpainting.")
     ] = "mean,blur",
@@ -63,16 +63,16 @@ def run(
         int,
         option("--steps", None, "Steps of a removal curve, each of two forward passes per imputation.", min=1),
     ] = 10,
-    group: option_types.GroupOption = None,
-    where: option_types.WhereOption = None,
-    figure: option_types.FigureOption = None,
+    group: shared_options.GroupOption = None,
+    where: shared_options.WhereOption = None,
+    figure: shared_options.FigureOption = None,
     output: Annotated[str, option("--output -o", "FOLDER", "Folder for the values.")] = "camscope-evaluate",
-    num_threads: option_types.ThreadsOption = None,
-    image_source: option_types.ImageSourceOption = None,
-    fetch: option_types.FetchOption = False,
-    allow_outside_root: option_types.AllowOutsideRootOption = False,
-    device: option_types.DeviceOption = "cpu",
-    overwrite: option_types.OverwriteOption = False,
+    num_threads: shared_options.ThreadsOption = None,
+    image_source: shared_options.ImageSourceOption = None,
+    fetch: shared_options.FetchOption = False,
+    allow_outside_root: shared_options.AllowOutsideRootOption = False,
+    device: shared_options.DeviceOption = "cpu",
+    overwrite: shared_options.OverwriteOption = False,
 ) -> None:
     """Evaluate attribution maps by metrics of localization and map properties. With --model, also measure faithfulness.
 
@@ -82,8 +82,8 @@ def run(
     from camscope.evaluation import evaluate
 
     file = None if figure is None else check_figure_path(figure, overwrite)
-    request = evaluation_request.EvaluationRequest.from_context(context)
-    with evaluation_request.add_resume_hint_on_interrupt(output):
+    request = run_or_images.EvaluationRequest.from_context(context)
+    with run_or_images.add_resume_hint_on_interrupt(output):
         run_to_evaluate, net, outcome = request.open_or_generate_run(context, output)
         with progress.progress_bar("evaluating", 1, base.stdout_console()) as bar:
             evaluation = evaluate(
@@ -105,7 +105,7 @@ def run(
     print_evaluation(
         evaluation, (None if metrics else printed_metrics) or None, file, where, group, overwrite=overwrite
     )
-    evaluation_request.print_failures(outcome)
+    run_or_images.print_failures(outcome)
 
 
 def print_evaluation(

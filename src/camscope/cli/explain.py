@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from camscope import errors
-from camscope.cli import base, option_parsing, option_types, progress
-from camscope.cli.option_types import option
+from camscope.cli import base, option_parsing, progress, shared_options
 from camscope.cli.output_paths import MAP_FILE_FORMATS, Destination, OutputExistsError, check_image_exists, list_images
 from camscope.cli.scan_options import EXPORT_SUFFIXES, ScanOptions, read_named_masks
+from camscope.cli.shared_options import option
 from camscope.plurals import plural
 from camscope.safe_files import write_bytes
 
@@ -37,15 +37,15 @@ MIN_FIGURE_HEIGHT, MAX_FIGURE_HEIGHT = 384, 768  # pixel rows of an image in a f
 
 def run(
     context: typer.Context,
-    images: Annotated[list[str], option_types.argument("IMAGE", "Image files, folders, or patterns in quotes.")],
-    model: option_types.ModelOption = "phantom",
-    weights: option_types.WeightsOption = None,
-    layer_names: option_types.LayersOption = None,
-    method_names: option_types.MethodsOption = "gradcam",
-    choice: option_types.ChoiceOption = None,
-    target: option_types.TargetOption = None,
-    targets: option_types.TargetsOption = None,
-    preprocess: option_types.PreprocessOption = None,
+    images: Annotated[list[str], shared_options.argument("IMAGE", "Image files, folders, or patterns in quotes.")],
+    model: shared_options.ModelOption = "phantom",
+    weights: shared_options.WeightsOption = None,
+    layer_names: shared_options.LayersOption = None,
+    method_names: shared_options.MethodsOption = "gradcam",
+    choice: shared_options.ChoiceOption = None,
+    target: shared_options.TargetOption = None,
+    targets: shared_options.TargetsOption = None,
+    preprocess: shared_options.PreprocessOption = None,
     output: Annotated[
         str, option("--output -o", "PATH", "Folder, or one file: .png, .jpg, .npz, .json ...")
     ] = "camscope-explain",
@@ -53,10 +53,10 @@ def run(
         str | None,
         option("--format", "A,B", "png (default), jpg, webp (figures), gif (through a volume), npz, json (maps)."),
     ] = None,
-    overwrite: option_types.OverwriteOption = False,
-    colormap: option_types.ColormapOption = "auto",
-    alpha: option_types.AlphaOption = 0.85,
-    shared_scale: option_types.SharedScaleOption = False,
+    overwrite: shared_options.OverwriteOption = False,
+    colormap: shared_options.ColormapOption = "auto",
+    alpha: shared_options.AlphaOption = 0.85,
+    shared_scale: shared_options.SharedScaleOption = False,
     contour: Annotated[
         str | None, option("--contour", "A,B", "Draw outlines at these levels (0 to 1) instead of colors.")
     ] = None,
@@ -65,7 +65,7 @@ def run(
         option("--boxes", None, "Draw boxes around values that reach this level instead of colors.", min=0, max=1),
     ] = None,
     series: Annotated[bool, option("--series", None, "Read a folder as one DICOM series: a volume.")] = False,
-    window: option_types.WindowOption = None,
+    window: shared_options.WindowOption = None,
     slice_axis: Annotated[
         int | None,
         option("--slices", "AXIS", "Explain a volume slice by slice along this axis, by a 2-D model.", min=0, max=2),
@@ -82,10 +82,10 @@ def run(
         str | None,
         option("--export", "A,B", "For viewers of scans: nifti, pmap (DICOM parametric map), sc (secondary capture)."),
     ] = None,
-    profile: option_types.ProfileOption = None,
-    allow_burned_in_text: option_types.AllowBurnedInTextOption = False,
-    device: option_types.DeviceOption = "cpu",
-    setting_pairs: option_types.SetOption = None,
+    profile: shared_options.ProfileOption = None,
+    allow_burned_in_text: shared_options.AllowBurnedInTextOption = False,
+    device: shared_options.DeviceOption = "cpu",
+    setting_pairs: shared_options.SetOption = None,
     n_top_classes: Annotated[int, option("--limit-top", None, "Number of top classes to list.", min=1, max=5)] = 5,
 ) -> None:
     """Explain images. Write a figure of each image, and print its scores."""
@@ -228,7 +228,7 @@ class ImageExplanationWriter:
             image_number, path, self._build_map_names(), pseudonym, export_suffixes
         )
         with base.collect_warnings(quote_messages=pseudonym is None) as warnings:
-            methods, by_method = self._explain(settings.read_image(path), progress_bar.pause_for_methods)
+            methods, by_method = self._explain(settings.read_scan_or_return_path(path), progress_bar.pause_for_methods)
         explanations = [settings.redact_explanation(each, path) for each in chain.from_iterable(by_method)]
         map_indices = [self.explainers.index(method) * n_targets + q for method in methods for q in range(n_targets)]
         map_files, exports = ([files[n] for n in map_indices] for files in (map_files, exports))

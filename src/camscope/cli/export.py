@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, evaluation_request, option_types, progress
-from camscope.cli.option_types import option
+from camscope.cli import base, progress, run_or_images, shared_options
+from camscope.cli.shared_options import option
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -18,24 +18,24 @@ SINGLE_FILE_SUFFIXES = {"csv": ".csv", "coco": ".json"}  # formats with one file
 
 
 def run(
-    folder: option_types.RunArgument,
+    folder: shared_options.RunArgument,
     formats: Annotated[
         str,
         option(
             "--format", "A,B", "png, jpg, webp (overlays), npz, json (raw maps), csv (a table), coco (boxes, outlines)."
         ),
     ] = "png",
-    where: option_types.WhereOption = None,
-    sort: option_types.SortOption = None,
+    where: shared_options.WhereOption = None,
+    sort: shared_options.SortOption = None,
     limit: Annotated[int | None, option("--limit", None, "Largest number of rows.", min=1)] = None,
     output: Annotated[str, option("--output -o", "PATH", "Folder; a file for csv or coco alone.")] = "camscope-export",
     threshold: Annotated[
         float,
         option("--threshold", None, "coco: pixels from this share of a map's maximum lie in a box.", min=0.01, max=1),
     ] = 0.5,
-    image_source: option_types.ImageSourceOption = None,
-    fetch: option_types.FetchOption = False,
-    overwrite: option_types.OverwriteOption = False,
+    image_source: shared_options.ImageSourceOption = None,
+    fetch: shared_options.FetchOption = False,
+    overwrite: shared_options.OverwriteOption = False,
 ) -> None:
     """Export rows of a run as images, arrays, a table for spreadsheets, or COCO annotations."""
     from camscope.batch import BatchRun, Query
@@ -48,7 +48,7 @@ def run(
     batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
     file = _resolve_single_output_file(output, format_names)
     exporter = Exporter(batch_run, Path(output), format_names, threshold, overwrite, file)
-    matching = evaluation_request.count_matching_rows(batch_run, query)
+    matching = run_or_images.count_matching_rows(batch_run, query)
     with progress.progress_bar("exporting", min(limit or matching, matching), base.stderr_console()) as bar:
         result = exporter.write(query, os.cpu_count() or 1, bar.advance)
     _print_export_result(result, folder, output)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, option_types
-from camscope.cli.option_types import option
+from camscope.cli import base, shared_options
 from camscope.cli.output_paths import check_image_exists, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
+from camscope.cli.shared_options import option
 from camscope.plurals import plural
 from camscope.safe_files import slug
 
@@ -21,15 +21,15 @@ EXAMPLE = "camscope features camscope-demo/images/1-nodule.png --layer layer2"
 
 def run(
     context: typer.Context,
-    image: Annotated[str, option_types.argument("IMAGE", "Image file.")],
+    image: Annotated[str, shared_options.argument("IMAGE", "Image file.")],
     layer: Annotated[str, option("--layer -l", "NAME", "Layer; to list them: camscope layers MODEL.")],
-    model: option_types.ModelOption = "phantom",
-    weights: option_types.WeightsOption = None,
-    preprocess: option_types.PreprocessOption = None,
+    model: shared_options.ModelOption = "phantom",
+    weights: shared_options.WeightsOption = None,
+    preprocess: shared_options.PreprocessOption = None,
     output: Annotated[str | None, option("--output -o", "FILE", "Output file; default: in camscope-features.")] = None,
     max_channels: Annotated[int, option("--limit", None, "Number of channels to draw.", min=1)] = 64,
-    device: option_types.DeviceOption = "cpu",
-    overwrite: option_types.OverwriteOption = False,
+    device: shared_options.DeviceOption = "cpu",
+    overwrite: shared_options.OverwriteOption = False,
 ) -> None:
     """Draw the feature maps of a layer as a grid, one image per channel."""
     from camscope.render import draw_channel_grid, encode_image
@@ -60,7 +60,7 @@ def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: s
     from camscope.layers.layout_judgment import LayoutVerdict
     from camscope.layers.layout_probe import OutputLocation, make_layout_error, probe_layout
     from camscope.layers.selection import find_doubt_reason, infer_layer_layout, record_layout_hints
-    from camscope.model_card import get_card
+    from camscope.model_metadata import get_card
 
     inner, card = inspect_model(model).model, get_card(model)
     name, module = find_layer(inner, layer)

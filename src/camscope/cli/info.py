@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from camscope.cli import base, option_types
+from camscope.cli import base, shared_options
 
 EXAMPLE = "camscope info --json"
 PACKAGES = ("torch", "torchvision", "numpy", "opencv-python-headless", "pillow", "pyarrow", "duckdb", "typer")
@@ -17,7 +17,7 @@ DEVELOPMENT_EXTRAS = ("dev", "test", "docs", "bench", "gallery")
 
 
 def run(
-    as_json: option_types.JsonOption = False,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Show package versions, installed extras and devices for a bug report."""
     facts = collect_environment()

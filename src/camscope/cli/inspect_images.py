@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, option_types, progress
-from camscope.cli.option_types import option
+from camscope.cli import base, progress, shared_options
 from camscope.cli.output_paths import check_overwrite_allowed
+from camscope.cli.shared_options import option
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ GROUP_SEPARATORS = {"duplicates": " = ", "duplicates-with-different-targets": " 
 
 
 def run(
-    source: option_types.SourceArgument,
+    source: shared_options.SourceArgument,
     output: Annotated[str | None, option("--output -o", "FILE", "Write the findings to a .json file.")] = None,
     table: Annotated[
         str | None, option("--table", "FILE", "Write one row per image: .parquet, or .csv for spreadsheets.")
@@ -44,16 +44,16 @@ def run(
         str | None, option("--mask", "COLUMN", "Column of masks; default: mask or mask_path.")
     ] = None,
     class_names: Annotated[str | None, option("--class-names", "A,B", "All targets that may occur.")] = None,
-    root: option_types.RootOption = None,
-    allow_outside_root: option_types.AllowOutsideRootOption = False,
-    profile: option_types.ProfileOption = None,
+    root: shared_options.RootOption = None,
+    allow_outside_root: shared_options.AllowOutsideRootOption = False,
+    profile: shared_options.ProfileOption = None,
     keep_columns: Annotated[
         str | None, option("--keep", "A,B", "More columns for the table under the research profile.")
     ] = None,
     strict: Annotated[bool, option("--strict", None, "Return exit code 1 for warnings too.")] = False,
-    num_threads: option_types.ThreadsOption = None,
-    as_json: option_types.JsonOption = False,
-    overwrite: option_types.OverwriteOption = False,
+    num_threads: shared_options.ThreadsOption = None,
+    as_json: shared_options.JsonOption = False,
+    overwrite: shared_options.OverwriteOption = False,
 ) -> None:
     """Check a dataset of images before it is used with a model. The exit code is 1 if the check finds errors."""
     files = [(Path(file), suffixes) for file, suffixes in ((output, (".json",)), (table, (".parquet", ".csv"))) if file]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, option_types
-from camscope.cli.option_types import option
+from camscope.cli import base, shared_options
+from camscope.cli.shared_options import option
 from camscope.errors import CamscopeError
 from camscope.plurals import plural
 
@@ -26,14 +26,14 @@ DEFAULT_SIZE_BY_RANK = {1: 1024, 2: 224, 3: 64}
 
 
 def run(
-    model: Annotated[str, option_types.argument("MODEL", "Model, as in explain --model.")] = "phantom",
-    weights: option_types.WeightsOption = None,
+    model: Annotated[str, shared_options.argument("MODEL", "Model, as in explain --model.")] = "phantom",
+    weights: shared_options.WeightsOption = None,
     size: Annotated[
         str | None,
         option("--size", "N|HxW", "Input size; default: the size of the model's preprocessing, or 224."),
     ] = None,
     list_all: Annotated[bool, option("--all", None, "List nested layers too.")] = False,
-    as_json: option_types.JsonOption = False,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """List the layers of a model, and mark the layers with a spatial grid. Maps can be computed at these layers."""
     from camscope.hooks import inspect_layers
@@ -74,7 +74,7 @@ def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
 
     from camscope.explainers.core.evaluation_context import device_and_dtype, inspect_model
     from camscope.explainers.core.inputs import infer_spatial_rank
-    from camscope.model_card import get_card
+    from camscope.model_metadata import get_card
 
     inner = inspect_model(model).model
     rank = infer_spatial_rank(inner)
@@ -104,7 +104,7 @@ def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> tuple[set[str], str
     """Return the names of all layers with a spatial grid, and the name of the default layer if there is one."""
     from camscope.explainers.core.evaluation_context import inference_scope, inspect_model
     from camscope.layers.selection import choose_layer, find_spatial_layers
-    from camscope.model_card import get_card
+    from camscope.model_metadata import get_card
     from camscope.targets import Score
 
     model_info, card = inspect_model(model), get_card(model)

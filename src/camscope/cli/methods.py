@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camscope.cli import base, option_types
+from camscope.cli import base, shared_options
 from camscope.cli.option_parsing import list_settings
 from camscope.registry import METHODS
 
@@ -32,13 +32,13 @@ COST_LEGEND = "K: channels of the layer; L: attention blocks; a partial forward:
 def run(
     name: Annotated[
         str | None,
-        option_types.argument(
+        shared_options.argument(
             "[METHOD]",
             "Show the page of one method: Grad-CAM, gradcam++ ...",
-            autocompletion=option_types.complete_method,
+            autocompletion=shared_options.complete_method,
         ),
     ] = None,
-    as_json: option_types.JsonOption = False,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """List all methods, or describe one method with its paper, settings and cost."""
     if name is not None:

@@ -92,7 +92,7 @@ class ExplainerOptions:
         """
         from camscope.explainers.comparison.grid_layout import create_at_layers
         from camscope.hooks.base import unwrap
-        from camscope.model_card import compute_model_digest
+        from camscope.model_metadata import compute_model_digest
 
         if self.model_digest is not None and self.model_digest != compute_model_digest(unwrap(model)):
             base.print_note("the choice was made for another model or other weights")
@@ -182,7 +182,7 @@ def _explain_rejected_setting(
 
 
 def _iter_value_types(annotation: Any) -> Iterable[Any]:
-    """Yield the types in an annotation as builtin types, literal values, `ListOf` or `NotExpressible`."""
+    """Split an annotation such as `int | None` into its types. A type without a command-line form is `NotExpressible`."""
     if get_origin(annotation) in (Union, UnionType):
         for part in get_args(annotation):
             yield from _iter_value_types(part)

@@ -53,7 +53,7 @@ class ScanOptions:
 
         return (self.folders_are_series and path.is_dir()) or is_scan_name(path.name) or is_scan(path)
 
-    def read_image(self, path: Path) -> Any:
+    def read_scan_or_return_path(self, path: Path) -> Any:
         """Read a medical scan with the chosen intensity window. The path of any other image is returned unread."""
         if not self.is_read_as_scan(path):
             if self.window is not None:
@@ -87,7 +87,7 @@ class ScanOptions:
         return self.pseudonym(path) or base.display_text(path)
 
     def for_explainers(self, explainers: "Sequence[Explainer]") -> "ScanOptions":
-        """Return a copy of these options for explainers.
+        """Return a copy of these options that suits the given explainers.
 
         All images count as private if the preprocessing of an explainer reads scans.
         """

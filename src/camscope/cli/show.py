@@ -4,24 +4,24 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from camscope.cli import base, evaluation_request, option_types, progress
-from camscope.cli.option_types import option
+from camscope.cli import base, progress, run_or_images, shared_options
 from camscope.cli.output_paths import check_overwrite_allowed
+from camscope.cli.shared_options import option
 from camscope.plurals import plural
 
 EXAMPLE = """camscope show heatmaps --where "probability < 0.6" --sort probability -o page.html"""
 
 
 def run(
-    folder: option_types.RunArgument,
-    where: option_types.WhereOption = None,
-    sort: option_types.SortOption = None,
+    folder: shared_options.RunArgument,
+    where: shared_options.WhereOption = None,
+    sort: shared_options.SortOption = None,
     limit: Annotated[int, option("--limit", None, "Largest number of rows.", min=1)] = 60,
     image_height: Annotated[int, option("--size", None, "Height of an image in pixels.", min=32, max=2048)] = 224,
     output: Annotated[str, option("--output -o", "FILE", "HTML file to write.")] = "page.html",
-    image_source: option_types.ImageSourceOption = None,
-    fetch: option_types.FetchOption = False,
-    overwrite: option_types.OverwriteOption = False,
+    image_source: shared_options.ImageSourceOption = None,
+    fetch: shared_options.FetchOption = False,
+    overwrite: shared_options.OverwriteOption = False,
 ) -> None:
     """Write a contact sheet of a run: one HTML page with the map and the table columns of each row."""
     file = Path(output)
@@ -33,8 +33,8 @@ def run(
     from camscope.safe_files import write_bytes
 
     batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
-    matching = evaluation_request.count_matching_rows(batch_run, query)
-    evaluation_request.print_missing_images_note(batch_run)
+    matching = run_or_images.count_matching_rows(batch_run, query)
+    run_or_images.print_missing_images_note(batch_run)
     with progress.progress_bar("drawing", min(limit, matching), base.stderr_console()) as bar:
         contact_sheet = build_contact_sheet(batch_run, query, image_height, os.cpu_count() or 1, bar.advance)
     write_bytes(file, contact_sheet.html.encode(), overwrite=overwrite)

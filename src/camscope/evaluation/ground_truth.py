@@ -38,7 +38,7 @@ class FilenameIndex(Generic[IndexedValue]):
             self._values_by_name.setdefault(parts[-1], {})[parts] = value
 
     def find(self, path: str) -> IndexedValue | None:
-        """Return the value of the file with the same name that shares the most parent folders with `path`."""
+        """Among the files with the name of `path`, choose the one that shares most parent folders with it. Return its value."""
         parts = self._split_path(path)
         candidates = self._values_by_name.get(parts[-1], {})
         common = dict.fromkeys(candidates, 0)  # the number of equal parts at the end

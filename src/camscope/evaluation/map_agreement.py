@@ -104,7 +104,7 @@ def iter_pair_agreements(run: BatchRun, rows: Sequence[Row]) -> Iterator[dict[st
 def summarize_agreement(
     pair_table: "pa.Table", keys: Sequence[MethodKey], group_by_row: Mapping[int, Hashable] | None = None
 ) -> MapAgreement:
-    """Return the mean correlation of each pair of methods, and groups of methods with always the same maps."""
+    """Return the mean correlation of each pair of methods, and the groups of methods whose maps are always equal."""
     indices = {key: n for n, key in enumerate(keys)}
     correlations: dict[tuple[int, int], list[tuple[int, float]]] = {}
     same_displays: dict[tuple[int, int], list[bool]] = {}

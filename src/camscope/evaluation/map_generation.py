@@ -40,7 +40,7 @@ def generate_maps(
     overwrite: bool = False,
     on_progress: OutcomeCallback | None = None,
 ) -> BatchOutcome:
-    """Compute the maps of all images of `source`, or of a random sample, as a run at `output`.
+    """Compute the maps of the images in `source`, all or a random sample. Write them as a run to the folder `output`.
 
     See `run_batch`.
 

@@ -207,7 +207,7 @@ class ModelMetricEvaluator:
         return self.imputations if metric.uses_imputation else (None,)
 
     def _evaluate_explainers(self, case: EvaluationCase, x: Tensor) -> Iterator[Row]:
-        """Yield the table rows of metrics of explainers, for a case with input x (1,C,*S)."""
+        """Yield the table rows of the metrics that need an explainer, for one image with input x (1,C,*S)."""
         metrics = [metric for metric in self.metrics if metric.input_kind == "explainer"]
         if not metrics:
             return

@@ -18,7 +18,7 @@ from camscope.explainers import METHODS, Explainer, GradCAM
 from camscope.explainers.core.base_method import format_without_address
 from camscope.explainers.core.evaluation_context import Mode
 from camscope.hooks.base import unwrap
-from camscope.model_card import compute_model_digest, get_card
+from camscope.model_metadata import compute_model_digest, get_card
 from camscope.targets import TargetLike
 
 Row = Mapping[str, Any]

@@ -111,7 +111,7 @@ class SpatialMapTracker(BaseFunctionMode):
             is_map = self._returns_spatial_map(
                 name, args, kwargs
             )  # before the call, which may change its input in place
-            moved = None if is_map else self._move_cells(func, name, args, kwargs)
+            moved = None if is_map else self._move_cell_numbers(func, name, args, kwargs)
         result = func(*args, **kwargs)
         changed = args[0] if name in ("setitem", "set") and args else result
         output = changed[0] if isinstance(changed, tuple) and changed else changed
@@ -123,7 +123,9 @@ class SpatialMapTracker(BaseFunctionMode):
                 self._record_result(name, args, kwargs, changed, moved)
         return result
 
-    def _move_cells(self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _move_cell_numbers(
+        self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
         """Apply a function that moves values to the cell numbers of its arguments. Return None if they are unknown."""
         if name not in MOVEMENT_FUNCTIONS and name != "setitem":
             return None
@@ -142,7 +144,7 @@ class SpatialMapTracker(BaseFunctionMode):
     def _record_result(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, moved: Any
     ) -> None:
-        """Record the cell numbers of a function's result. `moved` comes from `_move_cells`."""
+        """Record the cell numbers of a function's result. `moved` comes from `_move_cell_numbers`."""
         outputs = [leaf for _, leaf in iter_leaves(result)]
         sources = [leaf for _, leaf in iter_leaves([list(args), dict(kwargs)])] if outputs else []
         moved_cells = [leaf for _, leaf in iter_leaves(moved)]

@@ -134,7 +134,7 @@ class CallablePreprocess:
         return after.shape == before.shape and squares.compute_agreement(before, after) >= MIN_AGREEMENT
 
     def _is_confirmed_on_squares(self, placement: Placement, black_output: Floats, white_output: Floats) -> bool:
-        """Return whether the placement predicts where a square in the middle of a probe image appears in the model's input."""
+        """Return whether a square in the middle of a probe image appears in the model's input where the placement says."""
         contrast, size = white_output - black_output, np.array(placement.image_size)
         visible = (contrast**2).sum(0) > (contrast**2).sum(0).max() / 4
         distance_from_center = abs(placement.to_image(np.argwhere(visible) + 0.5) / size - 0.5).max(1)

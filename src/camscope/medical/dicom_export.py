@@ -1,256 +1,272 @@
-"""Functions that all DICOM exports share: read the source's headers and set common attributes.
+"""Export an explanation as a DICOM Parametric Map (values) or DICOM Secondary Capture (overlay image)."""
 
-The device that made an object is camscope with this model: other weights count as another device.
-"""
-
-import io
-import uuid
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.errors import CamscopeError, ImageError, InputError, OutputError
-from camscope.explanation import Explanation
-from camscope.images.files.image_file_access import PHOTO_SUFFIXES
-from camscope.images.files.redaction import redact_errors, suppress_library_output
-from camscope.images.scans.dicom import load_dicom_dataset, require_pydicom
-from camscope.images.scans.dicom_geometry import LPS_TO_RAS
-from camscope.images.scans.dicom_tags import iter_macro_items, read_first_numbers, read_functional_groups
-from camscope.images.scans.itk import ITK_SUFFIXES
-from camscope.images.scans.scan import Scan
-from camscope.images.scans.scan_reader import read_scan
-from camscope.medical.scan_map import ScanSpaceMap, format_title, resample_to_scan, to_dicom_ascii
-from camscope.optional import require
+from camscope import render
+from camscope.errors import CamscopeError, OutputError
+from camscope.explanation import AUTO, Explanation, PixelArray, ScaleOption
+from camscope.images.files.redaction import redact_errors
+from camscope.images.scans.dicom import load_dicom_dataset
+from camscope.images.scans.dicom_header_values import SECONDARY_CAPTURE_UID, read_first_numbers, read_functional_groups
+from camscope.images.scans.scan import convert_scan_to_display_pixels
+from camscope.medical import dicom_export_parts
+from camscope.medical.scan_map import ScanSpaceMap, describe_derivation, format_title, to_dicom_ascii
+from camscope.safe_files import build_output_path, create_folder_atomically, write_bytes
 from camscope.version import __version__
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
-MANUFACTURER = "camscope"
-DEVICE_UID_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "camscope.model.digest")
-PROFILES = ("research", "clinical")
-PIXEL_KEYWORDS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData", "OverlayData", "IconImageSequence")
-REQUIRED_UID_KEYWORDS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
-# required elements of patient and study whose value may be empty
-OPTIONAL_VALUE_KEYWORDS = (
-    *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate"),
-    *("StudyTime", "ReferringPhysicianName"),
-)
-FIRST_SERIES_NUMBER = 9000  # scanners rarely use such numbers
-ORIENTATION_SEQUENCE = "PlaneOrientationSequence"
-# the sequence of an enhanced file that holds each element; other files hold it at the root
-SEQUENCE_BY_KEYWORD = {
-    **dict.fromkeys(("PixelSpacing", "SliceThickness", "SpacingBetweenSlices"), "PixelMeasuresSequence"),
-    **dict.fromkeys(("ImagerPixelSpacing", "NominalScannedPixelSpacing"), "PixelMeasuresSequence"),
-    "ImageOrientationPatient": ORIENTATION_SEQUENCE,
-    "ImagePositionPatient": "PlanePositionSequence",
-    **dict.fromkeys(("FrameOfReferenceUID", "PositionReferenceIndicator"), "FrameOfReferenceMacro"),
-}
-DIRECTION_LETTERS = ("LR", "PA", "HF")  # high and low end of each LPS axis
+PARAMETRIC_MAP_NAME, SECONDARY_CAPTURE_NAME = "a DICOM Parametric Map", "a DICOM Secondary Capture"
+CONTENT_LABEL = "CLASS_ACTIVATION"
+DISCLAIMER = "model attribution, not a diagnosis"
+MIN_CAPTION_WIDTH_PIXELS, MIN_COLOR_BAR_HEIGHT_PIXELS = 320, 64
 
 
-def check_clinical_profile(profile: str, object_name: str) -> None:
-    """Raise OutputError unless `profile` is "clinical", which allows patient data to be copied to the output."""
-    if profile not in PROFILES:
-        raise InputError(f"profile={profile!r}; expected one of {', '.join(PROFILES)}")
-    if profile != "clinical":
-        raise OutputError(
-            f'{object_name} needs profile="clinical", as it copies patient data from the source: name, IDs, birth date, sex and '
-            f"history, the study's UID, date, accession number and physicians, the scanner, its institution, and the UIDs of "
-            f"the source. To write no patient data, use to_nifti or Explanation.save"
-        )
+def to_parametric_map(
+    explanation: Explanation,
+    source: Any,
+    path: str | os.PathLike[str],
+    *,
+    profile: str = "research",
+    overwrite: bool = False,
+) -> Path:
+    """Write a map as a DICOM Parametric Map: one file with one float32 frame per slice.
 
-
-@dataclass(frozen=True, eq=False)
-class DicomSource:
-    """A scan with its DICOM headers without pixels: one header per slice, or one header for all frames."""
-
-    scan: Scan
-    headers: "list[Dataset]"
-
-    @property
-    def is_multiframe(self) -> bool:
-        """Whether one DICOM file contains all slices as frames."""
-        return len(self.headers) == 1 and (
-            len(self.scan.frame_indices) > 1 or int(self.headers[0].get("NumberOfFrames") or 1) > 1
-        )
-
-    def get_slice_header(self, index: int) -> "tuple[Dataset, int]":
-        """Return the DICOM header of a slice, and the index of its frame in the file."""
-        return self.headers[0 if len(self.headers) == 1 else index], self.scan.frame_indices[index]
-
-
-def require_highdicom() -> None:
-    """Raise MissingExtraError if pydicom or highdicom is not installed."""
-    require_pydicom()
-    require("highdicom", extra="medical")  # before a library is silenced
-
-
-def read_dicom_source(source: Any) -> DicomSource:
-    """Read a DICOM scan and its headers from a path, folder, list of files, bytes or `Scan`."""
-    require_highdicom()
-    scan = read_scan(source)
-    files = [source] if isinstance(source, bytes) else scan.sources
-    has_other_format = any(str(file).lower().endswith((*PHOTO_SUFFIXES, *ITK_SUFFIXES)) for file in scan.sources)
-    if not files or scan.format_codes is not None or has_other_format:
-        raise ImageError(f"{scan.name} does not come from DICOM files, which this export needs; use to_nifti")
-    return DicomSource(scan, [_read_header(file, scan.name) for file in files])
-
-
-def prepare_export(
-    explanation: Explanation, source: Any, profile: str, object_name: str
-) -> tuple[DicomSource, ScanSpaceMap]:
-    """Check the profile, read the source's DICOM headers, and resample the map to the scan."""
-    check_clinical_profile(profile, object_name)
-    dicom_source = read_dicom_source(source)
-    return dicom_source, resample_to_scan(explanation, dicom_source.scan)
-
-
-def _read_header(file: Any, name: str) -> "Dataset":
-    with redact_errors(name):
-        dataset, _ = load_dicom_dataset(file, name)
-        for keyword in PIXEL_KEYWORDS:
-            if keyword in dataset:
-                del dataset[keyword]
-        if missing := [keyword for keyword in REQUIRED_UID_KEYWORDS if not dataset.get(keyword)]:
-            raise ImageError(
-                f"{name}: the header has no {', '.join(missing)}, which the export needs to refer to the source"
-            )
-        for keyword in OPTIONAL_VALUE_KEYWORDS:
-            if keyword not in dataset or not _has_valid_value(dataset, keyword):
-                setattr(dataset, keyword, "")
-        if "PatientBirthTime" in dataset and not _has_valid_value(dataset, "PatientBirthTime"):
-            dataset.PatientBirthTime = ""
-        return dataset
-
-
-def _has_valid_value(dataset: "Dataset", keyword: str) -> bool:
-    """Return whether the value of an element is valid. De-identification can leave invalid dates such as 00000000."""
-    from pydicom.valuerep import DA, TM
-
-    value = dataset[keyword].value
-    if keyword == "PatientSex":
-        return value in ("M", "F", "O")
-    kind: Any = {"DA": DA, "TM": TM}.get(dataset[keyword].VR)
-    try:
-        return kind is None or not value or bool(kind(value))
-    except ValueError:
-        return False
-
-
-def set_common_attributes(image: "Dataset", explanation: Explanation, derivation: str, source: DicomSource) -> None:
-    """Set the attributes that all exported DICOM objects share, such as description, device and body part."""
-    image.DerivationDescription = derivation
-    image.ContentQualification = "RESEARCH"
-    image.ManufacturerModelName, image.SoftwareVersions = MANUFACTURER, __version__
-    image.DeviceSerialNumber = to_dicom_ascii(explanation.model or "unknown", 64)
-    if explanation.model:
-        image.DeviceUID = compute_device_uid(explanation.model)
-    image.SeriesDescription = to_dicom_ascii(f"Model attribution: {format_title(explanation)}", 64)
-    for keyword in ("BodyPartExamined", "Laterality"):
-        if value := source.headers[0].get(keyword):
-            setattr(image, keyword, value)
-
-
-@contextmanager
-def convert_highdicom_errors(object_name: str, name: str) -> Iterator[None]:
-    """Convert errors of highdicom in the `with` block to an OutputError without their text, which may quote a header."""
-    try:
-        with suppress_library_output():
-            yield
-    except (CamscopeError, MemoryError, OSError):
-        raise
-    except Exception as error:
-        raise OutputError(
-            f"{name}: {object_name} cannot be built from it ({type(error).__name__} in highdicom): required values of the header "
-            f"are missing or invalid; use to_nifti, which does not need them"
-        ) from None
-
-
-def encode_dicom(image: "Dataset") -> bytes:
-    """Encode a data set as the bytes of a DICOM file."""
-    buffer = io.BytesIO()
-    image.save_as(buffer, enforce_file_format=True)
-    return buffer.getvalue()
-
-
-def compute_device_uid(digest: str) -> str:
-    """Compute a DICOM device UID from the digest of a model's weights. Different weights give different UIDs.
+    The quantity is 130402 "Class activation" (DCM). Values are in score units, and 0 where the model did not see the image.
+    The display window is their range. Spacing, orientation, positions and frame of reference are copied from the source,
+    which the object references.
 
     Args:
-        digest: The digest of the model's weights.
+        explanation: The explanation of the scan.
+        source: The DICOM file, folder or list of files that was explained, or its `Scan`.
+        path: The file to write.
+        profile: "clinical" allows patient and study data to be copied, which a PACS needs for filing.
+        overwrite: Whether an existing file is replaced.
 
     Returns:
-        A UID that begins with `2.25.`.
+        The path that was written.
 
-    >>> compute_device_uid("0123456789abcdef").startswith("2.25.")
-    True
+    Raises:
+        OutputError: If the profile is not "clinical", the source has no position, or the file exists.
+        ImageError: If the source does not consist of DICOM files.
+        GeometryError: If the map belongs to another scan.
 
     """
-    return f"2.25.{uuid.uuid5(DEVICE_UID_NAMESPACE, digest).int}"
+    dicom_source, scan_map = dicom_export_parts.prepare_export(explanation, source, profile, PARAMETRIC_MAP_NAME)
+    header, name = dicom_source.headers[0], dicom_source.scan.name
+    problem = ""
+    if not header.get("FrameOfReferenceUID") or dicom_source.scan.affine is None:
+        problem = f"has no position in the patient, which {PARAMETRIC_MAP_NAME} needs"
+    elif dicom_source.is_multiframe and "SharedFunctionalGroupsSequence" not in header:
+        problem = f"has frames without functional groups, which {PARAMETRIC_MAP_NAME} cannot refer to"
+    if problem:
+        raise OutputError(f"{name} {problem}: use to_secondary_capture or to_nifti")
+    with dicom_export_parts.convert_highdicom_errors(PARAMETRIC_MAP_NAME, name):
+        data = dicom_export_parts.encode_dicom(_build_parametric_map(explanation, scan_map, dicom_source))
+    return write_bytes(path, data, overwrite=overwrite)
 
 
-def build_common_arguments(explanation: Explanation) -> dict[str, Any]:
-    """Build the highdicom arguments that all exported objects share, such as new UIDs and the device."""
-    from highdicom import UID, ContributingEquipment
+def _build_parametric_map(
+    explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export_parts.DicomSource
+) -> "Dataset":
+    from highdicom import VOILUTTransformation
+    from highdicom.pm import ParametricMap, RealWorldValueMapping
+    from highdicom.sr import CodedConcept
     from pydicom.sr.codedict import codes
-    from pydicom.uid import ExplicitVRLittleEndian
 
-    digest = explanation.model or "unknown"
-    equipment = ContributingEquipment(
-        manufacturer=MANUFACTURER,
-        purpose_of_reference=codes.DCM.ProcessingEquipment,
-        manufacturer_model_name=to_dicom_ascii(explanation.method, 64),
-        software_versions=__version__,
-        device_serial_number=digest,
-        contribution_description=to_dicom_ascii(f"{format_title(explanation)}; model digest {digest}", 1024),
+    derivation, title = describe_derivation(explanation, scan_map), format_title(explanation)
+    low, high = scan_map.value_range
+    for header in source.headers[1:]:  # rounding differences would count as different orientations
+        header.ImageOrientationPatient = source.headers[0].ImageOrientationPatient
+    values, positions = _order_frames(scan_map, source)
+    mapping = RealWorldValueMapping(
+        lut_label=CONTENT_LABEL,
+        lut_explanation=title,
+        unit=codes.UCUM.NoUnits,
+        value_range=scan_map.value_range,
+        slope=1.0,
+        intercept=0.0,
+        quantity_definition=CodedConcept("130402", "DCM", "Class activation"),
     )
-    if explanation.model:
-        equipment.DeviceUID = compute_device_uid(explanation.model)
-    return {
-        "series_instance_uid": UID(),
-        "sop_instance_uid": UID(),
-        "manufacturer": MANUFACTURER,
-        "transfer_syntax_uid": ExplicitVRLittleEndian,
-        "contributing_equipment": [equipment],
-    }
+    # LINEAR would need a width of at least 1
+    window = VOILUTTransformation([(low + high) / 2], [(high - low) or 1.0], ["range of the map"], "LINEAR_EXACT")
+    image = ParametricMap(
+        source_images=source.headers,
+        pixel_array=values,
+        series_number=dicom_export_parts.FIRST_SERIES_NUMBER,
+        instance_number=1,
+        manufacturer_model_name=dicom_export_parts.MANUFACTURER,
+        software_versions=__version__,
+        device_serial_number=to_dicom_ascii(explanation.model or "unknown", 64),
+        contains_recognizable_visual_features=False,
+        real_world_value_mappings=[mapping],
+        voi_lut_transformations=[window],
+        plane_positions=positions,
+        content_label=CONTENT_LABEL,
+        content_description=title,
+        **dicom_export_parts.build_common_arguments(explanation),
+    )
+    dicom_export_parts.set_common_attributes(image, explanation, derivation, source)
+    for group in image.PerFrameFunctionalGroupsSequence:
+        for item in group.get("DerivationImageSequence", ()):
+            item.DerivationDescription = derivation
+    return image
 
 
-def copy_slice_geometry(image: "Dataset", source: DicomSource, index: int) -> None:
-    """Copy the spacing, orientation, position and frame of reference of a slice from the source to an image."""
-    from pydicom.valuerep import DS
+def _order_frames(scan_map: ScanSpaceMap, source: dicom_export_parts.DicomSource) -> tuple[NDArray[np.float32], Any]:
+    """Return the map's slices in the frame order of the source, and their positions if only some frames are exported."""
+    values = np.ascontiguousarray(scan_map.slices)
+    if not source.is_multiframe:
+        return values, None
+    frames = source.scan.frame_indices
+    if len(frames) == int(source.headers[0].NumberOfFrames):
+        return values[np.argsort(frames)], None
+    from highdicom import PlanePositionSequence
+
+    groups = read_functional_groups(source.headers[0], frames)
+    positions = [read_first_numbers(group, "PlanePositionSequence", "ImagePositionPatient", 3) for group in groups]
+    return values, [PlanePositionSequence("PATIENT", position) for position in positions if position]
+
+
+def to_secondary_capture(
+    explanation: Explanation,
+    source: Any,
+    path: str | os.PathLike[str],
+    *,
+    profile: str = "research",
+    scale: ScaleOption = AUTO,
+    overwrite: bool = False,
+) -> Path:
+    """Write the overlay as a DICOM Secondary Capture: an RGB image with a caption and a color bar.
+
+    The caption contains "model attribution, not a diagnosis". Caption and color bar are below and to the right of the scan,
+    whose pixels keep their positions. A volume is written to a new folder as `0001.dcm` and on, in the order of the slices.
+
+    Args:
+        explanation: The explanation of the scan.
+        source: The DICOM file, folder or list of files that was explained, or its `Scan`. The object references it.
+        path: The file to write, or the folder for a volume.
+        profile: "clinical" allows patient and study data to be copied, which a PACS needs for filing.
+        scale: As in `Explanation.overlay`, shared by all slices.
+        overwrite: Whether an existing file is replaced, or a folder that holds only captures written by camscope.
+
+    Returns:
+        The path that was written.
+
+    Raises:
+        OutputError: If the profile is not "clinical", or the output exists.
+        ImageError: If the source does not consist of DICOM files.
+        GeometryError: If the map belongs to another scan.
+
+    """
+    dicom_source, scan_map = dicom_export_parts.prepare_export(explanation, source, profile, SECONDARY_CAPTURE_NAME)
+    if scan_map.values.ndim == 2:
+        with dicom_export_parts.convert_highdicom_errors(SECONDARY_CAPTURE_NAME, dicom_source.scan.name):
+            data = next(_encode_slices(explanation, scan_map, dicom_source, scale))
+        return write_bytes(path, data, overwrite=overwrite)
+    with (
+        create_folder_atomically(path, _is_camscope_capture if overwrite else None) as folder,
+        dicom_export_parts.convert_highdicom_errors(SECONDARY_CAPTURE_NAME, dicom_source.scan.name),
+    ):
+        for number, data in enumerate(_encode_slices(explanation, scan_map, dicom_source, scale), 1):
+            write_bytes(build_output_path(folder, f"{number:04d}.dcm"), data, sync=False)
+    return Path(path)
+
+
+def _is_camscope_capture(file: Path) -> bool:
+    """Return whether a file is a DICOM Secondary Capture written by camscope."""
+    try:
+        with redact_errors(file.name):
+            header, _ = load_dicom_dataset(file, file.name, with_pixels=False)
+    except CamscopeError:
+        return False
+    return (header.get("ManufacturerModelName"), header.get("SOPClassUID")) == (
+        dicom_export_parts.MANUFACTURER,
+        SECONDARY_CAPTURE_UID,
+    )
+
+
+def _encode_slices(
+    explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export_parts.DicomSource, scale: ScaleOption
+) -> Iterator[bytes]:
+    arguments, derivation = (
+        dicom_export_parts.build_common_arguments(explanation),
+        describe_derivation(explanation, scan_map),
+    )
+    for index, rgb_image in enumerate(_render_slices(explanation, scan_map, source, scale)):
+        image = _build_secondary_capture(rgb_image, source, index, arguments)
+        dicom_export_parts.set_common_attributes(image, explanation, derivation, source)
+        yield dicom_export_parts.encode_dicom(image)
+
+
+def _render_slices(
+    explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export_parts.DicomSource, scale: ScaleOption
+) -> Iterator[PixelArray]:
+    """Yield the overlay of each slice as an RGB image (H,W,3) with a color bar and a caption."""
+    if scale == AUTO:
+        scale = "robust" if explanation.grid == explanation.input_size else "max"
+    colormap = explanation.colormap
+    display_values, value_range = render.to_display_range(scan_map.slices, scale, colormap)
+    backgrounds = convert_scan_to_display_pixels(source.scan) if explanation.image is None else explanation.image
+    if backgrounds.shape == source.scan.shape:  # gray
+        backgrounds = np.stack([backgrounds] * 3, axis=-1)
+    backgrounds = backgrounds.reshape(-1, *backgrounds.shape[-3:])
+    covered = scan_map.covered.reshape(scan_map.slices.shape)
+    flag = "" if explanation.warning_text is None else f" · flagged: {explanation.warning_text}"
+    caption = f"{explanation.caption}{flag} · camscope {__version__}"
+    for values, rgb_image, slice_covered in zip(display_values, backgrounds, covered, strict=True):
+        if colormap == render.DIVERGING:
+            rgb_image = render.fade_to_gray(rgb_image)
+        rgb_image = render.overlay(rgb_image, values, colormap=colormap, covered=slice_covered)
+        yield _add_caption_and_color_bar(rgb_image, caption, value_range, colormap)
+
+
+def _add_caption_and_color_bar(
+    image: PixelArray, caption: str, value_range: tuple[float, float], colormap: str
+) -> PixelArray:
+    if image.shape[0] >= MIN_COLOR_BAR_HEIGHT_PIXELS:
+        image = render.join_horizontally(image, render.draw_color_bar(image.shape[0], *value_range, colormap))
+    image = render.pad_image(image, right=max(0, MIN_CAPTION_WIDTH_PIXELS - image.shape[1]))
+    size = min(28, max(12, min(image.shape[:2]) // 26))
+    return render.add_caption(image, caption, flag=DISCLAIMER, font_size=size)
+
+
+def _build_secondary_capture(
+    rgb_image: PixelArray, source: dicom_export_parts.DicomSource, index: int, arguments: dict[str, Any]
+) -> "Dataset":
+    from highdicom import UID
+    from highdicom.sc import SCImage
+    from highdicom.sr import CodedConcept
+    from pydicom.dataset import Dataset
 
     header, frame = source.get_slice_header(index)
-    groups = read_functional_groups(header, [frame])[0]
-    for keyword, sequence in SEQUENCE_BY_KEYWORD.items():
-        holder = next((item for item in iter_macro_items(groups, sequence) if keyword in item), None)
-        if holder is not None:
-            setattr(image, keyword, holder[keyword].value)
-    if int(header.get("NumberOfFrames") or 1) > 1 and "PerFrameFunctionalGroupsSequence" not in header:
-        # all frames share one position in the header, so that of this frame is computed
-        if "ImagePositionPatient" in image:
-            del image.ImagePositionPatient
-        if source.scan.affine is not None:
-            position = LPS_TO_RAS @ source.scan.affine @ [index, 0, 0, 1]
-            image.ImagePositionPatient = [DS(value, auto_format=True) for value in position[:3].tolist()]
-
-
-def get_patient_orientation(header: "Dataset", frame: int) -> list[str] | None:
-    """Return the body directions of rows and columns, such as ["L", "P"], or None if the header has none."""
-    declared = header.get("PatientOrientation")
-    if declared and len(declared) == 2:
-        return list(declared)
-    groups = read_functional_groups(header, [frame])[0]
-    directions = read_first_numbers(groups, ORIENTATION_SEQUENCE, "ImageOrientationPatient", 6)
-    if directions is None:
-        return None
-    return [_get_direction_letter(np.array(part)) for part in (directions[:3], directions[3:])]
-
-
-def _get_direction_letter(direction: NDArray[np.float64]) -> str:
-    axis = int(abs(direction).argmax())
-    return DIRECTION_LETTERS[axis][int(direction[axis] < 0)]
+    image = SCImage.from_ref_dataset(
+        header,
+        np.ascontiguousarray(rgb_image),
+        "RGB",
+        8,
+        "PATIENT",
+        series_number=dicom_export_parts.FIRST_SERIES_NUMBER + 1,
+        instance_number=index + 1,
+        patient_orientation=("L", "P"),  # required by highdicom; replaced by the source's below
+        **{**arguments, "sop_instance_uid": UID()},
+    )
+    image.copy_patient_and_study_information(header)
+    image["PatientOrientation"].value = dicom_export_parts.get_patient_orientation(header, frame)
+    image.BurnedInAnnotation = "YES"
+    reference = Dataset()
+    reference.ReferencedSOPClassUID, reference.ReferencedSOPInstanceUID = header.SOPClassUID, header.SOPInstanceUID
+    if int(header.get("NumberOfFrames") or 1) > 1:
+        reference.ReferencedFrameNumber = frame + 1
+    purpose = CodedConcept("121322", "DCM", "Source image for image processing operation")
+    reference.PurposeOfReferenceCodeSequence = [purpose]
+    image.SourceImageSequence = [reference]
+    dicom_export_parts.copy_slice_geometry(image, source, index)
+    return image

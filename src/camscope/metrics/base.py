@@ -132,7 +132,7 @@ class MetricValues:
 
     @classmethod
     def from_tensor(cls, numbers: Tensor, undefined_by_reason: Mapping[str, Tensor]) -> "MetricValues":
-        """Build metric values from numbers (N,) and a bool tensor (N,) of undefined images for each reason."""
+        """Build metric values from numbers (N,). `undefined` maps each reason to a mask (N,) of the images without a value."""
         undefined = {**undefined_by_reason, "the metric value is NaN or infinite": ~numbers.isfinite()}
         flags = {reason: rows.tolist() for reason, rows in undefined.items()}
         reasons = [next((reason for reason in flags if flags[reason][i]), "") for i in range(len(numbers))]

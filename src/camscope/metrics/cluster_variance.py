@@ -39,7 +39,7 @@ def compute_jackknife_variance(group_sums: FloatArray, group_sizes: GroupSizes) 
 
 
 def compute_linearized_variance(group_sums: FloatArray, group_sizes: GroupSizes) -> float:
-    """Return the bootstrap variance of the mean over groups, which is too small for groups of different sizes."""
+    """Return the variance of the mean by the linearized formula for groups. It is too small if the groups differ in size."""
     groups = len(group_sizes)
     squares = float((_compute_group_residuals(group_sums, group_sizes) ** 2).sum())
     return squares * groups / (groups - 1) if groups > 1 else 0.0

@@ -113,7 +113,7 @@ def _downsample(values: Tensor, axis: int) -> Tensor:
 
 
 def _upsample(values: Tensor, axis: int, length: int) -> Tensor:
-    """Interpolate linearly at twice the resolution along an axis, up to `length` cells."""
+    """Double the resolution along an axis by linear interpolation, and cut the result to `length` cells."""
     lines = values.movedim(axis, -1)
     before = torch.cat([lines[..., :1], lines[..., :-1]], -1)
     after = torch.cat([lines[..., 1:], lines[..., -1:]], -1)

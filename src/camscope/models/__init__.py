@@ -7,7 +7,7 @@ from torch import nn
 
 from camscope.errors import ModelError
 from camscope.images.preprocess import Preprocess
-from camscope.model_card import ModelCard, attach_card
+from camscope.model_metadata import ModelCard, attach_card
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
     WeightsSource,

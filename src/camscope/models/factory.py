@@ -25,7 +25,7 @@ from torch import nn
 
 from camscope.errors import ModelError, WeightsError
 from camscope.images.preprocess import Preprocess, as_preprocess
-from camscope.model_card import ModelCard
+from camscope.model_metadata import ModelCard
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
     WeightsSource,

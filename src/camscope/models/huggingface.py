@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from camscope.errors import CamscopeError, ModelError, PreprocessError, WeightsError
 from camscope.images.preprocess import Preprocess, as_preprocess
-from camscope.model_card import ModelCard
+from camscope.model_metadata import ModelCard
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
     StateDict,

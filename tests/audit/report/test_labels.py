@@ -10,7 +10,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("matplotlib")
 
 from camscope.audit.report.page import render_page
-from camscope.audit.report.verdict_labels import TOPIC_DESCRIPTIONS, find_topic, group_overlapping_verdicts
+from camscope.audit.report.verdict_display import TOPIC_DESCRIPTIONS, find_topic, group_overlapping_verdicts
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.rules import QUESTIONS
 from tests.audit_summary import full, nothing, num, verdict

@@ -22,8 +22,8 @@ pytest.importorskip("matplotlib")
 from PIL import Image
 
 from camscope import GradCAM, load_model
-from camscope.audit.core.schema import EstimateSummary, PredictResult, StageResult, SubgroupPerformance
 from camscope.audit.core.summary import ClusterAnalysis, MapCluster, ReviewCase, ShortcutResult
+from camscope.audit.core.summary_schema import EstimateSummary, PredictResult, StageResult, SubgroupPerformance
 from camscope.audit.report.charts import (
     CHART_WIDTH,
     ForestRow,
@@ -52,7 +52,7 @@ from camscope.audit.report.number_format import (
     number_to_text,
 )
 from camscope.audit.report.page import PAGE_SECTIONS, read_norms_csv, render_page
-from camscope.audit.report.verdict_labels import CONCLUSION_MEANINGS
+from camscope.audit.report.verdict_display import CONCLUSION_MEANINGS
 from camscope.audit.verdicts.limitations_and_warnings import GENERAL_LIMITATIONS, list_warnings
 from camscope.batch import BatchRun, run_batch
 from camscope.errors import InputError

@@ -13,9 +13,9 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
-from camscope.audit.core.schema import DataCheckResult, EstimateSummary, StablePredictionShare
 from camscope.audit.core.summary import ClusterAnalysis, ColumnLeakage, InterventionEffect, Summary
-from camscope.audit.core.summary_values import summarize_estimate
+from camscope.audit.core.summary_entries import summarize_estimate
+from camscope.audit.core.summary_schema import DataCheckResult, EstimateSummary, StablePredictionShare
 from camscope.audit.performance.auc import auroc, average_precision
 from camscope.audit.performance.feature_probes import probe_leakage
 from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
@@ -32,12 +32,12 @@ from camscope.audit.report.sentences import (
     iter_estimates,
     list_interval_methods,
 )
-from camscope.audit.report.verdict_labels import TOPIC_DESCRIPTIONS, find_topic
+from camscope.audit.report.verdict_display import TOPIC_DESCRIPTIONS, find_topic
 from camscope.audit.shortcuts.reliance import estimate_insertion_effect
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
 from camscope.audit.verdicts.rules import QUESTIONS
-from camscope.metrics.clustered_mean import estimate_clustered_mean
+from camscope.metrics.multiway_clustered_mean import estimate_clustered_mean
 from camscope.metrics.statistics import estimate_difference, estimate_mean
 from tests.audit_summary import FINDINGS, full, nothing, num, verdict
 from tests.report_consistency import find_unsupported_claims
@@ -564,7 +564,7 @@ def test_the_share_of_missed_images_is_no_share_of_a_map():
 
 
 def test_the_report_says_which_category_counted():
-    from camscope.audit.core.schema import AnnotationSource
+    from camscope.audit.core.summary_schema import AnnotationSource
 
     marks = AnnotationSource(
         name=FINDING, source="a COCO file", categories=("WBC",), excluded_categories=("RBC", "Platelets")
@@ -577,7 +577,7 @@ def test_the_report_says_which_category_counted():
 def test_the_console_says_which_category_counted(capsys):
     from types import SimpleNamespace
 
-    from camscope.audit.core.schema import AnnotationSource
+    from camscope.audit.core.summary_schema import AnnotationSource
     from camscope.cli.audit import print_audit_result
 
     marks = (

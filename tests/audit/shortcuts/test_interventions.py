@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from camscope.audit.core.schema import EstimateSummary
 from camscope.audit.core.summary import InterventionEffect
-from camscope.audit.performance.predict_log_odds import compute_softmax_log_odds
+from camscope.audit.core.summary_schema import EstimateSummary
+from camscope.audit.performance.model_predictions import compute_softmax_log_odds
 from camscope.audit.shortcuts import reliance
 from camscope.audit.shortcuts.interventions import insert_region, keep_region, match_insertion_triples, remove_region
 from camscope.audit.shortcuts.reliance import judge_reliance
 from camscope.errors import InputError, UndefinedError
-from camscope.metrics.clustered_mean import estimate_clustered_mean
+from camscope.metrics.multiway_clustered_mean import estimate_clustered_mean
 from camscope.phantom.shortcut_study import draw_study, train_shortcut_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # benchmarks/ is not installed

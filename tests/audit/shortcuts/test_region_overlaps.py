@@ -10,9 +10,9 @@ pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
 from camscope.audit.core.cohort import Finding
-from camscope.audit.core.schema import ExplainResult, FlowStep, MapCounts
 from camscope.audit.core.summary import RegionOverlap
-from camscope.audit.performance.predict_log_odds import compute_log_odds
+from camscope.audit.core.summary_schema import ExplainResult, FlowStep, MapCounts
+from camscope.audit.performance.model_predictions import compute_log_odds
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
 from camscope.audit.shortcuts.region_attribution import compute_region_overlaps, group_overlapping_regions
 from camscope.audit.verdicts import derive_verdicts

@@ -8,7 +8,11 @@ import torch
 
 from camscope.explainers import KPCACAM
 from camscope.explainers.cam.decomposition import Kernel
-from camscope.explainers.core.linalg import compute_leading_axes, project_on_axes, project_on_first_component
+from camscope.explainers.core.linalg import (
+    compute_leading_axes,
+    find_nearest_vector_in_span,
+    project_on_first_component,
+)
 from tests.nets import Pooled
 
 
@@ -104,12 +108,12 @@ def test_large_matrices_have_the_axes_of_a_full_decomposition():
         values = FALLING - 0.7 if max(first) < 0 else FALLING.clone()
         values[: len(first)] = torch.tensor(first, dtype=torch.float64)
         grams.append(with_eigenvalues(values))
-    found = project_on_axes(compute_leading_axes(torch.stack(grams)), towards)
+    found = find_nearest_vector_in_span(compute_leading_axes(torch.stack(grams)), towards)
     for gram, one, towards_one, name in zip(grams, found.numpy(), towards, SPECTRA, strict=True):
         np.testing.assert_allclose(one, eigenspace(gram, towards_one), rtol=0, atol=1e-11, err_msg=name)
-        alone = project_on_axes(compute_leading_axes(gram[None]), towards_one[None])[0]
+        alone = find_nearest_vector_in_span(compute_leading_axes(gram[None]), towards_one[None])[0]
         np.testing.assert_allclose(alone, one, rtol=0, atol=1e-12, err_msg=name)
-    assert torch.equal(project_on_axes(compute_leading_axes(torch.stack(grams)), towards), found)
+    assert torch.equal(find_nearest_vector_in_span(compute_leading_axes(torch.stack(grams)), towards), found)
 
 
 @pytest.mark.parametrize("kernel", get_args(Kernel))

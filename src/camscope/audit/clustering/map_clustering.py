@@ -245,7 +245,9 @@ def cluster_maps(
     counts = _select_feasible_counts(len(np.unique(patient_index[subset])), len(pooled))
     cloud = PointCloud(compute_distances(points[subset]), patient_index[subset], counts, N_REPORTED_EIGENVALUES)
     stability = cloud.compute_stability(n_resamples, random)
-    references = [_score_reference(cloud, points[subset], n_resamples, random) for _ in range(n_references)]
+    references = [
+        _measure_stability_and_eigengap(cloud, points[subset], n_resamples, random) for _ in range(n_references)
+    ]
     nearest = _find_nearest_in_subset(points, subset)
     partitions = {}
     for k in counts:
@@ -278,7 +280,7 @@ def _select_feasible_counts(n_patients: int, n_maps: int) -> tuple[int, ...]:
     return feasible
 
 
-def _score_reference(
+def _measure_stability_and_eigengap(
     cloud: PointCloud, points: FloatArray, n_resamples: int, rng: np.random.Generator
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Return the stability and the eigengap of reference points, each by number of clusters."""

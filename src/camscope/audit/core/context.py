@@ -17,7 +17,7 @@ from camscope.errors import InputError, TargetError
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.explainers import METHODS, Explainer
 from camscope.explainers.core.evaluation_context import device_and_dtype
-from camscope.model_card import get_card
+from camscope.model_metadata import get_card
 from camscope.models import load_model
 from camscope.plurals import plural
 from camscope.targets.classes import resolve_class_index

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from camscope.audit.core.schema import (
+from camscope.audit.core.summary_schema import (
     DataCheckResult,
     EstimateSummary,
     ExplainResult,

@@ -27,7 +27,7 @@ from camscope.audit.provenance.digests import (
     digest_optional_file,
 )
 from camscope.batch.manifest import hash_manifest
-from camscope.model_card import compute_model_digest
+from camscope.model_metadata import compute_model_digest
 from camscope.models import redact_file_names
 from camscope.safe_files import make_folder, make_write_error, open_regular_file, read_bytes, write_bytes
 from camscope.untrusted_files import MAX_JSON_BYTES, read_errors_converted
@@ -131,7 +131,7 @@ def write_provenance(context: AuditContext, identity: Mapping[str, str]) -> dict
         "ended": events[-1]["time"] if events else None,
         "stages": {event["stage"]: event["seconds"] for event in events if "stage" in event},
         "rows": read_map_image_digests(context),
-        "preprocessing": digest_preprocessing(context),
+        "preprocessing": compute_preprocessing_digests_by_image(context),
         "outputs": digest_outputs(context.folder),
         "bytes": digest_files(context.folder),
     }
@@ -208,7 +208,7 @@ def update_image_digests(context: AuditContext, image_digests: Mapping[str, str 
     return {**image_digests, **{name: digest for name, digest in map_image_digests if digest is not None}}
 
 
-def digest_preprocessing(context: AuditContext) -> dict[str, str]:
+def compute_preprocessing_digests_by_image(context: AuditContext) -> dict[str, str]:
     """Return image id -> a digest of its preprocessing: sizes, placement and scan steps."""
     digests: dict[str, str] = {}
     for row in context.maps.table(["id", *PREPROCESSING_COLUMNS]).to_pylist():

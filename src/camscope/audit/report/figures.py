@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from camscope.audit.core.schema import (
+from camscope.audit.core.summary import Summary
+from camscope.audit.core.summary_schema import (
     EstimateSummary,
     FindingPerformance,
     MetricsResult,
     MetricSummary,
     SubgroupDifference,
 )
-from camscope.audit.core.summary import Summary
 from camscope.audit.report.charts import (
     ForestRow,
     default_style_scope,
@@ -24,7 +24,7 @@ from camscope.audit.report.charts import (
     draw_reliability_diagram,
     to_inline_svg,
 )
-from camscope.audit.report.verdict_labels import sanitize_text
+from camscope.audit.report.verdict_display import sanitize_text
 from camscope.registry import METHODS
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def draw_figures(summary: Summary) -> dict[str, list[ReportFigure]]:
         "attribution_mass": _draw_attribution_mass(summary),
         "interventions": _draw_interventions(summary),
         "masked_auroc": _draw_masked_aurocs(summary),
-        "leakage": _draw_leakage(summary),
+        "leakage": _draw_aurocs_of_feature_probes(summary),
         "clusters": _draw_clusters(summary),
     }
     figures: dict[str, list[ReportFigure]] = {}
@@ -209,7 +209,7 @@ def _format_intervention(kind: str, region: str, imputation: str | None) -> str:
     return f"{kind} {region}".strip() + (f", {imputation}" if imputation else "")
 
 
-def _draw_leakage(summary: Summary) -> Iterator[Drawing]:
+def _draw_aurocs_of_feature_probes(summary: Summary) -> Iterator[Drawing]:
     if rows := [ForestRow(probe.column, probe.auroc) for probe in summary.shortcut.leakage]:
         chart = draw_forest_plot(rows, "AUROC of a linear probe", reference_value=0.5)
         yield ("Columns predicted from the features",), f"{INTERVAL_LEGEND}; line: chance", chart

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from camscope.audit.core.schema import EstimateSummary
+from camscope.audit.core.summary_schema import EstimateSummary
 from camscope.errors import InputError
 
 MIN_P_VALUE_SHOWN = 0.001  # smaller p-values are shown as "< 0.001"
@@ -72,7 +72,7 @@ def _describe_narrow_interval(estimate: EstimateSummary) -> str:
 
 
 def choose_decimals(estimate: EstimateSummary) -> int | None:
-    """Return the number of decimals that shows two digits of the value and of the interval width.
+    """Return how many decimals show at least two digits of the value and of the width of its interval.
 
     Values below 1 need at most two decimals for this. Without a visible interval, None (three significant digits) if the
     value then has at least two digits.

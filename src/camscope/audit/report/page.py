@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from camscope.audit.core.schema import StageResult
 from camscope.audit.core.summary import Summary
+from camscope.audit.core.summary_schema import StageResult
 from camscope.audit.report import sentences
 from camscope.audit.report.figures import draw_figures
 from camscope.audit.report.gallery import GALLERY_KINDS, Gallery
@@ -22,7 +22,7 @@ from camscope.audit.report.number_format import (
     format_number_like,
     format_p_value,
 )
-from camscope.audit.report.verdict_labels import (
+from camscope.audit.report.verdict_display import (
     CONCLUSION_MEANINGS,
     MARGIN_DESCRIPTIONS,
     VERDICT_KIND_FILTERS,

@@ -10,7 +10,9 @@ import numpy as np
 from camscope.audit.core.config import MaskSource
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import StageResults
-from camscope.audit.core.schema import (
+from camscope.audit.core.subgroup_levels import AGE_COLUMNS, format_age_band, has_ages_in_years, is_missing, sort_levels
+from camscope.audit.core.summary_entries import round_significant
+from camscope.audit.core.summary_schema import (
     AnnotationSource,
     DataCheckResult,
     DataIssue,
@@ -19,8 +21,6 @@ from camscope.audit.core.schema import (
     LevelCount,
     ResolveResult,
 )
-from camscope.audit.core.subgroup_levels import AGE_COLUMNS, format_age_band, has_ages_in_years, is_missing, sort_levels
-from camscope.audit.core.summary_values import round_significant
 from camscope.audit.shortcuts.inputs_with_regions import open_region_masks
 from camscope.batch import Manifest, inspect_images
 from camscope.batch.manifest import import_arrow
@@ -28,7 +28,7 @@ from camscope.errors import InputError
 from camscope.explainers import Explainer
 from camscope.explainers.core.base_method import format_without_address, redact_parameters
 from camscope.explainers.core.inputs import accepts_scans
-from camscope.model_card import compute_model_digest, get_card
+from camscope.model_metadata import compute_model_digest, get_card
 from camscope.models import redact_file_names
 from camscope.plurals import inflect, plural
 

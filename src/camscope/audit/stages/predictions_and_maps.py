@@ -11,7 +11,9 @@ from torch import Tensor
 from camscope.audit.core.cohort import Cohort, Finding
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions, StageResults
-from camscope.audit.core.schema import (
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, split_by_level
+from camscope.audit.core.summary_entries import round_significant, summarize_or_reason
+from camscope.audit.core.summary_schema import (
     EstimateSummary,
     ExplainResult,
     FindingPerformance,
@@ -21,11 +23,9 @@ from camscope.audit.core.schema import (
     ReliabilityPoint,
     SubgroupPerformance,
 )
-from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, split_by_level
-from camscope.audit.core.summary_values import round_significant, summarize_or_reason
 from camscope.audit.performance.auc import auroc, average_precision
 from camscope.audit.performance.calibration import compute_calibration
-from camscope.audit.performance.predict_log_odds import (
+from camscope.audit.performance.model_predictions import (
     are_probability_outputs,
     compute_log_odds,
     compute_logits_and_features,

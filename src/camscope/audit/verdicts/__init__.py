@@ -24,5 +24,5 @@ def derive_verdicts(summary: Summary) -> list[Verdict]:
         *maps.judge_sanity(summary),
         *maps.judge_robustness(summary),
         *model.judge_leakage(summary),
-        *maps.judge_clusters(summary),
+        *maps.judge_whether_maps_form_clusters(summary),
     ]

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from camscope.audit.core.schema import EstimateSummary, MetricsResult, MetricSummary, RandomizationTest
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_SINGLE_CLUSTER, RARE_CLUSTER_SHARE
 from camscope.audit.core.summary import AttributionMass, ClusterAnalysis, Conclusion, Summary, Verdict
+from camscope.audit.core.summary_schema import EstimateSummary, MetricsResult, MetricSummary, RandomizationTest
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION
 from camscope.audit.verdicts.model import format_region, group_by_subgroup_column, judge_subgroup_equality
 from camscope.audit.verdicts.rules import (
@@ -182,7 +182,7 @@ def _combine_metric_decisions(decisions: Mapping[str, Decision], any_supported: 
 
 
 def judge_sanity(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether the maps depend on the trained weights. An edge detector must fail the same test."""
+    """Judge whether the maps depend on the trained weights. The test is valid only if an edge detector fails it."""
     for finding in summary.resolve.findings:
         tests = [test for test in summary.sanity.tests if test.finding == finding]
         if not tests:
@@ -239,7 +239,7 @@ def judge_robustness(summary: Summary) -> Iterator[Verdict]:
             )
 
 
-def judge_clusters(summary: Summary) -> Iterator[Verdict]:
+def judge_whether_maps_form_clusters(summary: Summary) -> Iterator[Verdict]:
     """Judge whether the maps of a method fall into several clusters."""
     for analysis in summary.shortcut.cluster_analyses:
         decision, effect = _decide_clusters(analysis), _find_reported_stability(analysis)

@@ -101,7 +101,7 @@ def _check_manifest_columns(table: InspectionTable) -> Iterator[DatasetIssue]:
     yield DatasetIssue("reserved-columns", np.arange(n_rows) if names else NO_ROWS, dict.fromkeys(names, n_rows))
     masks = table.encode_manifest_column("mask")
     if masks is not None:
-        yield DatasetIssue("no-mask", masks.missing_rows)
+        yield DatasetIssue("no-mask", masks.rows_without_value)
 
 
 def _check_mask_labels(table: InspectionTable) -> Iterator[DatasetIssue]:
@@ -210,10 +210,10 @@ def _check_splits(table: InspectionTable, *, pseudonymize: bool) -> Iterator[Dat
     """Check for patients, studies and pixels in several splits. `pseudonymize` hides unusual names of splits."""
     split, patient = table.encode_manifest_column("split"), table.encode_manifest_column("patient")
     if patient is not None:
-        yield DatasetIssue("no-patient", patient.missing_rows)
+        yield DatasetIssue("no-patient", patient.rows_without_value)
     if split is None:
         return
-    yield DatasetIssue("no-split", split.missing_rows)
+    yield DatasetIssue("no-split", split.rows_without_value)
     columns = {
         "study-in-several-splits": table.encode_metadata("study_digest"),
         "pixels-in-several-splits": _encode_pixel_digests(table),
@@ -237,7 +237,7 @@ def _check_targets(table: InspectionTable, class_names: Sequence[str]) -> Iterat
     targets = table.encode_manifest_column("target")
     if targets is None:
         return
-    yield DatasetIssue("no-target", targets.missing_rows)
+    yield DatasetIssue("no-target", targets.rows_without_value)
     allowed = {*class_names, *map(str, range(len(class_names)))}
     foreign = [name for name in targets.values if name not in allowed]
     placeholders = {name for name in foreign if UNKNOWN_TARGET_PATTERN.fullmatch(name)}

@@ -21,7 +21,7 @@ from camscope.images.files.image_file_access import selected_source, split_selec
 from camscope.images.files.redaction import redact_errors, suppress_library_output
 from camscope.images.mask_files import SegmentationObjectError, read_label_image, read_mask_scan
 from camscope.images.photo import EXIF_ORIENTATION_TAG, find_file_flags, read_photo
-from camscope.images.scans import dicom_tags
+from camscope.images.scans import dicom_header_values
 from camscope.images.scans.dicom import build_scan, load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_geometry import read_plane
 from camscope.images.scans.nifti import is_nifti
@@ -162,7 +162,7 @@ def metadata_to_table(metadata: Iterable[ImageMetadata]) -> "pa.Table":
 
 
 def read_photo_metadata(source: Any, path: str, metadata: ImageMetadata, hash_key: bytes) -> None:
-    """Read a photo from file bytes or a dataset, and fill in its metadata."""
+    """Read a photo, from the bytes of a file or from a data set of images, and fill in its metadata."""
     if not isinstance(source, bytes):
         metadata.format = "decoded"
         if isinstance(source, Tensor) and source.is_floating_point():
@@ -240,17 +240,20 @@ def _detect_scan_format(source: Path | bytes) -> str:
 
 
 def _read_dicom_header(dataset: "Dataset", metadata: ImageMetadata, hash_key: bytes) -> None:
-    metadata.codec = dicom_tags.get_uid_name(dataset.file_meta.TransferSyntaxUID) or "unknown transfer syntax"
-    metadata.modality = dicom_tags.read_code(dataset, "Modality", dicom_tags.MODALITIES) or None
+    metadata.codec = dicom_header_values.get_uid_name(dataset.file_meta.TransferSyntaxUID) or "unknown transfer syntax"
+    metadata.modality = dicom_header_values.read_code(dataset, "Modality", dicom_header_values.MODALITIES) or None
     metadata.photometric = (
-        dicom_tags.read_code(dataset, "PhotometricInterpretation", dicom_tags.PHOTOMETRIC_INTERPRETATIONS) or None
+        dicom_header_values.read_code(
+            dataset, "PhotometricInterpretation", dicom_header_values.PHOTOMETRIC_INTERPRETATIONS
+        )
+        or None
     )
-    metadata.burned_in = BURNED_IN_TEXT[dicom_tags.has_burned_in_text(dataset)]
-    metadata.is_lossy = dicom_tags.read_code(dataset, "LossyImageCompression", {"00", "01"}) == "01"
-    groups = dicom_tags.read_functional_groups(dataset, [0])
+    metadata.burned_in = BURNED_IN_TEXT[dicom_header_values.has_burned_in_text(dataset)]
+    metadata.is_lossy = dicom_header_values.read_code(dataset, "LossyImageCompression", {"00", "01"}) == "01"
+    groups = dicom_header_values.read_functional_groups(dataset, [0])
     windows = (
-        (dicom_tags.read_numbers(item, "WindowCenter"), dicom_tags.read_numbers(item, "WindowWidth"))
-        for item in dicom_tags.iter_macro_items(groups[0], "FrameVOILUTSequence")
+        (dicom_header_values.read_numbers(item, "WindowCenter"), dicom_header_values.read_numbers(item, "WindowWidth"))
+        for item in dicom_header_values.iter_macro_items(groups[0], "FrameVOILUTSequence")
     )
     centers, widths = next(((centers, widths) for centers, widths in windows if centers and widths), ((), ()))
     metadata.n_windows = min(len(centers), len(widths))
@@ -260,7 +263,7 @@ def _read_dicom_header(dataset: "Dataset", metadata: ImageMetadata, hash_key: by
         for uid in (str(dataset.get(name, "") or "") for name in ("StudyInstanceUID", "SeriesInstanceUID"))
     )
     plane, _ = read_plane(groups[0])
-    if plane is not None and (dicom_tags.read_integer(dataset, "NumberOfFrames") or 1) == 1:
+    if plane is not None and (dicom_header_values.read_integer(dataset, "NumberOfFrames") or 1) == 1:
         metadata.slice_plane = (*plane.position, *plane.row_cosines, *plane.column_cosines, *plane.spacing)
 
 

@@ -89,7 +89,7 @@ class EncodedColumn:
         return np.flatnonzero((self.codes >= 0) & (self.codes != self.counts.argmax())) if self.values else NO_ROWS
 
     @property
-    def missing_rows(self) -> IntArray:
+    def rows_without_value(self) -> IntArray:
         """The rows without a value."""
         return np.flatnonzero(self.codes < 0)
 
@@ -188,7 +188,7 @@ def _count_targets_by_group(table: InspectionTable, name: str, target: EncodedCo
     counts = np.zeros([len(column.values) + 1 for column in encoded], np.int64)
     # -1, which is no value, means the last row or column
     np.add.at(counts, tuple(column.codes for column in encoded), 1)
-    orders = [column.indices_by_frequency + [-1] * bool(len(column.missing_rows)) for column in encoded]
+    orders = [column.indices_by_frequency + [-1] * bool(len(column.rows_without_value)) for column in encoded]
     counts = counts[np.ix_(*orders)]
     groups, targets = (
         tuple(MISSING_NAME if index < 0 else column.values[index] for index in order)

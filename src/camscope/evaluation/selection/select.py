@@ -30,7 +30,7 @@ from camscope.explainers.core.runner import run_methods
 from camscope.hooks.base import unwrap
 from camscope.metrics.similarity import spearman
 from camscope.metrics.weight_randomization import randomize_weights
-from camscope.model_card import compute_model_digest
+from camscope.model_metadata import compute_model_digest
 from camscope.plurals import plural
 from camscope.safe_files import write_bytes
 from camscope.untrusted_files import read_toml

@@ -153,7 +153,7 @@ def select_token_attentions(
 def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
     """Whether a probe cannot verify the layout of the tokens. Raises LayerError if it contradicts the layout."""
 
-    def read_tokens(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
+    def read_first_attention(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with AttentionRecorder() as recorder:
             recorder.run(lambda: run(inputs))
         for attention in recorder.attentions:
@@ -167,7 +167,9 @@ def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layo
         return score.forward(inputs, None if len(inputs) == len(x) else first)
 
     name = f"attention between {plural(n_tokens, 'token')}"
-    result = probe_layout(score.model, [OutputLocation("", name)], layout, x, run_forward, read_outputs=read_tokens)[0]
+    result = probe_layout(
+        score.model, [OutputLocation("", name)], layout, x, run_forward, read_outputs=read_first_attention
+    )[0]
     if result.verdict is LayoutVerdict.CONTRADICTED:
         raise make_layout_error(f"{method_name}, {name}", layout, result.reason)
     return result.verdict is LayoutVerdict.UNDECIDED

@@ -123,7 +123,10 @@ class GradECLIP(TokenAttentionExplainer):
 
 
 def _roll_out_attention(token_weights: Tensor, block_attentions: Sequence[Tensor]) -> Tensor:
-    """Multiply token weights (N,T) by the matrix of each block (N,T,T), plus I and scaled to row sums of 1."""
+    """Multiply token weights (N,T) by the attention matrix (N,T,T) of each block.
+
+    The identity is added to each matrix, and its rows are scaled to sum to 1.
+    """
     for block in reversed(block_attentions):
         mixed = block + torch.eye(block.shape[-1], dtype=block.dtype, device=block.device)
         token_weights = _multiply_rows(token_weights, mixed / mixed.sum(-1, keepdim=True))

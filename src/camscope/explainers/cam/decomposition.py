@@ -17,7 +17,7 @@ from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import count_copies_in_memory, map_chunks
 from camscope.explainers.core.linalg import (
     compute_leading_axes,
-    project_on_axes,
+    find_nearest_vector_in_span,
     project_on_first_component,
     project_with_reference_sign,
 )
@@ -105,7 +105,7 @@ class KPCACAM(LayerExplainer):
         centered = kernel - middle - middle.mT + middle.mean(2, keepdim=True)
         spread = centered.abs().amax((1, 2), keepdim=True) > RELATIVE_ROUNDING * kernel.abs().amax((1, 2), keepdim=True)
         axes = compute_leading_axes(torch.where(spread, centered, 0), channels.dtype)
-        cells = project_on_axes(axes, activation.square().sum(1), channels.dtype)
+        cells = find_nearest_vector_in_span(axes, activation.square().sum(1), channels.dtype)
         return torch.where(finite, cells, torch.nan).to(channels.dtype)
 
     def _compute_kernel(self, cell_vectors: Tensor) -> Tensor:

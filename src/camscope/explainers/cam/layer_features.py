@@ -185,9 +185,9 @@ class LayerFeatures:
     @cached_property
     def _strategy(self) -> str:
         """The first strategy, in the order of the class docstring, that computes samples independently."""
-        return next(filter(self._is_usable_strategy, ("together", "apart", "whole")), "batch")
+        return next(filter(self._computes_samples_independently, ("together", "apart", "whole")), "batch")
 
-    def _is_usable_strategy(self, strategy: str) -> bool:
+    def _computes_samples_independently(self, strategy: str) -> bool:
         """Whether a strategy computes samples independently, also if it starts from cached outputs."""
         was_cached = self._prefix_cache.has_cached_outputs
         return self._keeps_samples_apart(strategy) and (

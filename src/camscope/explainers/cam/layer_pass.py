@@ -33,7 +33,7 @@ from camscope.layers.layout_probe import (
     unobserved_forward,
 )
 from camscope.layers.selection import choose_layer, find_doubt_reason, infer_layer_layout, record_layout_hints
-from camscope.model_card import get_card
+from camscope.model_metadata import get_card
 from camscope.plurals import plural
 from camscope.targets import Score, Target, full_precision
 
@@ -86,7 +86,7 @@ class LayerSelectionMixin(Explainer):
         return "score" if type(self).objective is LayerSelectionMixin.objective else id(self)
 
     def resolve(self, x: Tensor, score: Score) -> Self:
-        """Return this method with the layer that it chooses for the input."""
+        """Return a copy of this method whose layer is the one it chooses for this input."""
         return self if self.layer is not None else replace(self, layer=self.choose_layer_name(x, score))
 
     def describe_chosen_layer(self, layer: str, model: nn.Module) -> list[str]:

@@ -53,7 +53,7 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
         return torch.where(cover > 0, means - least, 0)
 
     def _build_cluster_masks(self, features: LayerFeatures) -> Tensor:
-        """Add up the masks of each cluster and scale the sum to 0..1. The sum replaces the first mask; all others are 0."""
+        """Replace the first mask of each cluster by the sum of all its masks, scaled to 0..1. The others become 0."""
         channels = scale_each_to_unit_range(features.activation)
         clusters = cluster_masks(compute_cosine_distances(channels, features.x.shape[2:]), self.distance)
         members = clusters[..., None] == torch.arange(clusters.shape[1], device=clusters.device)

@@ -25,7 +25,7 @@ from camscope.explainers.core.argument_sorting import (
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.runner import build_explanations, explain_grid, run_methods
 from camscope.explanation import Explanation
-from camscope.model_card import compute_model_digest
+from camscope.model_metadata import compute_model_digest
 from camscope.plurals import plural
 from camscope.targets import Difference, TargetLike
 

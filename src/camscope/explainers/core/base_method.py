@@ -30,7 +30,7 @@ from camscope.explainers.core.setting_types import check_settings
 from camscope.explanation import STATUS_OK
 from camscope.hooks.base import unwrap
 from camscope.layers.layout import Layout
-from camscope.model_card import get_card
+from camscope.model_metadata import get_card
 from camscope.targets import ImageContext, Score, Target, TargetLike, image_embedding
 
 SETTINGS_WITHOUT_EFFECT = ("model", "preprocess", "class_names", "on_nonfinite")  # on the map
@@ -363,7 +363,7 @@ def _join_if_none_missing(parts: Sequence[Tensor | None], join: Callable[[list[T
 
 
 def is_below_precision(precision: float, scores: Tensor, gradient: Tensor, activation: Tensor) -> Tensor:
-    """Whether setting `activation` (N,...) to zero changes each score (N,) by less than the fraction `precision`."""
+    """Return for each sample (N,) whether setting `activation` to zero changes its score by less than `precision`."""
     change = gradient.flatten(1).norm(dim=1) * activation.flatten(1).norm(dim=1)  # an upper bound, by Cauchy-Schwarz
     faint: Tensor = (change > 0) & (change <= precision * scores.detach().abs())
     return faint

@@ -31,9 +31,9 @@ def project_with_reference_sign(channel_maps: Tensor, reference: Tensor) -> Tens
     else:
         directions = compute_leading_axes(matrix @ matrix.mT, channel_maps.dtype)
         axes = matrix.mT @ normalize_columns(directions)
-    return torch.where(finite, project_on_axes(axes, towards, channel_maps.dtype) * size[:, 0], torch.nan).to(
-        channel_maps.dtype
-    )
+    return torch.where(
+        finite, find_nearest_vector_in_span(axes, towards, channel_maps.dtype) * size[:, 0], torch.nan
+    ).to(channel_maps.dtype)
 
 
 def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64) -> Tensor:
@@ -106,7 +106,7 @@ def _compute_ritz_pairs(gram: Tensor, block: Tensor) -> tuple[Tensor, Tensor, Te
     return values, vectors, (images @ turns - vectors * values[:, None]).norm(dim=1)
 
 
-def project_on_axes(axes: Tensor, reference: Tensor, source_dtype: torch.dtype = torch.float64) -> Tensor:
+def find_nearest_vector_in_span(axes: Tensor, reference: Tensor, source_dtype: torch.dtype = torch.float64) -> Tensor:
     """Return the vector nearest to a reference in the span of orthogonal axes (N,cells,n) of equal length."""
     weights = (axes.mT @ reference[..., None])[..., 0]
     lengths = axes.norm(dim=1).amax(1, keepdim=True) * reference.norm(dim=1, keepdim=True)

@@ -26,10 +26,10 @@ from camscope.explainers.core.evaluation_context import (
     inspect_model,
 )
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs, ModelInput
-from camscope.explainers.core.noise_probes import find_constant_rows
+from camscope.explainers.core.model_checks import find_constant_rows
 from camscope.explanation import STATUS_MEANINGS, STATUS_OK, ClassScore, Explanation
 from camscope.hooks.base import unwrap
-from camscope.model_card import compute_model_digest
+from camscope.model_metadata import compute_model_digest
 from camscope.plurals import plural
 from camscope.registry import METHODS
 from camscope.targets import Score, TargetLike

@@ -14,9 +14,9 @@ from camscope.images.scans.dicom_geometry import (
     read_plane,
     stack_planes,
 )
+from camscope.images.scans.dicom_header_values import MODALITIES, has_burned_in_text, read_code, read_functional_groups
 from camscope.images.scans.dicom_modality_lut import decode_dicom_pixels
 from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
-from camscope.images.scans.dicom_tags import MODALITIES, has_burned_in_text, read_code, read_functional_groups
 from camscope.images.scans.scan import BURNED_IN_FLAGS, Scan, check_index
 from camscope.optional import require
 

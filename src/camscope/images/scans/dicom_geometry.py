@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.images.scans.dicom_tags import read_first_numbers, read_numbers
+from camscope.images.scans.dicom_header_values import read_first_numbers, read_numbers
 from camscope.plurals import plural
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
-from camscope.images.scans.dicom_pixels import PixelLayout, decode_frames, get_color_converter
-from camscope.images.scans.dicom_tags import (
+from camscope.images.scans.dicom_header_values import (
     VALUE_UNITS,
     decode_uint16_table,
     get_uid_name,
@@ -22,6 +21,7 @@ from camscope.images.scans.dicom_tags import (
     read_numbers,
     read_sequence_items,
 )
+from camscope.images.scans.dicom_pixels import PixelLayout, decode_frames, get_color_converter
 from camscope.images.scans.scan import flag_non_finite
 from camscope.plurals import plural
 

@@ -18,9 +18,9 @@ from camscope.images.files.image_file_access import selected_source
 from camscope.images.files.redaction import redact_errors
 from camscope.images.scans.dicom import has_dicom_signature, load_dicom_dataset, read_dicom, require_pydicom
 from camscope.images.scans.dicom_geometry import SlicePlane, read_plane, stack_planes
+from camscope.images.scans.dicom_header_values import MODALITIES, has_burned_in_text, read_code, read_functional_groups
 from camscope.images.scans.dicom_modality_lut import DecodedFrames, decode_dicom_pixels, join_decoded_frames
 from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
-from camscope.images.scans.dicom_tags import MODALITIES, has_burned_in_text, read_code, read_functional_groups
 from camscope.images.scans.scan import BURNED_IN_FLAGS, Scan, check_voxel_count
 from camscope.plurals import plural
 from camscope.safe_files import open_regular_file

@@ -10,8 +10,8 @@ from camscope.errors import CamscopeError, ImageError
 from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
 from camscope.images.files.redaction import pseudonymize_source, redact_errors
 from camscope.images.scans.dicom import has_dicom_signature, load_dicom_dataset, read_dicom, require_pydicom
+from camscope.images.scans.dicom_header_values import has_burned_in_text
 from camscope.images.scans.dicom_series import read_series
-from camscope.images.scans.dicom_tags import has_burned_in_text
 from camscope.images.scans.itk import ITK_SUFFIXES, read_itk
 from camscope.images.scans.nifti import is_nifti, read_nifti
 from camscope.images.scans.raster import read_raster

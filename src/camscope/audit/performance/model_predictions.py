@@ -45,10 +45,10 @@ def compute_logits_and_features(
     if not bool(logits.isfinite().all()):
         raise NonFiniteError("the model's output contains NaN or infinity")
     features = next((find_main_tensor(name, record.output)[1] for name, record in records.items()), logits)
-    return logits.cpu(), pool_features(features.float(), tuple(grid)).cpu()
+    return logits.cpu(), average_features_over_space(features.float(), tuple(grid)).cpu()
 
 
-def pool_features(output: Tensor, grid: tuple[int, ...]) -> Tensor:
+def average_features_over_space(output: Tensor, grid: tuple[int, ...]) -> Tensor:
     """Return the spatial mean (N,D) of a layer's output (N,D,*grid), (N,*grid,D) or (N,T,D)."""
     if output.ndim < 3:
         return output
