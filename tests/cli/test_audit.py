@@ -193,7 +193,7 @@ def test_two_are_compared(made, tmp_path):
         (
             ("init", "nowhere.csv", "--model", "phantom"),
             2,
-            "nowhere.csv: this manifest cannot be read: there is no such file",
+            "the manifest nowhere.csv cannot be read: there is no such file",
         ),
     ],
 )
@@ -216,7 +216,7 @@ def test_columns_that_nobody_wrote_are_not_listed(tmp_path):
     (tmp_path / "some.csv").write_text("path,color\na.png,red\nb.png,blue\n")
     told = asked("init", str(tmp_path / "some.csv"), "--model", "phantom", "-o", str(tmp_path / "audit.toml"))
     assert told.exit_code == 2
-    assert "among path, color, and no column of 0 and 1" in " ".join(told.output.split())
+    assert "no column of 0 and 1 that has the name of a class; it has path, color" in " ".join(told.output.split())
 
 
 def test_help_has_examples():
