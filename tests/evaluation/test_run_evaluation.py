@@ -112,7 +112,7 @@ def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path, monkeyp
         read.load_mask({**row, "path": "other.png"}, mask.shape)
     with pytest.raises(InputError, match="annotated at"):
         read.load_mask(row, (64, 64))
-    with pytest.raises(InputError, match="no category 'tulip'; there are nodule, wire"):
+    with pytest.raises(InputError, match="no category 'tulip'; available: nodule, wire"):
         load_ground_truth(tmp_path / "coco.json", columns, place, ["tulip"])
     assert isinstance(load_ground_truth("mask", ["mask"], tmp_path), AnnotationColumn)
     (tmp_path / "mask").mkdir()

@@ -491,7 +491,7 @@ def test_a_large_input_costs_what_inference_costs():
 def test_an_input_of_another_type_than_the_model_is_an_error_that_names_both(given, own):
     model, x = CASES["pooled"].make(dtype=own)
     names = [str(dtype).removeprefix("torch.") for dtype in (given, own)]
-    with pytest.raises(InputError, match="the input is {}, the model's parameters are {}".format(*names)) as caught:
+    with pytest.raises(InputError, match="the input is {}, but the model's parameters are {}".format(*names)) as caught:
         GradCAM(model, "features").attribute(x.to(given), 1)
     assert f"pass x.to(torch.{names[1]})" in str(caught.value)
     GradCAM(model, "features").attribute(x, 1)

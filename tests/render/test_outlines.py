@@ -65,7 +65,9 @@ def test_masks_that_are_none_are_one_clear_error():
     mask = np.ones((4, 5))
     with pytest.raises(GeometryError, match=r"the mask lungs is \(4, 5\) and the image is \(5, 4\)"):
         prepare_outlines({"lungs": mask}, (5, 4))
-    with pytest.raises(InputError, match="expected at most 4 masks, because more colors are hard to distinguish; got 5 masks"):
+    with pytest.raises(
+        InputError, match="expected at most 4 masks, because more colors are hard to distinguish; got 5 masks"
+    ):
         prepare_outlines({str(n): mask for n in range(5)}, (4, 5))
     with pytest.raises(InputError, match="NaN"):
         prepare_outlines(mask * np.nan, (4, 5))

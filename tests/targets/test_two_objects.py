@@ -97,5 +97,5 @@ def test_several_findings_are_each_exactly_where_one_alone_is() -> None:
     np.testing.assert_array_equal(image != clear, masks["nodule"] | masks["effusion"])
     for name, mask in masks.items():
         np.testing.assert_array_equal(mask, draw_radiograph(5, name).mask)
-    with pytest.raises(InputError, match="each one once"):
+    with pytest.raises(InputError, match="each finding once"):
         draw_findings(5, ["nodule", "nodule"])

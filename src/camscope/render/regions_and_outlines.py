@@ -138,7 +138,9 @@ def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> MaskOutlines:
     named: Mapping[str, ArrayLike] = masks if isinstance(masks, Mapping) else {"": masks}
     if len(named) > len(OUTLINE_COLORS):
         n_masks, limit = plural(len(named), "mask"), len(OUTLINE_COLORS)
-        raise InputError(f"expected at most {limit} masks, because more colors are hard to distinguish; got {n_masks}")
+        raise InputError(
+            f"expected at most {plural(limit, 'mask')}, because more colors are hard to distinguish; got {n_masks}"
+        )
     return [
         (str(name), color, _to_boolean_mask(name, mask, tuple(shape)))
         for (name, mask), color in zip(named.items(), OUTLINE_COLORS, strict=False)

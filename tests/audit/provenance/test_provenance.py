@@ -283,7 +283,7 @@ def test_another_setting_of_a_method_is_named_and_other_margins_are_a_remark(cop
         check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
 
 
-@pytest.mark.parametrize(("part", "words"), [("rows", "2 of 48 images differ"), ("masks", "other masks")])
+@pytest.mark.parametrize(("part", "words"), [("rows", "2 of 48 images differ"), ("masks", "use different masks")])
 def test_audits_of_other_images_or_masks_are_not_compared(copied, part, words):
     shutil.copytree("audit", "other")
     said = known("other")

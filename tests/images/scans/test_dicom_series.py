@@ -107,7 +107,7 @@ def test_two_series_are_listed_without_their_uids(tmp_path):
     assert "1.2." not in message
     np.testing.assert_array_equal(read_series(f"{tmp_path}#0").values, VOLUME[:4])
     assert read_series(tmp_path, series=1).shape == (8, 8)
-    with pytest.raises(ImageError, match="series 2 is out of range; there are 2"):
+    with pytest.raises(ImageError, match="series 2 is out of range; the number of series is 2"):
         read_series(tmp_path, series=2)
 
 

@@ -188,7 +188,7 @@ def compare_level_aurocs(
         _check_n_patients(side.n_groups, MIN_PATIENTS_FOR_VERDICT)
         n_groups, min_groups = min(side.n_positive_and_negative_groups), MIN_PATIENTS_FOR_VERDICT // 2
         if n_groups < min_groups:
-            raise UndefinedError(f"{side.describe_counts()}; expected at least {min_groups} groups of each class")
+            raise UndefinedError(f"{side.describe_counts()}; expected at least {min_groups} of each class")
         areas = bootstrap_areas(side, compute_roc_area, n_resamples, seed)
         return _AurocSide(estimate_auroc([side], areas), side, areas)
 

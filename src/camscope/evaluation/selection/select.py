@@ -103,7 +103,7 @@ def select_method(
     """
     if len(explainers) < 2 or len(samples) < 2:
         raise InputError(
-            f"got {len(explainers)} candidates and {len(samples)} images; a race needs two of each at least"
+            f"got {plural(len(explainers), 'candidate')} and {plural(len(samples), 'image')}; a race needs two of each at least"
         )
     shuffled = _shuffle_by_group(samples, seed)
     groups = None if all(sample.group is None for sample in shuffled) else [sample.group for sample in shuffled]

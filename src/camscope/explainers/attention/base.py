@@ -123,8 +123,8 @@ def select_token_attentions(
         is_grid = not cells.isdisjoint(range(count - MAX_EXTRA_TOKENS, count + 1))
         if (token_counts or cells) and count not in token_counts and not is_grid:
             text = (
-                f"{method_name} needs attention between tokens, but an attention between {count} items is between channels or "
-                f"within a patch: no layer has {count} tokens. {advice}"
+                f"{method_name} needs attention between tokens, but an attention between {plural(count, 'item')} is "
+                f"between channels or within a patch: no layer has {plural(count, 'token')}. {advice}"
             )
             errors.append(LayerError(text))
             continue

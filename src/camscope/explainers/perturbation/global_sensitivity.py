@@ -131,8 +131,8 @@ class Sobol(GridSensitivityExplainer):
         if n_dimensions > SobolEngine.MAXDIM:
             limit = SobolEngine.MAXDIM
             raise InputError(
-                f"grid_size={self.grid_size} needs {n_dimensions} dimensions, but a Sobol sequence has at most {limit}: pass a "
-                f"smaller one"
+                f"grid_size={self.grid_size} needs a Sobol sequence of dimension {n_dimensions}, and the largest is {limit}: "
+                f"pass a smaller one"
             )
         engine = SobolEngine(n_dimensions, scramble=True, seed=self.seed % 2**63)
         # PyTorch computes the first point in the default dtype, which may be too coarse for it

@@ -77,7 +77,7 @@ class Occlusion(PerturbationExplainer):
             strides = expand_per_axis([-(-length // 2) for length in windows] if stride is None else stride, size)
         except ValueError as error:
             raise InputError(
-                f"window={window!r}, stride={stride!r}: expected one number, or one for each of the {len(size)} spatial axes"
+                f"window={window!r}, stride={stride!r}: expected one number, or one for each spatial axis ({len(size)})"
             ) from error
         return [_compute_axis_coverage(*axis) for axis in zip(size, windows, strides, strict=True)]
 
@@ -86,7 +86,7 @@ def _compute_axis_coverage(length: int, window: int, stride: int) -> Tensor:
     starts = [*range(0, length - window, stride), length - window]
     if any(later - earlier > window for earlier, later in pairwise(starts)):
         raise InputError(
-            f"stride={stride} leaves gaps between windows of {window} pixels: pass a stride of at most {window}"
+            f"stride={stride} leaves gaps between windows of {plural(window, 'pixel')}: pass a stride of at most {window}"
         )
     pixels, first = torch.arange(length, device="cpu"), torch.tensor(starts, device="cpu")[:, None]
     return (pixels >= first) & (pixels < first + window)

@@ -114,7 +114,9 @@ def read_exactly(stream: BinaryIO, n_bytes: int, name: str) -> bytes:
         remaining -= len(piece)
     if remaining:
         n_read = n_bytes - remaining
-        raise ImageError(f"{name}: the file has {n_read} of {n_bytes} bytes: it is truncated or its header is wrong")
+        raise ImageError(
+            f"{name}: the file has {n_read} of {plural(n_bytes, 'byte')}: it is truncated or its header is wrong"
+        )
     return b"".join(pieces)
 
 

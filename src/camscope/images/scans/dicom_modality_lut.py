@@ -258,7 +258,9 @@ def _copy_frames(destination: Array, frames: Iterator[Array], name: str) -> None
         destination[count] = frame
         count += 1
     if count < len(destination):
-        raise ImageError(f"{name}: {plural(count, 'frame')} of pixels; the header says {len(destination)} frames")
+        raise ImageError(
+            f"{name}: {plural(count, 'frame')} of pixels; the header says {plural(len(destination), 'frame')}"
+        )
 
 
 def _read_modality_luts(

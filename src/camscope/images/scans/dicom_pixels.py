@@ -233,7 +233,7 @@ def get_color_converter(
 
     def convert_to_rgb(decoded: Array, color_space: str) -> Array:
         if color_space != "RGB" and not color_space.startswith(("YBR_RCT", "YBR_ICT")):
-            raise ImageError(f"{name}: the decoder did not convert {layout.photometric_interpretation} colors to RGB")
+            raise ImageError(f"{name}: the decoder did not convert {layout.photometric_interpretation} to RGB")
         return decoded.astype(np.uint8) if layout.bits_stored == 8 else _rescale_to_8_bits(decoded, layout.bits_stored)
 
     return convert_to_rgb, steps + icc

@@ -136,7 +136,9 @@ def _select_series(groups: list[list[SliceHeader]], series: int | None, name: st
     series_list += f"; and {len(groups) - 20} more" if len(groups) > 20 else ""
     if series is not None:
         if not 0 <= series < len(groups):
-            raise ImageError(f"{name}: series {series} is out of range; there are {len(groups)} series ({series_list})")
+            raise ImageError(
+                f"{name}: series {series} is out of range; the number of series is {len(groups)} ({series_list})"
+            )
         return groups[series]
     if len(groups) > 1:
         is_one_key = len({group[0].group_key for group in groups}) == 1
