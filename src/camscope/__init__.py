@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from camscope.batch import run_batch as run_batch
     from camscope.errors import CamscopeError as CamscopeError
     from camscope.errors import CamscopeWarning as CamscopeWarning
-    from camscope.explainers import *  # noqa: F403
+    from camscope.explainers import *  # noqa: F403 - its public names are listed below
     from camscope.explanation import Explanation as Explanation
     from camscope.images.preprocess import Preprocess as Preprocess
     from camscope.images.scans.scan_preprocess import ScanPreprocess as ScanPreprocess

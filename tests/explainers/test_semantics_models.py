@@ -995,7 +995,7 @@ def test_the_scores_are_found_in_any_output(kind):
     [
         (
             lambda s: (s, s * 2),
-            r"tuple has no unique tensor of class scores: it holds 0 \(2, 3\), 1 \(2, 3\); pass target=",
+            r"the output tuple has no unique tensor of class scores: it holds 0 \(2, 3\), 1 \(2, 3\); pass target=",
         ),
         (lambda s: {"a": 1}, "the output dict has no unique tensor of class scores.*no float tensor"),
         (lambda s: None, "the output NoneType has no unique tensor"),

@@ -135,7 +135,7 @@ class AnnotationColumn(GroundTruth):
     label_choice: LabelChoice = field(default_factory=LabelChoice)
 
     @property
-    def source(self) -> str:  # type: ignore[override]
+    def source(self) -> str:  # type: ignore[override] # a property in place of a field
         """A description of the column, with its name."""
         return f"the column {self.name!r}"
 

@@ -66,7 +66,7 @@ class FinerCAM:
                 chosen.append(FinerWeightedTarget(main, [int(order[rank]) for rank in ranks], alpha))
             return chosen
 
-        self.base_cam.choose_targets = choose_targets  # type: ignore[method-assign]
+        self.base_cam.choose_targets = choose_targets  # type: ignore[method-assign] # of this object alone
         return self.base_cam.forward(input_tensor, targets, eigen_smooth)
 
     def __enter__(self) -> Self:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from camscope import explainers
 from camscope.compat.pytorch_grad_cam.ablation_layer import AblationLayer
-from camscope.compat.pytorch_grad_cam.base_cam import Array, BaseCAM, OutputTarget
+from camscope.compat.pytorch_grad_cam.base_cam import Array, BaseCAM, OutputTarget, warn_once
 from camscope.compat.pytorch_grad_cam.full_gradient import compute_bias, compute_full_gradient, find_bias_layers
 from camscope.compat.pytorch_grad_cam.utils.image import scale_cam_image
 from camscope.compat.pytorch_grad_cam.utils.svd_on_activations import (
@@ -211,7 +211,7 @@ class _KPCACAMExplainer(explainers.KPCACAM):
         return cells * cells.gather(1, cells.abs().argmax(1, keepdim=True)).sign()
 
 
-class KPCA_CAM(_ProjectionCAM):  # noqa: N801
+class KPCA_CAM(_ProjectionCAM):  # noqa: N801 - the name in pytorch-grad-cam
     """KPCA-CAM."""
 
     explainer = _KPCACAMExplainer
@@ -339,7 +339,7 @@ class FullGrad(_LayerCAM):
         self, model: nn.Module, target_layers: Sequence[nn.Module], reshape_transform: Reshape | None = None
     ) -> None:
         if len(target_layers) > 0:
-            print("Warning: target_layers is ignored in FullGrad. All bias layers will be used instead")  # noqa: T201
+            warn_once("FullGrad", "FullGrad reads every layer with a bias, so target_layers has no effect; pass []")
         super().__init__(model, find_bias_layers(model), reshape_transform)
         self.bias_data = [self.get_bias_data(layer).cpu().numpy() for layer in self.target_layers]
 

@@ -74,7 +74,7 @@ def _make_dataclass_with_captum_names(cls: type["Explainer"]) -> None:
     def __init__(self: Any, *args: Any, **settings: Any) -> None:  # noqa: N807 - the function is a method
         init(self, *args, **translate_setting_names(settings, names, cls.__name__))
 
-    cls.__init__ = __init__  # type: ignore[method-assign]
+    cls.__init__ = __init__  # type: ignore[method-assign] # of the class, once
 
 
 @dataclass(eq=False, repr=False)

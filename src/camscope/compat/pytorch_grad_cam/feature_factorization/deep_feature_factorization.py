@@ -86,11 +86,11 @@ def run_dff_on_image(
 
     `model.config.id2label` holds the labels, as in models of Hugging Face.
     """
-    image = np.float32(np.array(img_pil)) / 255
+    image = np.array(img_pil, dtype=np.float32) / 255
     factorization = DeepFeatureFactorization(model, target_layer, reshape_transform, classifier)
     _, explanations, scores = factorization(img_tensor[None], n_components)
     probabilities = torch.from_numpy(scores).softmax(-1).numpy()
     config: Any = model.config
     labels = create_labels_legend(probabilities, config.id2label, top_k)
-    drawn = show_factorization_on_image(image, explanations[0], image_weight=0.3, concept_labels=labels)  # type: ignore[arg-type]
+    drawn = show_factorization_on_image(image, explanations[0], image_weight=0.3, concept_labels=labels)
     return np.hstack((np.array(img_pil), drawn))

@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 SMALLEST = 1e-8
 
 
-def batch_pearson_coherency(A: Array, B: Array) -> Array:  # noqa: N803
+def batch_pearson_coherency(A: Array, B: Array) -> Array:  # noqa: N803 - the names in pytorch-grad-cam
     """Return the Pearson correlations (N,) of maps (N,H,W)."""
     first, second = (maps.reshape(len(maps), -1) - maps.mean((1, 2))[:, None] for maps in (A, B))
     sizes = np.sqrt((first**2).sum(1) * (second**2).sum(1))

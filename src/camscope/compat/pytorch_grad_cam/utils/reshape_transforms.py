@@ -13,7 +13,7 @@ def fasterrcnn_reshape_transform(x: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([F.interpolate(level.abs(), size, mode="bilinear") for level in x.values()], dim=1)
 
 
-def swinT_reshape_transform(tensor: Tensor, height: int = 7, width: int = 7) -> Tensor:  # noqa: N802
+def swinT_reshape_transform(tensor: Tensor, height: int = 7, width: int = 7) -> Tensor:  # noqa: N802 - the name in pytorch-grad-cam
     """Return tokens (N,height x width,K) as (N,K,height,width)."""
     return tensor.reshape(len(tensor), height, width, tensor.shape[2]).permute(0, 3, 1, 2)
 
