@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 ALONE  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough check docs format assets gallery models bench clean
+.PHONY: help demo test test-thorough check docs dist format assets gallery models bench clean
 
 help:
 	@echo "make demo     install, then draw images whose evidence is known and explain them"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-thorough   also every model of the zoo, more of Ray, and trainings"
 	@echo "make check    format, lint, types, import levels, doctests, documentation code, prose rules"
 	@echo "make docs     build the documentation site into docs/_build/html; warnings are errors"
+	@echo "make dist     wheel and sdist in dist/, tried in a fresh environment with each extra"
 	@echo "make format   put the format right, and what the linter can mend"
 	@echo "make assets   draw the pictures of the README again"
 	@echo "make gallery  every method on four photographs and four phantoms, into docs/gallery: hours"
@@ -41,6 +42,12 @@ check: $(STAMP)-dev
 docs: $(STAMP)-docs
 	$(ALONE) $(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+dist: $(STAMP)-release
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tests/release/try_wheel.py dist
 
 format: $(STAMP)-dev
 	$(BIN)/ruff format .

@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from docutils.nodes import paragraph as paragraph_node
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
@@ -14,6 +15,10 @@ from build_reference import write_generated_pages, write_inventories  # noqa: E4
 
 import camscope  # noqa: E402 - of the environment that builds
 
+PROJECT_SUMMARY = (
+    "See where a PyTorch vision model looks, and whether you can trust the map: class activation maps, gradients, attention "
+    "and perturbations for classifiers, detectors, segmentation models and embeddings, with metrics and audits."
+)
 project = "camscope"
 author = "The camscope authors"
 copyright = f"2026, {author}"
@@ -88,7 +93,22 @@ def escape_markup(app: Sphinx, kind: str, name: str, documented: object, options
             lines[index] = "".join(part if part.startswith("`") else re.sub(r"([*|])", r"\\\1", part) for part in parts)
 
 
+def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
+    """Write `llms.txt`: every page with its title and its first paragraph, for readers that are programs."""
+    if error is not None or app.builder.format != "html":
+        return
+    lines = ["# camscope", "", f"> {PROJECT_SUMMARY}", ""]
+    for name in sorted(app.env.found_docs, key=lambda page: (page.split("/")[:-1], not page.endswith("index"), page)):
+        if name.endswith("/index") and name.count("/") == 1:
+            lines += ["", f"## {app.env.titles[name].astext()}", ""]
+        paragraph = next(app.env.get_doctree(name).findall(paragraph_node), None)
+        text = " ".join(paragraph.astext().split()) if paragraph is not None else ""
+        lines.append(f"- [{app.env.titles[name].astext()}]({name}.html): {text[:200]}")
+    (Path(app.outdir) / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     """Write the generated pages before Sphinx reads the sources."""
     app.connect("autodoc-process-docstring", escape_markup, priority=400)  # before the sections are parsed
+    app.connect("build-finished", write_llms_txt)
     write_generated_pages(DOCS / "_build" / "generated")

@@ -151,6 +151,7 @@ def test_what_is_no_condition_is_one_clear_error(run, where, said):
         with pytest.raises(InputError, match=said) as caught:
             asked()
         assert "\n" not in str(caught.value)
+        assert "part of the run cannot be read" not in str(caught.value)  # the condition is wrong, not the run
         said_else = ("the columns are row, id, path, sha256, status", "several")
         assert where == "" or any(words in str(caught.value) for words in said_else)
     assert len(outside) == 1

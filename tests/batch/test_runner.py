@@ -456,6 +456,15 @@ def test_what_is_ones_own_is_known_again_by_another_process(tmp_path):
     assert "prepared" in facts["preprocess"]
 
 
+def test_a_single_target_needs_no_list(model, folder, tmp_path):
+    for number, target in enumerate(("nodule", 1, 0)):
+        run_batch(GradCAM(model), folder, tmp_path / str(number), target)
+    rows = [
+        set(BatchRun(tmp_path / str(number)).query("status <> 'failed'")["label"].to_pylist()) for number in range(3)
+    ]
+    assert rows == [{"nodule"}, {"nodule"}, {"no finding"}]
+
+
 def test_two_functions_of_one_name_cannot_be_told_apart(folder, model, tmp_path):
     targets = [lambda logits: logits[:, 0], lambda logits: logits[:, 1]]
     with pytest.raises(

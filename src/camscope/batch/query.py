@@ -28,6 +28,17 @@ SECURITY_SETTINGS = (
     "SET enable_external_access = false",
     "SET lock_configuration = true",
 )
+# what DuckDB raises for a wrong condition; other errors come from damaged parts
+QUERY_ERRORS = (
+    "BinderException",
+    "CatalogException",
+    "ConversionException",
+    "NotImplementedException",
+    "OutOfRangeException",
+    "ParserException",
+    "PermissionException",
+    "TypeMismatchException",
+)
 ROWS_PER_FETCH = 4096  # rows that are converted to Python at a time
 
 
@@ -91,6 +102,7 @@ class Query:
     def _execute(self, dataset: "ds.Dataset", columns: str, *, ignore_limit: bool = False) -> Iterator[Any]:
         """Execute the query, and yield the DuckDB result while the connection is open."""
         duckdb = require("duckdb", extra="batch")
+        invalid_query: Exception | None = None
         with translate_part_errors(), duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
             connection.register("run", dataset)
             for setting in SECURITY_SETTINGS:
@@ -98,12 +110,14 @@ class Query:
             try:
                 self._require_single_condition_and_sort(connection)
                 yield connection.execute(self._build_sql(columns, ignore_limit))
-            except duckdb.Error as error:
-                message = str(error).partition("\n")[0].partition(": ")[2] or str(error)
-                names = ", ".join(dataset.schema.names)
-                raise InputError(
-                    f"the query ({self.description}): {message.rstrip('.!')}; the columns are {names}"
-                ) from error
+            except tuple(getattr(duckdb, name) for name in QUERY_ERRORS) as error:
+                invalid_query = error
+        if invalid_query is not None:  # not within the block, which says that a part is damaged
+            message = str(invalid_query).partition("\n")[0].partition(": ")[2] or str(invalid_query)
+            names = ", ".join(dataset.schema.names)
+            raise InputError(
+                f"the query ({self.description}): {message.rstrip('.!')}; the columns are {names}"
+            ) from invalid_query
 
     def _build_sql(self, columns: str, ignore_limit: bool) -> str:
         sql = f"SELECT {columns} FROM (SELECT row_number() OVER () - 1 AS {POSITION_COLUMN}, * FROM run) AS run"  # noqa: S608 - checked
@@ -114,13 +128,13 @@ class Query:
         return sql
 
     def _require_single_condition_and_sort(self, connection: Any) -> None:
-        """Raise an InputError unless `where` and `sort` are single SQL expressions."""
+        """Raise the parser's error of DuckDB unless `where` and `sort` are single SQL expressions."""
         statements = [] if self.where is None else [f"SELECT {self.where}", f"SELECT (\n{self.where}\n)"]
         if self.sort is not None:  # a clause such as LIMIT would fail before a further column
             statements.append(f"SELECT 1 ORDER BY {self.sort}")
         for sql in statements:
             if len(connection.extract_statements(sql)) != 1:
-                raise InputError(f"the query ({self.description}) has several statements; expected one condition")
+                raise require("duckdb", extra="batch").ParserException("Parser Error: several statements, expected one")
 
 
 class RowReader:

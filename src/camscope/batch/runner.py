@@ -134,7 +134,7 @@ def run_batch(
     explainers: Explainer | Sequence[Explainer],
     source: Any,
     output: str | os.PathLike[str],
-    targets: Sequence[TargetLike] = (None,),
+    targets: TargetLike | Sequence[TargetLike] = (None,),
     *,
     root: str | Path | None = None,
     batch_size: int | None = None,
@@ -154,7 +154,7 @@ def run_batch(
         explainers: One explainer, or several explainers of one model.
         source: The images: see `build_manifest`.
         output: The folder of the run.
-        targets: Targets of every image whose row has no target. None: the predicted class.
+        targets: Target, or several, of every image whose row has no target. None: the predicted class.
         root: The folder where relative paths begin: see `build_manifest`.
         batch_size: Images per forward pass. None: 16, and up to 64 for images smaller than 224 x 224.
         num_threads: Threads that read images while the model runs. None: one per CPU core, one in all for small files.
@@ -183,18 +183,19 @@ def run_batch(
 
     """
     explainer_list = [explainers] if isinstance(explainers, Explainer) else list(explainers)
-    if not explainer_list or not targets:
+    target_list = list(targets) if isinstance(targets, Sequence) and not isinstance(targets, str) else [targets]
+    if not explainer_list or not target_list:
         raise InputError(
             "explainers or targets are empty; pass at least one of each, such as [GradCAM(model)] and [None]"
         )
-    _check_target_names(targets)
+    _check_target_names(target_list)
     check_positive_integer(None, batch_size=batch_size)
     require_valid_num_threads(num_threads)
     manifest = apply_privacy_options(build_manifest(source, root), privacy, explainer_list[0].preprocess)
     store, plan = RunStore(output), ChunkPlan(len(manifest), options.chunk_size, options.shard)
     worker = BatchWorker(
         explainer_list,
-        list(targets),
+        target_list,
         manifest,
         batch_size,
         options.reduced_decoding,

@@ -13,7 +13,7 @@ from camscope.cli import base, shared_options
 
 EXAMPLE = "camscope info --json"
 PACKAGES = ("torch", "torchvision", "numpy", "opencv-python-headless", "pillow", "pyarrow", "duckdb", "typer")
-DEVELOPMENT_EXTRAS = ("dev", "test", "docs", "bench", "gallery")
+DEVELOPMENT_EXTRAS = ("dev", "test", "docs", "release", "bench", "gallery")
 
 
 def run(

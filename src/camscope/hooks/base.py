@@ -13,6 +13,7 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as all_modules
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
@@ -144,6 +145,12 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module
                 return name, module
         nearest = difflib.get_close_matches(layer, [name for name, _ in inner.named_modules()], n=3, cutoff=0.0)
     raise LayerError(f"no layer {layer!r} in {type(model).__name__}; nearest names: {', '.join(nearest) or 'none'}")
+
+
+def has_global_hooks() -> bool:
+    """Return whether hooks are registered for all modules. PyTorch has no public function for it."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(all_modules, f"_global{name}") for name in names)
 
 
 def strip_wrapper_names(name: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.nn.modules import module as everywhere
+from torch.nn.modules import module as all_modules
 from torch.utils.weak import WeakIdKeyDictionary
 
 from camscope.errors import warn_caller
@@ -239,7 +239,7 @@ def hooks_muted(model: nn.Module) -> Iterator[None]:
     Each hook keeps its place and its handle. Forward passes in other threads run it as usual.
     """
     with _mute_lock:
-        hook_dicts: list[Any] = [everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks]
+        hook_dicts: list[Any] = [all_modules._global_forward_hooks, all_modules._global_forward_pre_hooks]
         for module in unwrap(model).modules():
             both = (getattr(module, name, None) for name in ("_forward_hooks", "_forward_pre_hooks"))
             hook_dicts += [hooks for hooks in both if isinstance(hooks, MutableMapping)]  # TorchScript may have none

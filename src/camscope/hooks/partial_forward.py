@@ -11,9 +11,15 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as everywhere
 
-from camscope.hooks.base import Hooks, find_layer, reentrant_checkpoints_disabled, thread_local_hook, unwrap
+from camscope.hooks.base import (
+    Hooks,
+    find_layer,
+    has_global_hooks,
+    reentrant_checkpoints_disabled,
+    thread_local_hook,
+    unwrap,
+)
 from camscope.hooks.function_mode import has_instance_forward, override_forward
 from camscope.pytree import describe_unsupported_tensor, find_main_tensor, iter_leaves, replace_leaf
 
@@ -125,7 +131,7 @@ def _find_cacheable_modules(model: nn.Module, name: str) -> list[nn.Module]:
     inside = {part for module in usable for part in [*module.modules()][1:]}
     cacheable = [module for module in usable if module not in inside]
     has_replicas = any(isinstance(part, nn.DataParallel) for part in model.modules())  # replicas would share the shadow
-    return cacheable if path[-1] in cacheable and not (has_replicas or everywhere._has_any_global_hook()) else []
+    return cacheable if path[-1] in cacheable and not (has_replicas or has_global_hooks()) else []
 
 
 def _is_cacheable(module: nn.Module) -> bool:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from camscope.errors import InputError
@@ -21,6 +20,7 @@ from camscope.explainers.perturbation.base import (
     PerturbationExplainer,
     expand_per_axis,
 )
+from camscope.hooks.base import has_global_hooks
 from camscope.hooks.function_mode import has_instance_forward
 from camscope.hooks.incremental_forward import CostTracker, WindowTensor, cut_windows
 from camscope.plurals import plural
@@ -176,7 +176,7 @@ class WindowScorer:
         evaluator, n_baselines = self._masked_input.evaluator, len(self._masked_input.baselines)
         self._n_rows = len(corners) * n_baselines
         self._multiplications_per_row = n_multiplications / self._n_rows
-        is_hooked = _has_any_global_hook() or not all(map(_has_no_hooks, evaluator.score.model.modules()))
+        is_hooked = has_global_hooks() or not all(map(_has_no_hooks, evaluator.score.model.modules()))
         n_windows = min(len(corners), evaluator.explainer.batch_size or N_TRIAL_WINDOWS)
         is_cheap = self._multiplications_per_row < MIN_MULTIPLICATIONS
         if self._masked_input.x.device.type != "cpu" or is_hooked or is_cheap or n_windows < N_TRIAL_WINDOWS:

@@ -1,0 +1,1 @@
+"""Files that released versions have written. Every later version reads them."""

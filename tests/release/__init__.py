@@ -1,0 +1,1 @@
+"""What a built wheel must do in a fresh environment."""

@@ -1,0 +1,145 @@
+"""One test of each extra, for an installed wheel. `try_wheel.py` copies this file out of the checkout and runs it there."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import camscope
+from camscope import GradCAM, load_model
+from camscope.phantom import draw_radiograph
+
+ROOT = Path(camscope.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def model():
+    assert "site-packages" in str(ROOT), "this is a test of an installed wheel"
+    return load_model("phantom")
+
+
+@pytest.fixture(scope="module")
+def scan():
+    return draw_radiograph(seed=11, finding="nodule")
+
+
+@pytest.fixture
+def photos(tmp_path, scan):
+    for seed in range(3):
+        Image.fromarray(draw_radiograph(seed=seed, finding="nodule").image).save(tmp_path / f"{seed}.png")
+    return tmp_path
+
+
+def assert_map(explanation):
+    assert np.isfinite(explanation.attribution).all()
+    assert explanation.attribution.any()
+
+
+def test_batch_extra(model, photos, tmp_path):
+    from camscope.batch import BatchRun, run_batch
+
+    run_batch(GradCAM(model), photos, tmp_path / "run")
+    run = BatchRun(tmp_path / "run")
+    assert (len(run.table()), run.n_failed_rows) == (3, 0)
+    run.save_html(tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size > 10_000
+
+
+def test_ray_extra(model, photos, tmp_path):
+    import ray
+
+    from camscope.batch import BatchOptions, BatchRun, run_batch
+
+    run_batch(GradCAM(model), photos, tmp_path / "run", options=BatchOptions(engine="ray"))
+    ray.shutdown()
+    assert len(BatchRun(tmp_path / "run").table()) == 3
+
+
+def test_segments_extra(model, scan):
+    assert_map(camscope.SegmentAblation(model).explain(scan.image, "nodule"))
+
+
+def test_metrics_extra(model, photos, tmp_path):
+    from typer.testing import CliRunner
+
+    from camscope.cli import app
+
+    command = [
+        "compare",
+        str(photos),
+        "--model",
+        "phantom",
+        "--methods",
+        "gradcam,layercam",
+        "-o",
+        str(tmp_path / "out"),
+    ]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert list((tmp_path / "out").glob("*.png"))
+
+
+def test_audit_extra(tmp_path):
+    from camscope import audit
+    from camscope.audit.core.config import Config
+    from camscope.audit.demo import write_demo_study
+
+    plain = write_demo_study(tmp_path / "study", n_images=40).model_dump()
+    plain["skip"] = ("faithfulness", "robustness", "sanity")
+    run = audit.run_audit(Config.from_source(plain), tmp_path / "audit")
+    assert run.report_path.is_file()
+    assert run.verdicts
+
+
+def test_quantus_extra():
+    import quantus
+
+    assert quantus.PixelFlipping
+
+
+def test_medical_extra(tmp_path, scan):
+    import nibabel
+
+    from camscope import read_scan
+
+    nibabel.save(nibabel.Nifti1Image(np.zeros((8, 9, 10), np.int16), np.eye(4)), tmp_path / "a.nii.gz")
+    assert read_scan(tmp_path / "a.nii.gz").shape
+
+
+def test_itk_extra(tmp_path):
+    import SimpleITK
+
+    from camscope import read_scan
+
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(np.zeros((4, 5, 6), np.int16)), str(tmp_path / "a.nrrd"))
+    assert read_scan(tmp_path / "a.nrrd").shape
+
+
+def test_codecs_gpl_extra():
+    import libjpeg
+
+    assert libjpeg.decode
+
+
+def test_captum_extra(model, scan):
+    assert_map(camscope.DeepLIFT(model).explain(scan.image, "nodule"))
+
+
+def test_lrp_extra(model, scan):
+    assert_map(camscope.LRP(model).explain(scan.image, "nodule"))
+
+
+def test_hub_extra(scan):
+    model = load_model("timm:resnet10t", weights="random")
+    assert GradCAM(model).explain(scan.image, 3).attribution.ndim == 2
+
+
+def test_bench_extra():
+    import captum
+    import pytorch_grad_cam
+    import torchcam
+
+    assert captum
+    assert pytorch_grad_cam
+    assert torchcam
