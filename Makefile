@@ -41,6 +41,8 @@ check: $(STAMP)-dev
 
 docs: $(STAMP)-docs
 	$(ALONE) $(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees docs docs/_build/html
+	$(ALONE) $(BIN)/python docs/translations.py check
+	$(ALONE) $(BIN)/python -m sphinx -W --keep-going -q -b html -D language=zh_CN -d docs/_build/doctrees-zh docs docs/_build/html/zh-CN
 	@echo "docs/_build/html/index.html"
 
 dist: $(STAMP)-release

@@ -24,6 +24,8 @@ author = "The camscope authors"
 copyright = f"2026, {author}"
 release = version = camscope.__version__
 language = "en"
+locale_dirs = ["locale"]
+gettext_compact = False
 
 extensions = [
     "myst_parser",
@@ -34,7 +36,7 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "_generated_source", "Thumbs.db", "**/*.json"]
+exclude_patterns = ["_build", "locale", "_generated_source", "Thumbs.db", "**/*.json"]
 default_role = "code"
 nitpicky = True
 nitpick_ignore_regex = [
@@ -70,6 +72,7 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "download_all_examples": False,
     "show_memory": False,
+    "min_reported_time": 3600,  # no time on the page: it would differ from build to build
     "remove_config_comments": True,
 }
 

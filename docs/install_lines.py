@@ -9,7 +9,7 @@ from pathlib import Path
 PUBLISHED = False
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/get-started/install.md")
+PAGES = ("README.md", "README.zh-CN.md", "docs/get-started/install.md")
 BLOCK = re.compile(r"(<!-- install: (\w+) -->\n).*?(<!-- end of install -->)", re.DOTALL)
 SENTENCES = {
     "en": (
