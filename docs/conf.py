@@ -36,7 +36,7 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "locale", "_generated_source", "Thumbs.db", "**/*.json"]
+exclude_patterns = ["_build", "_templates", "locale", "_generated_source", "Thumbs.db", "**/*.json"]
 default_role = "code"
 nitpicky = True
 nitpick_ignore_regex = [
@@ -76,10 +76,12 @@ sphinx_gallery_conf = {
     "remove_config_comments": True,
 }
 
+templates_path = ["_templates"]
 html_theme = "pydata_sphinx_theme"
 html_title = "camscope"
 html_theme_options = {
     "navbar_align": "left",
+    "navbar_end": ["language", "theme-switcher", "navbar-icon-links"],
     "show_toc_level": 2,
     "show_prev_next": True,
     "secondary_sidebar_items": ["page-toc"],
