@@ -72,6 +72,7 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "download_all_examples": False,
     "show_memory": False,
+    "write_computation_times": False,
     "min_reported_time": 3600,  # no time on the page: it would differ from build to build
     "remove_config_comments": True,
 }
