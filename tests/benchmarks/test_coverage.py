@@ -19,7 +19,7 @@ coverage = importlib.import_module("benchmarks.coverage")
 
 def test_the_docs_have_the_figures_that_are_kept():
     now, before = (json.loads(path.read_text(encoding="utf-8")) for path in (coverage.RESULTS, coverage.BEFORE))
-    page = (ROOT / "docs" / "explanation" / "metrics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "metrics" / "intervals.md").read_text(encoding="utf-8")
     assert "\n".join(coverage.tables(now, before)) in page
     assert "\n".join(coverage.dominance_table(now, before)) in page
 

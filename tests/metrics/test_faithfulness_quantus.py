@@ -1,4 +1,4 @@
-"""Quantus as a second opinion, where it is installed and the definitions agree: docs/explanation/metrics.md."""
+"""Quantus as a second opinion, where it is installed and the definitions agree: docs/explanation/metrics/faithfulness.md."""
 
 import numpy as np
 import pytest

@@ -422,7 +422,9 @@ def test_a_thumbnail_has_its_peak_where_the_map_has_it(shape, size):
 
 
 def test_the_code_in_the_page_runs(net, scans, tmp_path, monkeypatch):
-    page = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "metrics.md").read_text(encoding="utf-8")
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    pages = [docs / "explanation" / "metrics.md", *sorted((docs / "explanation" / "metrics").glob("*.md"))]
+    page = "\n".join(place.read_text(encoding="utf-8") for place in [*pages, docs / "how-to" / "evaluate.md"])
     code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     case = draw_radiograph(7, "nodule")
     names = {"model": load_model("phantom"), "scan": case.image, "mask": case.mask, "x": scans[:1], "images": scans[:5]}
