@@ -4,12 +4,15 @@ import inspect
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from click import Context
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from camscope import errors
+from camscope.audit.core.summary import Summary
+from camscope.batch.result_rows import column_types
 from camscope.cli import app
 from camscope.cli.methods import COST_LEGEND, describe_method
 from camscope.explainers import METHODS
@@ -51,6 +54,8 @@ def write_generated_pages(folder: Path) -> None:
         "metrics.md": describe_metrics(),
         "errors.md": describe_errors(),
         "command-line.md": describe_commands(),
+        "run-columns.md": describe_run_columns(),
+        "summary-fields.md": describe_summary(),
     }
     for name, text in pages.items():
         path = folder / name
@@ -126,6 +131,47 @@ def describe_commands() -> str:
     return get_docs_for_click(obj=command, ctx=Context(command), name="camscope").replace(
         "# `camscope`", "# Command line", 1
     )
+
+
+def describe_run_columns() -> str:
+    """Return the table of the Parquet columns of a run."""
+    return format_table(
+        ("column", "type"), [(f"`{name}`", f"`{arrow_type}`") for name, arrow_type in column_types().items()]
+    )
+
+
+def describe_summary() -> str:
+    """Return the tables of `summary.json`: its fields, then those of every object in it."""
+    schema = Summary.model_json_schema()
+    sections = [_describe_fields("summary.json", schema)]
+    sections += [_describe_fields(name, definition) for name, definition in sorted(schema["$defs"].items())]
+    return "\n\n".join(sections)
+
+
+def _describe_fields(title: str, definition: dict[str, Any]) -> str:
+    rows = [
+        (f"`{name}`", _name_json_type(field), "" if name in definition.get("required", ()) else "optional")
+        for name, field in definition.get("properties", {}).items()
+    ]
+    text = " ".join((definition.get("description") or "").split())
+    return f"### {title}\n\n{text}\n\n{format_table(('field', 'type', ''), rows)}"
+
+
+def _name_json_type(field: dict[str, Any]) -> str:
+    """Return the type of a field of a JSON schema in words."""
+    if "$ref" in field:
+        return f"{field['$ref'].rpartition('/')[2]}"
+    if "const" in field:
+        return f"`{field['const']}`"
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    if "anyOf" in field:
+        return " or ".join(_name_json_type(choice) for choice in field["anyOf"])
+    if field.get("type") == "array" and "items" in field:
+        return f"list of {_name_json_type(field['items'])}"
+    if field.get("type") == "object" and isinstance(field.get("additionalProperties"), dict):
+        return f"object of {_name_json_type(field['additionalProperties'])}"
+    return str(field.get("type", "any"))
 
 
 def format_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
