@@ -1,5 +1,6 @@
 """Unusual tensors in every place where a user can pass one: a right result, or one error that says what to pass."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,9 +8,12 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
-from camscope.errors import CamscopeError, InputError, LayerError, ModelError, TargetError
+from camscope.errors import CamscopeError, ImageError, InputError, LayerError, ModelError, PreprocessError, TargetError
 from camscope.explainers import RISE, ExpectedGradients, GradCAM, IntegratedGradients, KernelSHAP, Occlusion, Saliency
 from camscope.explanation import Explanation
+from camscope.images.photo import read_photo
+from camscope.metrics import METRICS, PerturbationTest, scoring_scope
+from camscope.metrics.imputation import build_imputer
 from camscope.model_metadata import compute_model_digest
 from camscope.targets import Classes, Region, Similarity
 from camscope.tensor_kinds import find_unusual_kind, to_ordinary_tensor
@@ -247,6 +251,45 @@ def test_a_weight_without_values_is_an_error(kind):
     for make in (lambda net: GradCAM(net, "conv"), Saliency):
         with pytest.raises(ModelError, match=rf"head\.weight of Net is .*{ALL[kind][1]}"):
             make(net)
+
+
+@pytest.mark.parametrize("kind", [k for k in ALL if k != "sparse_csr"])
+def test_an_unusual_image_or_result_of_a_preprocessing_is_an_error(kind):
+    convert, words = ALL[kind]
+    with pytest.raises(ImageError, match="the image is"):
+        read_photo(convert(x()[0]))
+    tool = GradCAM(model(), "conv", preprocess=lambda image: convert(torch.rand(3, 8, 8)))
+    with pytest.raises(PreprocessError, match=f"the result of the preprocessing .* is .*{words}"):
+        tool.explain(np.zeros((8, 8, 3), np.uint8), 1)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_an_unusual_result_of_reshape_is_an_error(kind):
+    convert, words = ALL[kind]
+    tool = GradCAM(model(), "conv", reshape=lambda output: convert(output.detach()))
+    with pytest.raises(LayerError, match=f"the result of reshape= for layer 'conv' is .*{words}"):
+        tool.attribute(x(), 1)
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_a_map_of_another_dtype_counts_as_its_numbers(kind):
+    values = torch.randint(0, 9, (2, 8)).float()
+    assert METRICS.find("sparseness")(DTYPES[kind][0](values)) == METRICS.find("sparseness")(values)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_an_unusual_map_mask_or_imputation_is_an_error(kind):
+    (convert, words), values, mask = ALL[kind], torch.rand(2, 8), np.eye(2, 8, dtype=bool)
+    with scoring_scope(model(), x(), 1) as scorer:
+        for call in (
+            lambda: METRICS.find("sparseness")(convert(values)),
+            lambda: METRICS.find("pointing-game")(convert(values), mask),
+            lambda: METRICS.find("pointing-game")(values.numpy(), convert(values)),
+            lambda: PerturbationTest(convert(torch.rand(2, 8, 8)), scorer),
+            lambda: build_imputer(convert(x()), x()),
+        ):
+            with pytest.raises(InputError, match=words):
+                call()
 
 
 def test_a_model_and_a_call_under_fake_tensor_mode_are_errors():

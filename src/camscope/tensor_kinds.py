@@ -96,9 +96,15 @@ def to_ordinary_tensor(tensor: Tensor) -> Tensor:
     return tensor if kind is None or kind.is_castable else tensor.view(torch.uint8)
 
 
-def check_ordinary_tensor(tensor: Tensor, role: str, name: str, error: Callable[[str], Exception]) -> None:
-    """Raise an error unless a tensor is an ordinary one. `role` is the tensor's role, such as `the input`."""
-    if (kind := find_unusual_kind(tensor, name)) is not None:
+def check_ordinary_tensor(
+    tensor: Tensor, role: str, name: str, error: Callable[[str], Exception], *, allow_castable: bool = False
+) -> None:
+    """Raise an error unless a tensor is an ordinary one. `role` is the tensor's role, such as `the input`.
+
+    `allow_castable`: whether dtypes such as float8 and uint16 are allowed, because the caller converts them.
+    """
+    kind = find_unusual_kind(tensor, name)
+    if kind is not None and not (allow_castable and kind.is_castable):
         raise error(f"{role} is {kind.description}; expected an ordinary tensor: pass {kind.replacement}")
 
 
