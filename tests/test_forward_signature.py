@@ -1,5 +1,9 @@
 """Models that take the image by keyword, or in a dict."""
 
+import copy
+import json
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -107,12 +111,151 @@ class Broken(Plain):
         return self.scores(x[:, [7]])
 
 
-@pytest.mark.parametrize(("kind", "key"), [(InDict, "picture"), (ByMethod, "image")])
+@pytest.mark.parametrize(("kind", "key"), [(InDict, "picture"), (ByMethod, "picture")])
 @pytest.mark.parametrize("layer", ["conv", None])
 def test_a_dict_model_without_a_key_is_an_error_that_names_the_setting(kind, key, layer):
     model, _, x = like(kind)
     with pytest.raises(InputError, match=f"{kind.__name__} takes a dict, but received a tensor. .* input_key='{key}'"):
         GradCAM(model, layer).attribute(x, 1)
+
+
+def name_the_image(picture, scale=1.0):
+    return picture, scale
+
+
+def with_label(batch):
+    batch["label"] = 1
+    batch.update(other=2)
+    batch.setdefault("label", 3)
+    return batch["picture"] * batch["label"]
+
+
+class Inner(nn.Module):
+    def forward(self, picture, scale=1.0):
+        return picture
+
+
+READERS = {  # ways in which a model reads its image from a dict
+    "item": lambda batch: batch["picture"],
+    "get": lambda batch: batch.get("picture"),
+    "pop": lambda batch: batch.pop("picture"),
+    "attribute": lambda batch: batch.picture,
+    "copy": lambda batch: batch.copy()["picture"],
+    "attribute of a copy": lambda batch: batch.copy().picture,
+    "copy.copy": lambda batch: copy.copy(batch)["picture"],
+    "deepcopy": lambda batch: copy.deepcopy(batch).picture,
+    "pickle": lambda batch: pickle.loads(pickle.dumps(batch)).picture,
+    "dict": lambda batch: dict(batch)["picture"],
+    "unpacked into a dict": lambda batch: {**batch}["picture"],
+    "unpacked into a call": lambda batch: name_the_image(**batch)[0],
+    "unpacked into a module": lambda batch: Inner()(**batch),
+    "merged": lambda batch: (batch | {"label": 1}).picture,
+    "in": lambda batch: batch["picture"] if "picture" in batch else batch["image"],
+    "isinstance": lambda batch: batch["picture"] if isinstance(batch, dict) else batch.size("picture"),
+    "written": with_label,
+}
+
+
+class Reading(Plain):
+    def __init__(self, reader):
+        super().__init__()
+        self.reader = READERS[reader] if isinstance(reader, str) else reader
+
+    def forward(self, batch):
+        return self.scores(self.reader(batch))
+
+
+@pytest.mark.filterwarnings("ignore:.*could not be verified")  # of a copied image
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("method", [GradCAM, ScoreCAM])
+def test_a_model_may_use_its_dict_like_any_dict(reader, method):
+    model, plain, x = like(lambda: Reading(reader))
+    torch.testing.assert_close(
+        method(model, "conv", input_key="picture").attribute(x, 1), method(plain, "conv").attribute(x, 1)
+    )
+
+
+def test_a_dict_of_a_model_is_iterated_counted_and_mapped_like_any_dict():
+    def read(batch):
+        assert [*batch] == ["picture", "scale"] == [*batch.keys()] == [key for key, _ in batch.items()]
+        assert len(batch) == 2 == len(json.dumps({**batch, "picture": 0}).split(","))
+        doubled = torch.utils._pytree.tree_map(lambda value: value * 2, batch)
+        assert list(batch.values())[1] == 3.0
+        assert doubled.scale == 6.0
+        assert not hasattr(batch, "label")
+        return torch.func.vmap(lambda row: row["picture"], in_dims=({"picture": 0, "scale": None},))(dict(batch))
+
+    model, plain, x = like(lambda: Reading(read))
+    expected = GradCAM(plain, "conv").attribute(x, 1)
+    tool = GradCAM(model, "conv", input_key="picture")
+    torch.testing.assert_close(tool.attribute(x, 1, additional_forward_args={"scale": 3.0}), expected)
+
+
+@pytest.mark.parametrize("reader", [reader for reader in READERS if reader != "pickle"])
+@pytest.mark.parametrize("layer", ["conv", None])
+def test_any_model_of_a_dict_without_a_key_is_an_error_that_names_the_key(reader, layer):
+    model, _, x = like(lambda: Reading(reader))
+    with pytest.raises(InputError, match=r"Reading takes a dict, but received a tensor\..* input_key='picture'"):
+        GradCAM(model, layer).attribute(x, 1)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_wrong_key_is_an_error_that_names_the_key_of_the_model(reader):
+    model, _, x = like(lambda: Reading(reader))
+    with pytest.raises(
+        InputError, match=r"the forward of Reading reads the key.* 'picture'.*, but received 'img'"
+    ) as raised:
+        GradCAM(model, "conv", input_key="img").attribute(x, 1)
+    assert "such as input_key='picture'" in str(raised.value)
+
+
+def test_a_wrong_key_that_the_model_passes_over_is_an_error():
+    def read(batch):
+        return batch["picture"] if "picture" in batch else torch.ones(2, 3, 6, 8).double()
+
+    model, _, x = like(lambda: Reading(read))
+    with pytest.raises(InputError, match=r"reads the key 'picture', but received 'img'"):
+        GradCAM(model, "conv", input_key="img").attribute(x, 1)
+
+
+@pytest.mark.parametrize("kind", [AnyKeyword, InDict])
+def test_a_wrong_key_of_a_model_of_any_keyword_is_an_error(kind):
+    model, _, x = like(kind)
+    with pytest.raises(InputError, match=r"reads the key 'picture', but received 'img'.*input_key='picture'"):
+        GradCAM(model, "conv", input_key="img").attribute(x, 1)
+
+
+@pytest.mark.parametrize("kind", [Plain, KeywordOnly])
+def test_a_key_that_the_forward_does_not_have_is_an_error(kind):
+    model, _, x = like(kind)
+    with pytest.raises(InputError, match=rf"input_key='img': the forward of {kind.__name__} has no such argument \("):
+        GradCAM(model, "conv", input_key="img").attribute(x, 1)
+
+
+def test_another_key_that_is_missing_is_an_error_that_says_how_to_pass_it():
+    model, _, x = like(lambda: Reading(lambda batch: batch["picture"] * batch["scale"]))
+    tool = GradCAM(model, "conv", input_key="picture")
+    with pytest.raises(InputError, match=r"reads the key 'scale', but received 'picture'.*additional_forward_args"):
+        tool.attribute(x, 1)
+    assert tool.attribute(x, 1, additional_forward_args={"scale": 2.0}).any()
+
+
+def test_an_optional_key_that_is_missing_does_not_hide_an_error_of_the_model():
+    def read(batch):
+        return batch["picture"][:, [7 if batch.get("mask") is None else 0]]
+
+    model, _, x = like(lambda: Reading(read))
+    with pytest.raises(IndexError, match="index 7 is out of bounds"):
+        GradCAM(model, "conv", input_key="picture").attribute(x, 1)
+
+
+def test_a_model_of_tensors_and_dicts_keeps_its_error():
+    def read(batch):
+        return (batch["picture"] if isinstance(batch, dict) else batch)[:, [7]]
+
+    model, _, x = like(lambda: Reading(read))
+    with pytest.raises(IndexError, match="index 7 is out of bounds"):
+        GradCAM(model, "conv").attribute(x, 1)
 
 
 def test_an_error_of_the_model_itself_stays_its_own():

@@ -1,10 +1,12 @@
 """All errors and warnings of camscope, in one hierarchy."""
 
 import errno
+import os
 import re
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor
 from enum import StrEnum
 from typing import Any
 
@@ -117,7 +119,11 @@ class CamscopeWarning(UserWarning):
 
 # errors of a path that another attempt does not change
 PERMANENT_PATH_ERRNOS = (errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
-NO_NEW_THREAD = "can't start new thread"  # the whole message of Python's RuntimeError: a limit of the moment
+TRANSIENT_ERRNOS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE)  # a limit on threads, processes or open files
+# texts of errors without an errno, such as a RuntimeError of Python or of C++
+TRANSIENT_TEXT_PATTERN = re.compile(
+    "|".join(["can't start new thread", *(re.escape(os.strerror(code)) for code in TRANSIENT_ERRNOS)]), re.IGNORECASE
+)
 OUT_OF_MEMORY = "out of memory"
 OUT_OF_MEMORY_PATTERN = re.compile(
     r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|insufficient memory|bad.alloc|alloc_failed",
@@ -129,13 +135,23 @@ REQUESTED_SIZE_PATTERN = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error of Python, NumPy, Arrow, PyTorch, CUDA or OpenCV means that memory ran out."""
+    """Return whether an error of Python, NumPy, Arrow, PyTorch, CUDA or OpenCV means that memory ran out.
+
+    A group of errors does if all errors in it do.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_out_of_memory, error.exceptions))
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    foreign = isinstance(error, RuntimeError) or type(error).__module__.partition(".")[0] == "cv2"
-    return foreign and not isinstance(error, CamscopeError) and OUT_OF_MEMORY_PATTERN.search(str(error)) is not None
+    return _is_native_error(error) and OUT_OF_MEMORY_PATTERN.search(str(error)) is not None
+
+
+def _is_native_error(error: BaseException) -> bool:
+    """Whether the message of an error may be that of a C or C++ library, which has no types or numbers of errors."""
+    is_native = isinstance(error, RuntimeError) or type(error).__module__.partition(".")[0] == "cv2"
+    return is_native and not isinstance(error, CamscopeError)
 
 
 def describe_out_of_memory(error: BaseException) -> str:
@@ -145,23 +161,35 @@ def describe_out_of_memory(error: BaseException) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a retry may succeed, because a file was missing or unreachable or memory ran out.
+    """Return whether a retry may succeed: a file was missing or unreachable, or memory, threads or open files ran out.
 
-    A file that is not an image is a permanent failure. The causes of an error are checked too.
+    A file that is not an image is a permanent failure. The causes of an error are checked too. A group of errors is
+    transient if all errors in it are.
     """
-    return any(
-        is_out_of_memory(cause)
-        or isinstance(cause, FileNotFoundError | ConnectionError | TimeoutError)
-        or (isinstance(cause, RuntimeError) and str(cause) == NO_NEW_THREAD)
-        or type(cause).__name__ == "URLError"  # of urllib, which is not imported for its name
-        or (isinstance(cause, OSError) and cause.errno is not None and cause.errno not in PERMANENT_PATH_ERRNOS)
-        for cause in _iter_causes(error)
-    )
+    return _is_any_cause_transient(error, set())
 
 
-def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and all its causes, including causes that `from None` hides."""
-    visited: set[int] = set()
+def _is_any_cause_transient(error: BaseException, visited: set[int]) -> bool:
+    return any(_is_transient_itself(cause, visited) for cause in _iter_causes(error, visited))
+
+
+def _is_transient_itself(error: BaseException, visited: set[int]) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_any_cause_transient(member, visited) for member in error.exceptions)
+    if is_out_of_memory(error):
+        return True
+    if isinstance(error, FileNotFoundError | ConnectionError | TimeoutError | BrokenExecutor):
+        return True
+    if type(error).__name__ == "URLError":  # of urllib, which is not imported for its name
+        return True
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno not in PERMANENT_PATH_ERRNOS
+    has_only_text = _is_native_error(error) or (isinstance(error, OSError) and not isinstance(error, CamscopeError))
+    return has_only_text and TRANSIENT_TEXT_PATTERN.search(str(error)) is not None
+
+
+def _iter_causes(error: BaseException | None, visited: set[int]) -> Iterator[BaseException]:
+    """Yield an error and all its causes, including causes that `from None` hides. Visited errors are left out."""
     while error is not None and id(error) not in visited:
         visited.add(id(error))
         yield error

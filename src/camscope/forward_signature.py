@@ -1,17 +1,156 @@
 """The signature of a model's forward: its keyword arguments, and the argument that is the image."""
 
-from contextlib import suppress
+import copy
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, signature
-from typing import Any, get_args, get_type_hints
+from typing import Any, Self, get_args, get_type_hints
 
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
 
-from camscope.errors import InputError
+from camscope.errors import CamscopeError, InputError, is_out_of_memory
+from camscope.plurals import inflect
 
 PIXEL_VALUES = "pixel_values"  # Hugging Face's keyword for the image, which is not always the first parameter
-DICT_METHODS = ("get", "items", "keys", "pop", "values")
+
+
+class InputDict(dict[str, Any]):
+    """The dict of a model that takes a dict. Its keys are attributes, too: `batch.image` is `batch["image"]`.
+
+    It records the keys that the model looks up, also in its copies: those that it has and those that are missing.
+    """
+
+    _read_keys: dict[str, None]
+    _missing_keys: dict[str, None]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Create the dict with empty records, also when it is unpickled."""
+        self = super().__new__(cls)
+        vars(self).update(_read_keys={}, _missing_keys={})
+        return self
+
+    @property
+    def missing_keys(self) -> list[str]:
+        """The missing keys that the model looked up, in the order of the first lookup."""
+        return list(self._missing_keys)
+
+    def is_read(self, key: str) -> bool:
+        """Whether the model read the value of this key."""
+        return key in self._read_keys
+
+    def _record(self, key: object) -> None:
+        if isinstance(key, str):
+            (self._read_keys if dict.__contains__(self, key) else self._missing_keys)[key] = None
+
+    def __getitem__(self, key: str) -> Any:
+        self._record(key)
+        return super().__getitem__(key)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            self._record(name)
+            if dict.__contains__(self, name):
+                return super().__getitem__(name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def __contains__(self, key: object) -> bool:
+        is_present = super().__contains__(key)
+        if not is_present:
+            self._record(key)
+        return is_present
+
+    def __iter__(self) -> Iterator[str]:  # without this method, dict(batch) and {**batch} bypass `__getitem__`
+        return super().__iter__()
+
+    def __or__(self, other: Any) -> Any:
+        merged = self.copy()
+        merged.update(other)
+        return merged
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, or the default."""
+        self._record(key)
+        return super().get(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Remove a key and return its value."""
+        self._record(key)
+        return super().pop(key, *default)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, which becomes the default if the key is missing."""
+        super().setdefault(key, default)
+        return self[key]
+
+    def items(self) -> Any:
+        """Return the items. All keys count as read."""
+        self._read_keys.update(dict.fromkeys(super().keys()))
+        return super().items()
+
+    def values(self) -> Any:
+        """Return the values. All keys count as read."""
+        self._read_keys.update(dict.fromkeys(super().keys()))
+        return super().values()
+
+    def copy(self) -> "InputDict":
+        """Return a copy with the same records."""
+        copied = type(self)()
+        dict.update(copied, super().items())
+        vars(copied).update(vars(self))
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "InputDict":
+        copied = self.copy()
+        dict.update(copied, {key: copy.deepcopy(value, memo) for key, value in super().items()})
+        return copied
+
+
+class _ProbeDict(InputDict):
+    """An empty dict that returns the same value for every key, to find the keys that a model looks up."""
+
+    value: Any = None
+    is_unpacked = False
+
+    def __missing__(self, key: object) -> Any:
+        if not isinstance(key, str):
+            raise KeyError(key)
+        return self.value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or hasattr(Tensor, name):  # a model of tensors reads these, such as x.shape
+            raise AttributeError(name)
+        return self[name]
+
+    def __contains__(self, key: object) -> bool:
+        self._record(key)
+        return isinstance(key, str)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key]
+
+    def pop(self, key: str, *default: Any) -> Any:
+        return self[key]
+
+    def keys(self) -> Any:
+        self.is_unpacked = True
+        return super().keys()
+
+    def items(self) -> Any:
+        self.is_unpacked = True
+        return super().items()
+
+    def copy(self) -> "InputDict":
+        self.is_unpacked = True
+        return super().copy()
+
+
+_pytree.register_pytree_node(  # PyTorch does not look into subclasses of dict otherwise
+    InputDict,
+    lambda inputs: (list(inputs.values()), list(inputs)),
+    lambda values, keys: InputDict(zip(keys, values, strict=True)),
+)
 
 
 @dataclass(frozen=True)
@@ -22,10 +161,69 @@ class InputKey:
     in_dict: bool = False
 
     def call_with_input(self, model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the model with the image x under this key. For a model that takes a dict, kwargs go into the dict, too."""
-        if self.in_dict:
-            return model({self.name: x, **kwargs}, *args)
-        return model(*args, **{self.name: x, **kwargs})
+        """Call the model with the image x under this key. For a model that takes a dict, kwargs go into the dict, too.
+
+        Raises InputError if the model reads other keys.
+        """
+        inputs = InputDict({self.name: x, **kwargs})
+        received = list(inputs)
+        try:
+            output = model(inputs, *args) if self.in_dict else model(*args, **inputs)
+        except Exception as error:
+            if not isinstance(error, CamscopeError) and not is_out_of_memory(error):
+                self._check_keys(model, inputs, received, error)
+            raise
+        if self.in_dict and inputs.missing_keys and not inputs.is_read(self.name):
+            raise self._build_key_error(model, inputs.missing_keys, received)
+        return output
+
+    def _check_keys(self, model: nn.Module, inputs: InputDict, received: Sequence[str], error: Exception) -> None:
+        """Raise InputError if the model did not read this key, or if its error is about a missing key."""
+        if self.name in list_forward_keywords(model):
+            return
+        names = _find_missing_names(error)
+        if any(name in received for name in _find_unexpected_names(error)):  # the model unpacks the dict
+            names = _probe_keys(model, inputs.get(self.name), (), {}) if self.in_dict else []
+        names = [name for name in names if name not in received]
+        is_unread = self.in_dict and not inputs.is_read(self.name)
+        missing = list(dict.fromkeys([*inputs.missing_keys, *names]))
+        if missing and (is_unread or names):
+            raise self._build_key_error(model, missing, received) from error
+        if is_unread or _find_unexpected_names(error):
+            keywords = ", ".join(parameter.name for parameter in _read_parameters(model))
+            raise InputError(
+                f"input_key={self.name!r}: the forward of {type(model).__name__} has no such argument ({keywords}) and reads no "
+                "such key of a dict. Pass the name of the image argument, or no input_key if the first argument is the image"
+            ) from error
+
+    def _build_key_error(self, model: nn.Module, missing: Sequence[str], received: Sequence[str]) -> InputError:
+        names, noun = ", ".join(map(repr, missing)), inflect(len(missing), "key")
+        return InputError(
+            f"the forward of {type(model).__name__} reads the {noun} {names}, but received {', '.join(map(repr, received))}. "
+            f"Pass the key of the image, such as input_key={_choose_image_key(missing)!r}, and other values with "
+            "additional_forward_args={...}"
+        )
+
+
+def _find_missing_names(error: Exception | None) -> list[str]:
+    """Return the key of a KeyError, the attribute that a dict lacked, or the names of the arguments that a call lacked."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, InputDict):
+        return [str(error.name)]
+    if isinstance(error, KeyError):
+        return [name for name in error.args[:1] if isinstance(name, str)]
+    if isinstance(error, TypeError) and (match := re.search(r"missing \d+ required .*?argument", str(error))):
+        return re.findall(r"'(\w+)'", str(error)[match.end() :])
+    return []
+
+
+def _find_unexpected_names(error: Exception) -> list[str]:
+    """Return the names of arguments that a function does not have."""
+    return re.findall(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else []
+
+
+def _choose_image_key(keys: Sequence[str]) -> str:
+    """Return the key that is most likely the image: one with a name such as `image`, or else the first."""
+    return next((key for key in keys if re.search("im(age|g)|pic|pixel|photo|scan", key, re.IGNORECASE)), keys[0])
 
 
 def call_model(
@@ -46,33 +244,41 @@ def call_model(
         return key.call_with_input(model, x, args, kwargs)
     try:
         return model(x, *args, **kwargs)
-    except (AttributeError, IndexError, TypeError) as error:
-        if isinstance(error, AttributeError) and isinstance(error.obj, Tensor) and error.name in DICT_METHODS:
-            raise _dict_error(model, "'image'") from error
-        if not isinstance(error, AttributeError):
-            with suppress(AttributeError, IndexError, TypeError), _DictAccess(model):
-                model(x, *args, **kwargs)
+    except Exception as error:
+        if not isinstance(error, CamscopeError) and not is_out_of_memory(error):
+            _check_takes_tensor(model, x, args, kwargs, error)
         raise
 
 
-class _DictAccess(TorchFunctionMode):
-    """A function mode that raises InputError where a model reads a tensor by a name, as it would read a dict."""
+def _check_takes_tensor(
+    model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+) -> None:
+    """Raise InputError if a model that failed on a tensor reads the keys of a dict."""
+    if keys := _probe_keys(model, x, args, kwargs, error):
+        listing = f"It reads the keys {', '.join(map(repr, keys))}. " if len(keys) > 1 else ""
+        raise InputError(
+            f"the forward of {type(model).__name__} takes a dict, but received a tensor. {listing}Pass the key of the image, "
+            f"such as input_key={_choose_image_key(keys)!r} in the constructor of the method"
+        ) from error
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._model = model
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is Tensor.__getitem__ and isinstance(args[1], str):
-            raise _dict_error(self._model, repr(args[1]))
-        return func(*args, **(kwargs or {}))
+def _probe_keys(
+    model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception | None = None
+) -> list[str]:
+    """Run a model with a dict that has the value x for every key, and return the keys that it looks up.
 
-
-def _dict_error(model: nn.Module, key: str) -> InputError:
-    return InputError(
-        f"the forward of {type(model).__name__} takes a dict, but received a tensor. Pass the key of the image, such as "
-        f"input_key={key} in the constructor of the method"
-    )
+    Returns an empty list if the dict leads to the same `error` as before, which is then not about the dict.
+    """
+    probe, probe_error = _ProbeDict(), None
+    probe.value = x
+    try:
+        model(probe, *args, **kwargs)
+    except Exception as raised:
+        probe_error = raised
+    if error is not None and (type(probe_error), str(probe_error)) == (type(error), str(error)):
+        return []
+    names = _find_missing_names(probe_error) if probe.is_unpacked else []
+    return list(dict.fromkeys([*probe.missing_keys, *names]))
 
 
 def _read_parameters(model: nn.Module) -> list[Parameter]:

@@ -9,6 +9,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from camscope.tensor_kinds import find_unusual_kind, to_ordinary_tensor
+
 
 @dataclass(frozen=True)
 class ModelCard:
@@ -41,26 +43,31 @@ def compute_model_digest(model: nn.Module) -> str:
     Detected are other tensors, changes in place, and changes through `.data` that affect one of eight values spread over a
     tensor.
     """
-    state = [(name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor)]
-    fingerprint = tuple(
-        (name, value.data_ptr(), 0 if value.is_inference() else value._version, _sample_values(value))
-        for name, value in state
-    )
+    state = [(name, value.detach()) for name, value in model.state_dict().items() if isinstance(value, Tensor)]
+    fingerprint = tuple((name, *_read_memory_version(value), _sample_values(value)) for name, value in state)
     cached = _digests.get(model)
     if cached is None or cached[0] != fingerprint:
         cached = _digests[model] = (fingerprint, _hash_state(state))
     return cached[1]
 
 
+def _read_memory_version(value: Tensor) -> tuple[int, int]:
+    """Return the address of a tensor's memory, or 0 if it has none, and its version counter."""
+    kind = find_unusual_kind(value)
+    has_memory = kind is None or kind.is_castable
+    return value.data_ptr() if has_memory else 0, 0 if value.is_inference() else value._version
+
+
 def _sample_values(value: Tensor) -> tuple[float, ...]:
     """Return eight values spread over a tensor, to detect changes through `.data`."""
-    flat = value.detach().reshape(-1)
+    flat = to_ordinary_tensor(value).reshape(-1)
     return tuple(flat[:: max(1, flat.numel() // 8)].double().tolist()) if flat.numel() else ()
 
 
 def _hash_state(state: list[tuple[str, Tensor]]) -> str:
     sha = hashlib.sha256()
     for name, value in state:
-        sha.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        sha.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        dense = to_ordinary_tensor(value)
+        sha.update(f"{name} {value.dtype} {tuple(dense.shape)}".encode())
+        sha.update(dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()[:16]

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-from camscope.errors import LayerError, Remedy
+from camscope.errors import InputError, LayerError, Remedy
+from camscope.plurals import plural
+from camscope.tensor_kinds import find_unusual_kind
 
 LeafPath = tuple[Any, ...]
 ATTENTION_SUM_TOLERANCE = 1e-2  # deviation of a sum of attention weights from 1, in half precision
@@ -59,17 +60,30 @@ def concatenate_structures(values: Sequence[Any]) -> Any:
     return result
 
 
-def describe_unsupported_tensor(tensor: Tensor) -> str | None:
-    """Return a description of an unsupported tensor, such as a sparse one. Return None for an ordinary tensor."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return "part of a transform of torch.func, as inside vmap"
-    if tensor.is_nested:
-        return "a nested tensor"
-    if tensor.is_quantized:
-        return "a quantized tensor"
-    if isinstance(tensor, FakeTensor):
-        return "a FakeTensor, which has no values"
-    return None if tensor.layout == torch.strided else f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}"
+def iter_argument_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[LeafPath, Tensor]]:
+    """Yield (path, tensor) for every tensor in a model's arguments. A path begins with the position or the keyword."""
+    for key, value in (*enumerate(args), *kwargs.items()):
+        yield from iter_leaves(value, (key,))
+
+
+def select_argument_rows(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], index: Tensor, n_samples: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a model's additional arguments for the samples `index` (R,). Tensors with `n_samples` rows are indexed.
+
+    Raises InputError for a tensor whose rows PyTorch cannot index, such as a sparse one.
+    """
+    selected: dict[int | str, Any] = dict((*enumerate(args), *kwargs.items()))
+    for path, value in iter_argument_leaves(args, kwargs):
+        if value.ndim == 0 or value.size(0) != n_samples:
+            continue
+        if (kind := find_unusual_kind(value, "value")) is not None and not kind.is_castable:
+            raise InputError(
+                f"the additional argument {format_argument(path)} is {kind.description}, which cannot be split into "
+                f"{plural(n_samples, 'sample')}: pass {kind.replacement}, or explain one image at a time"
+            )
+        selected = replace_leaf(selected, path, value[index.to(value.device)])
+    return tuple(selected[i] for i in range(len(args))), {name: selected[name] for name in kwargs}
 
 
 def find_main_tensor(name: str, output: object, output_index: str | int | None = None) -> tuple[LeafPath, Tensor]:
@@ -87,9 +101,9 @@ def find_main_tensor(name: str, output: object, output_index: str | int | None =
     rank = max((leaf.ndim for _, leaf in leaves), default=0)
     best = [(path, leaf) for path, leaf in leaves if leaf.ndim == rank]
     if len(best) == 1:
-        if (kind := describe_unsupported_tensor(best[0][1])) is not None:
+        if (kind := find_unusual_kind(best[0][1])) is not None:
             raise LayerError(
-                f"layer {name!r} returns {kind}, for which there is no map",
+                f"layer {name!r} returns {kind.description}, for which there is no map",
                 fix="choose a layer that returns an ordinary (dense) tensor",
                 remedy=Remedy.SET_LAYER,
             )
@@ -135,6 +149,15 @@ def format_path(path: LeafPath) -> str:
     "[0]['features']"
     """
     return "".join(f"[{key!r}]" for key in path) or "itself"
+
+
+def format_argument(path: LeafPath) -> str:
+    """Format the path to an argument of a model: its position or keyword, and the place of the tensor inside.
+
+    >>> format_argument(("batch", "ids"))
+    "'batch'['ids']"
+    """
+    return f"{path[0]!r}{format_path(path[1:]) if path[1:] else ''}"
 
 
 def _iter_children(value: object) -> Iterator[tuple[Any, object]]:

@@ -7,6 +7,7 @@ import os
 import resource
 import threading
 import time
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -375,6 +376,13 @@ def test_threads_that_ran_out_are_transient(folder, model, tmp_path, monkeypatch
         assert run_batch(GradCAM(model), folder, tmp_path / name, retry_failed=True).n_failures == 0
 
 
+def caused_by(cause):
+    try:
+        raise ValueError("a row could not be read") from cause
+    except ValueError as error:
+        return error
+
+
 @pytest.mark.parametrize(
     ("error", "transient", "memory"),
     [
@@ -388,6 +396,22 @@ def test_threads_that_ran_out_are_transient(folder, model, tmp_path, monkeypatch
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True, True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000 bytes"), True, True),
         (RuntimeError("can't start new thread"), True, False),
+        (RuntimeError("can't start new thread\n"), True, False),
+        (RuntimeError("can't start new thread at interpreter shutdown"), True, False),
+        (RuntimeError("Thread creation failed: Resource temporarily unavailable"), True, False),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), True, False),
+        (OSError(errno.EMFILE, "Too many open files"), True, False),
+        (OSError(errno.ENFILE, "Too many open files in system"), True, False),
+        (OSError("Too many open files"), True, False),
+        (RuntimeError("unable to open shared memory object </torch_1>: Too many open files (24)"), True, False),
+        (BrokenProcessPool("A process in the process pool was terminated abruptly"), True, False),
+        (ExceptionGroup("errors of threads", [MemoryError()]), True, True),
+        (ExceptionGroup("errors", [ExceptionGroup("errors", [MemoryError(), TimeoutError()])]), True, False),
+        (ExceptionGroup("errors of threads", [MemoryError(), ValueError("not an image")]), False, False),
+        (ExceptionGroup("errors of threads", [caused_by(MemoryError())]), True, False),
+        (caused_by(ExceptionGroup("errors of threads", [OSError(errno.EMFILE, "too many")])), True, False),
+        (ValueError("Too many open files"), False, False),
+        (ImageError("can't start new thread"), False, False),
         (RuntimeError("shapes differ"), False, False),
     ],
 )
@@ -402,6 +426,24 @@ def test_failures_are_told_apart_also_behind_an_error_of_ours(error, transient, 
         read()
     assert is_transient(found.value) is transient
     assert (is_transient(error), is_out_of_memory(error)) == (transient, memory)
+
+
+def test_a_group_that_is_the_context_of_an_error_in_it_ends():
+    error = ValueError("not an image")
+    error.__context__ = ExceptionGroup("errors of threads", [error])
+    assert not is_transient(error)
+    assert not is_transient(error.__context__)
+
+
+def test_rows_that_fail_for_a_moment_are_retried_and_say_so(folder, model, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise ExceptionGroup("errors of threads", [RuntimeError("can't start new thread at interpreter shutdown")])
+
+    with monkeypatch.context() as patched:
+        patched.setattr("camscope.batch.batch_worker.run_methods", fail)
+        outcome = run_batch(GradCAM(model), folder, tmp_path / "out")
+    assert outcome.transient_failure_counts == outcome.failure_counts != {}
+    assert run_batch(GradCAM(model), folder, tmp_path / "out", retry_failed=True).n_failures == 0
 
 
 def test_a_memory_error_is_told_without_stack_frames():

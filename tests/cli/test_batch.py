@@ -1,8 +1,10 @@
 """`camscope batch`: what is said of a run, and how it ends."""
 
 import io
+import re
 import shlex
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -56,6 +58,106 @@ def test_failures_are_counted_by_reason_and_the_exit_code_tells(images):
     assert (again.exit_code, again.stdout) == (1, "maps    2 of 3 images (3 processed before): out\n")
     assert "the file is empty" in again.stderr
     assert batch("images", "-o", "other", "--max-failures", "0").exit_code == 1
+
+
+class Totals(NamedTuple):
+    """The numbers that a run prints, where each number that is printed several times is the same."""
+
+    maps: int
+    images: int
+    before: int
+    failures: int
+
+
+def printed_totals(result):
+    """Read all counts of images from the lines, the progress and the table of one run, and compare them."""
+    line = re.fullmatch(r"maps +(\d+)(?: of (\d+))? images?(?: \((\d+) processed before\))?: \S+\n", result.stdout)
+    assert line, result.output
+    maps, images, before = int(line[1]), int(line[2] or line[1]), int(line[3] or 0)
+    steps = re.findall(r"^(\d+) of (\d+) images?, \S+ images/s, (\d+) failed", result.stderr, re.MULTILINE)
+    table = [int(count) for count in re.findall(r"^│ +(\d+) +│", result.stderr, re.MULTILINE)]
+    assert {int(total) for _, total, _ in steps} <= {images}
+    assert maps + sum(table) == images
+    assert result.exit_code == (1 if table else 0)
+    assert before <= images
+    done = [before, *(int(done) for done, _, _ in steps)]
+    assert done == sorted(set(done)), "each line is further than the one before"
+    assert done[-1] == images, "all images are done at the end"
+    if steps:
+        assert int(steps[-1][2]) == sum(table)
+    named = {int(number) for number in re.findall(r"(\d+) images?\b(?!/)", result.output)}
+    assert named <= {images, maps}, "no other total is printed"
+    return Totals(maps, images, before, sum(table))
+
+
+def write_manifest(images, *rows):
+    """A table of images, of which some names are repeated or missing."""
+    lines = [f"{chr(97 + n)},images/{row}.png" for n, row in enumerate(rows)]
+    (images.parent / "list.csv").write_text("\n".join(["id,path", *lines]))
+
+
+@pytest.fixture
+def all_progress(monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+
+
+@pytest.mark.usefixtures("all_progress")
+def test_all_printed_totals_of_a_run_agree_also_after_a_resumed_one_and_with_more_images(images):
+    write_manifest(images, 0, 1, 2, 0, 7)  # one image twice, one file missing
+    words = (
+        "list.csv",
+        "-o",
+        "out",
+        "--chunk",
+        "2",
+        "--batch-size",
+        "1",
+        "--methods",
+        "gradcam,layercam",
+        "--targets",
+        "0,1",
+    )
+    assert printed_totals(batch(*words)) == Totals(maps=4, images=5, before=0, failures=1)
+    assert printed_totals(batch(*words)) == Totals(maps=4, images=5, before=5, failures=1)
+    parts = sorted((images.parent / "out").rglob("*.parquet"))
+    parts[1].unlink()
+    assert printed_totals(batch(*words)) == Totals(maps=4, images=5, before=3, failures=1)
+    assert printed_totals(batch(*words, "--retry-failed")) == Totals(maps=4, images=5, before=4, failures=1)
+    (images / "7.png").write_bytes((images / "1.png").read_bytes())
+    assert printed_totals(batch(*words, "--retry-failed")) == Totals(maps=5, images=5, before=4, failures=0)
+    write_manifest(images, 0, 1, 2, 0, 7, 1, 2)
+    refused = batch(*words)
+    assert refused.exit_code == 1
+    assert "manifest.rows: 5 there, 7 here" in refused.stderr
+    assert printed_totals(batch(*words, "--overwrite")) == Totals(maps=7, images=7, before=0, failures=0)
+    shown = CliRunner().invoke(app, ["show", "out"])
+    assert re.search(r"(\d+) rows of (\d+)", shown.output).groups() == ("28", "28"), "7 images, 2 methods, 2 targets"
+
+
+@pytest.mark.usefixtures("all_progress")
+def test_the_totals_of_shards_add_up_to_those_of_the_run(images):
+    write_manifest(images, 0, 1, 2, 0, 7)
+    words = ("list.csv", "-o", "out", "--chunk", "2")
+    shards = [printed_totals(batch(*words, "--shard", shard)) for shard in ("0/2", "1/2")]
+    assert [shard.before for shard in shards] == [0, 0]
+    assert [*map(sum, zip(*shards, strict=True))] == [4, 5, 0, 1]
+    assert printed_totals(batch(*words, "--shard", "1/2")).before == shards[1].images
+    assert printed_totals(batch(*words)) == Totals(maps=4, images=5, before=5, failures=1)
+
+
+@pytest.mark.usefixtures("all_progress")
+def test_totals_that_disagree_are_noticed(images):
+    result = batch("images", "-o", "out", "--batch-size", "1")
+    assert printed_totals(result) == Totals(3, 3, 0, 0)
+    for right, wrong in (("maps    3", "maps    30"), ("3 images: out", "3 images (2 processed before): out")):
+        with pytest.raises(AssertionError):
+            printed_totals(SimpleNamespace(**{**vars_of(result), "stdout": result.stdout.replace(right, wrong)}))
+    with pytest.raises(AssertionError):
+        printed_totals(SimpleNamespace(**{**vars_of(result), "stderr": result.stderr.replace("of 3", "of 4")}))
+
+
+def vars_of(result):
+    return {name: getattr(result, name) for name in ("stdout", "stderr", "output", "exit_code")}
 
 
 def test_an_interrupted_run_says_how_to_go_on(images, monkeypatch):

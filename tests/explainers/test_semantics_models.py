@@ -3,7 +3,7 @@
 import threading
 import warnings
 from collections import OrderedDict, namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from camscope import Layout
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import METHODS, GradCAM, HiResCAM
-from camscope.explainers.core.evaluation_context import inference_scope, inspect_model
+from camscope.explainers.core.evaluation_context import check_input, inference_scope, inspect_model
 from camscope.hooks.base import find_layer, find_layers
 from camscope.layers.layout import LayoutHints, infer_layout
 from camscope.targets import Box, Classes, Difference, LogProbability, Region, TextSimilarity
@@ -268,7 +268,7 @@ def test_a_model_that_is_ready_to_be_quantized_is_explained_as_the_float_model_t
 def test_the_meta_device_is_refused():
     with torch.device("meta"):
         model = Plain()
-    with pytest.raises(ModelError, match=r"first.weight of Plain is on the meta device.*load the weights"):
+    with pytest.raises(ModelError, match=r"first.weight of Plain is a tensor on the meta device.*load the weights"):
         GradCAM(model, "middle")
 
 
@@ -282,8 +282,12 @@ def test_weights_made_under_inference_mode_are_refused():
 
 def test_a_tensor_on_another_device_is_an_error_that_names_both():
     model, x = plain()
-    for ask in (GradCAM(model, "middle").attribute, GradCAM(model, "middle").explain):
-        with pytest.raises(InputError, match="the input is on meta, but the model is on cpu; move one of them"):
+    tool = GradCAM(model, "middle")
+    info = replace(inspect_model(model), devices=(torch.device("cuda:1"),))
+    with pytest.raises(InputError, match="the input is on cpu, but the model is on cuda:1; move one of them"):
+        check_input(x[:1], info, tool)
+    for ask in (tool.attribute, tool.explain):
+        with pytest.raises(InputError, match="the input is a tensor on the meta device, which has no values"):
             ask(x[:1].to("meta"), 1)
 
 

@@ -207,7 +207,7 @@ def test_quantized_and_fake_inputs_are_an_error_that_says_what_to_pass(change, m
         (torch.Tensor.to_sparse, "of layout sparse_coo"),
         (lambda target: quantized(target.float()), "a quantized tensor"),
         (fake, "a FakeTensor"),
-        (lambda target: target.to("meta"), "on meta"),
+        (lambda target: target.to("meta"), "on the meta device"),
         (lambda target: torch.nested.nested_tensor([target]), "a nested tensor"),
     ],
 )

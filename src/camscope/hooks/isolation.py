@@ -170,9 +170,14 @@ def _replaced_buffers_restored(model: nn.Module) -> Iterator[None]:
             for name, buffer in before.items():
                 now = module._buffers.get(name)
                 # a buffer of another shape is a table for another input size, which the module may store elsewhere
-                if now is None or buffer is None or (now.shape, now.dtype) == (buffer.shape, buffer.dtype):
+                if now is None or buffer is None or _shape_and_dtype(now) == _shape_and_dtype(buffer):
                     module._buffers[name] = buffer
         _restore_buffers([(buffer, copy) for buffer, copy in copies if not torch.equal(buffer, copy)])
+
+
+def _shape_and_dtype(tensor: Tensor) -> tuple[object, ...]:
+    """Return the shape and dtype of a tensor. A nested tensor has the list of its shapes instead of one."""
+    return ([part.shape for part in tensor.unbind()] if tensor.is_nested else tensor.shape), tensor.dtype
 
 
 def _restore_buffers(buffers_and_copies: Sequence[tuple[Tensor, Tensor]]) -> None:

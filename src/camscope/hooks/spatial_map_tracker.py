@@ -20,6 +20,7 @@ from camscope.hooks.function_mode import (
     split_names,
 )
 from camscope.pytree import iter_leaves, map_leaves
+from camscope.tensor_kinds import is_fake_mode_active
 
 WINDOW_FUNCTIONS = {
     f"{name}{rank}d"
@@ -106,6 +107,8 @@ class SpatialMapTracker(BaseFunctionMode):
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function and return its result. Record whether the result is a spatial map, and where its cells lie."""
+        if is_fake_mode_active():  # of the model: its results have no values, and neither would the cell numbers
+            return func(*args, **kwargs)
         name = function_name(func)
         with torch._C.DisableTorchFunction():
             is_map = self._returns_spatial_map(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from camscope.errors import PreprocessError
 from camscope.geometry import Placement
+from camscope.tensor_kinds import check_ordinary_tensor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -96,6 +97,10 @@ class CallablePreprocess:
             raise PreprocessError(
                 f"the preprocessing {transform_name} raised {type(error).__name__}: {error}"
             ) from error
+        if isinstance(result, Tensor):
+            check_ordinary_tensor(
+                result, f"the result of the preprocessing {transform_name}", "result", PreprocessError
+            )
         if isinstance(result, Tensor) and result.is_floating_point():
             result = result.detach().as_subclass(Tensor)
             result = result[0] if result.ndim == 4 and len(result) == 1 else result

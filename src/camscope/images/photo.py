@@ -17,6 +17,7 @@ from camscope.errors import ImageError, describe_out_of_memory, is_out_of_memory
 from camscope.images.files.image_damage import check_pixel_data
 from camscope.images.files.redaction import suppress_library_output
 from camscope.safe_files import open_regular_file
+from camscope.tensor_kinds import find_unusual_kind
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -260,6 +261,8 @@ def _convert_array_to_pixels(array: NDArray[Any], max_pixels: int) -> Pixels:
 
 
 def _convert_tensor_to_pixels(tensor: Tensor, max_pixels: int) -> Pixels:
+    if (kind := find_unusual_kind(tensor)) is not None and not kind.is_castable:
+        raise ImageError(f"the image is {kind.description}; {EXPECTED_IMAGE}")
     received = f"the image is a tensor of {tensor.dtype} with shape {tuple(tensor.shape)}"
     if tensor.dtype != torch.uint8:
         raise ImageError(f"{received}; {EXPECTED_IMAGE}. A float tensor is only accepted as a model's own input")

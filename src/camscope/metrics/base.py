@@ -6,10 +6,12 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from camscope.errors import GeometryError, InputError, UndefinedError
 from camscope.registry import Registry
+from camscope.tensor_kinds import check_ordinary_tensor
 
 FloatArray = npt.NDArray[np.floating[Any]]
 Mask = npt.NDArray[np.bool_]
@@ -81,6 +83,9 @@ def register_metric(name: str, **facts: Any) -> Callable[[MetricFunction], Metri
 
 def to_finite_array(attribution: npt.ArrayLike) -> FloatArray:
     """Return a map (*S) as float64. Raises UndefinedError for NaN or infinity, and InputError for an empty map."""
+    if isinstance(attribution, Tensor):
+        check_ordinary_tensor(attribution, "the map", "attribution", InputError, allow_castable=True)
+        attribution = attribution.detach().to("cpu", torch.float64)
     values = np.asarray(attribution, np.float64)
     if not values.size:
         raise InputError(f"the map has shape {values.shape} and is empty: expected at least one cell")
@@ -103,7 +108,9 @@ def positive_part(attribution: npt.ArrayLike) -> FloatArray:
 
 def check_mask(attribution: FloatArray, mask: npt.ArrayLike) -> Mask:
     """Return the mask as an array. Raises UndefinedError if the mask is empty or covers the whole image."""
-    checked = np.asarray(mask)
+    if isinstance(mask, Tensor):
+        check_ordinary_tensor(mask, "the mask", "mask", InputError)
+    checked = np.asarray(mask.detach().cpu() if isinstance(mask, Tensor) else mask)
     if checked.dtype != np.bool_:
         raise InputError(f"the mask has dtype {checked.dtype}; expected bool, with True inside the annotated region")
     if checked.shape != attribution.shape:

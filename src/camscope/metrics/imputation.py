@@ -10,6 +10,7 @@ from camscope.errors import InputError
 from camscope.explainers.core.baselines import compute_baseline_from_input
 from camscope.explainers.core.evaluation_context import check_number, check_positive_number
 from camscope.targets import full_precision
+from camscope.tensor_kinds import check_ordinary_tensor
 
 JACOBI_DAMPING = 0.8  # damping factor of a Jacobi step
 MAX_ITERATIONS = 500  # safeguard against an endless solution
@@ -162,7 +163,8 @@ def build_imputer(imputation: ImputationLike, x: Tensor, seed: int = 0) -> Imput
     if isinstance(imputation, NoisyLinearImputation):
         return _build_linear_imputer(imputation, x, seed)
     if isinstance(imputation, Tensor):
-        if imputation.shape not in (x.shape, x.shape[1:]) or not bool(imputation.isfinite().all()):
+        check_ordinary_tensor(imputation, "the imputation image", "imputation", InputError, allow_castable=True)
+        if imputation.shape not in (x.shape, x.shape[1:]) or not bool(imputation.to(x).isfinite().all()):
             raise InputError(
                 f"the imputation image is {tuple(imputation.shape)}; expected finite numbers of shape {tuple(x.shape[1:])} "
                 f"or {tuple(x.shape)}"

@@ -18,6 +18,7 @@ from camscope.metrics.base import MetricValues
 from camscope.metrics.imputation import ImputationLike, build_imputer
 from camscope.metrics.model_scorer import ModelScorer, OutputKind
 from camscope.plurals import plural
+from camscope.tensor_kinds import check_ordinary_tensor
 
 MaskBuilder = Callable[[slice], Tensor]  # slice of the sets -> removed pixels (R,*S) bool, the same for every image
 
@@ -135,6 +136,10 @@ class PerturbationTest:
         check_positive_integer(n_steps=self.n_steps, region_size=self.region_size)
         check_integer(seed=self.seed)
         x = self.scorer.x
+        if isinstance(self.attributions, Tensor):
+            check_ordinary_tensor(
+                self.attributions, "the tensor of maps", "attributions", InputError, allow_castable=True
+            )
         maps = (
             self.attributions
             if isinstance(self.attributions, Tensor)

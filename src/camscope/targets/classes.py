@@ -15,9 +15,9 @@ from torch import Tensor
 
 from camscope.errors import Remedy, TargetError
 from camscope.plurals import plural
-from camscope.pytree import describe_unsupported_tensor
 from camscope.targets.base import ClassNameLookup, Target
 from camscope.targets.outputs import are_probabilities, class_scores, full_precision
+from camscope.tensor_kinds import find_unusual_kind
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Classes(Target):
     class_indices: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        labels = self.labels.tolist() if isinstance(self.labels, np.ndarray | Tensor) else self.labels
+        labels = tensor_to_list(self.labels) if isinstance(self.labels, np.ndarray | Tensor) else self.labels
         if isinstance(labels, str) or not isinstance(labels, Sequence) or not labels:
             raise TargetError(f"Classes({labels!r}): expected a list of classes, e.g. ['tabby', 'tiger cat']")
         parsed = [parse_class_label(label, "labels", "Classes") for label in labels]
@@ -194,16 +194,22 @@ def parse_class_label(value: object, parameter: str, target_name: str) -> int | 
     return label
 
 
+def tensor_to_list(target: Any) -> Any:
+    """Return a tensor or array of class indices as a list, and a scalar as a number. Raises TargetError for an unusual
+    tensor, such as a sparse one.
+    """
+    kind = find_unusual_kind(target) if isinstance(target, Tensor) else None
+    if kind is not None and not (kind.is_castable and not target.is_floating_point()):
+        raise TargetError(
+            f"the target is {kind.description}: expected a class index, or an ordinary tensor with one class index per sample"
+        )
+    return target.tolist()
+
+
 def normalize_target(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:
     """Convert a target to ints and names. Raises TargetError for unsupported types, such as a bool or a float."""
-    if isinstance(target, Tensor) and (
-        kind := describe_unsupported_tensor(target) or ("on meta" if target.is_meta else None)
-    ):
-        raise TargetError(
-            f"the target is {kind}: expected a class index, or an ordinary tensor with one class index per sample"
-        )
-    if isinstance(target, Tensor) or hasattr(target, "tolist"):
-        target = target.tolist()  # numpy and torch alike: scalars become Python numbers, arrays lists
+    if hasattr(target, "tolist"):
+        target = tensor_to_list(target)
     if isinstance(target, list | tuple):
         targets = [normalize_target(item) for item in target]
         if any(isinstance(item, list) for item in targets):

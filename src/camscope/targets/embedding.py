@@ -12,7 +12,8 @@ from camscope.errors import TargetError
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves
 from camscope.targets.base import ClassNameLookup, ImageContext, Target
-from camscope.targets.outputs import full_precision, get_output_tensor
+from camscope.targets.outputs import check_output_tensor, full_precision, get_output_tensor
+from camscope.tensor_kinds import check_ordinary_tensor
 
 SimilarityKind = Literal["cosine", "dot"]
 IMAGE_EMBEDDING_FIELDS = ("image_embeds", "embeddings", "pooler_output")
@@ -40,6 +41,8 @@ class Similarity(Target):
     def __post_init__(self) -> None:
         if self.kind not in ("cosine", "dot"):
             raise TargetError(f"kind={self.kind!r}: expected 'cosine' or 'dot'")
+        for _, tensor in iter_leaves(self.reference):
+            check_ordinary_tensor(tensor, "the reference", "reference", TargetError)
 
     def bind(self, image_context: ImageContext) -> Target:
         """Return the target with reference images replaced by their embeddings."""
@@ -164,6 +167,7 @@ def image_embedding(output: Any) -> Tensor:
     if len(candidates) != 1 or candidates[0].ndim < 2 or candidates[0].flatten(1).shape[1] != candidates[0].shape[1]:
         shapes = ", ".join(str(tuple(leaf.shape)) for _, leaf in iter_leaves(output)) or type(output).__name__
         raise TargetError(f"a similarity target needs an output with embeddings (N,D), but the output is {shapes}")
+    check_output_tensor(candidates[0])
     return candidates[0].flatten(1)
 
 

@@ -1,28 +1,19 @@
 """Functions that find class scores in a model's output and check scores."""
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from camscope.errors import InputError, Remedy, TargetError
+from camscope.errors import Remedy, TargetError
 from camscope.plurals import plural
-from camscope.pytree import describe_unsupported_tensor, iter_leaves, map_leaves
+from camscope.pytree import iter_leaves, map_leaves
+from camscope.tensor_kinds import find_unusual_kind
 
 HF_EMBEDDING_FIELDS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face: embeddings, not class scores
-INTEGER_TYPE_NAMES = {  # as torch spells them in errors
-    torch.uint8: ("byte", "unsigned char"),
-    torch.int8: ("char",),
-    torch.int16: ("short",),
-    torch.int32: ("int",),
-    torch.int64: ("long",),
-}
-FLOAT_TYPE_NAMES = {torch.float64: "double", torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}
 ROUNDING_STEPS = 4  # multiples of the machine epsilon by which two orders of summation may differ
 
 
@@ -44,13 +35,7 @@ def class_scores(output: object) -> Tensor:
     """
     check_no_detections(output)
     scores = output if isinstance(output, Tensor) else _find_logits(output)
-    if (kind := describe_unsupported_tensor(scores)) is not None:
-        raise TargetError(
-            f"the model's output is {kind}",
-            fix="pass target= a callable output -> (N,) that converts it to an ordinary tensor, such as lambda output: "
-            "output.to_dense()[:, 3]",
-            remedy=Remedy.SET_TARGET,
-        )
+    check_output_tensor(scores)
     if not scores.is_floating_point():
         raise TargetError(
             f"the model's output is {scores.dtype}, and integers have no gradient: explain a model with a float output"
@@ -65,6 +50,23 @@ def class_scores(output: object) -> Tensor:
             remedy=Remedy.SET_TARGET,
         )
     return scores.flatten(1)
+
+
+def check_output_tensor(tensor: Tensor) -> None:
+    """Raise TargetError if the tensor of a model's output that holds the scores is no ordinary tensor."""
+    kind = find_unusual_kind(tensor, "output")
+    if kind is None or (kind.is_castable and not tensor.is_floating_point()):  # there is another error for integers
+        return
+    if not kind.has_values:
+        raise TargetError(
+            f"the model's output is {kind.description}; expected a forward that returns {kind.replacement}"
+        )
+    raise TargetError(
+        f"the model's output is {kind.description}",
+        fix="pass target= a callable output -> (N,) that converts it to an ordinary tensor, such as lambda output: "
+        f"{kind.replacement}[:, 3]",
+        remedy=Remedy.SET_TARGET,
+    )
 
 
 def _find_logits(output: object) -> Tensor:
@@ -123,8 +125,10 @@ def full_precision(values: Tensor) -> Tensor:
 def check_target_scores(scores: object, target: object) -> Tensor:
     """Check the scores that a callable target returned. Raises TargetError unless they are one float per sample (N,)."""
     name = getattr(target, "__name__", type(target).__name__)
-    if isinstance(scores, Tensor) and (kind := describe_unsupported_tensor(scores)) is not None:
-        raise TargetError(f"the target {name!r} returned {kind}; expected an ordinary tensor (N,), as by to_dense()")
+    if isinstance(scores, Tensor) and (kind := find_unusual_kind(scores, "scores")) is not None:
+        raise TargetError(
+            f"the target {name!r} returned {kind.description}; expected one float per sample: return {kind.replacement}"
+        )
     if not isinstance(scores, Tensor) or not scores.is_floating_point() or scores.ndim > 1:
         received = f"{scores.dtype} {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
         raise TargetError(f"the target {name!r} returned {received}; expected one float per sample, shape (N,)")
@@ -184,27 +188,3 @@ class ScoreRange:
             if self._n_rows[kind] > len(low)
         ]
         return torch.stack(constant).all(0) if constant else None
-
-
-@contextmanager
-def dtype_errors_converted(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Convert torch errors about mixed dtypes inside the `with` to an InputError."""
-    try:
-        yield
-    except RuntimeError as error:
-        dtypes = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
-        message, received = str(error).lower(), str(x.dtype).removeprefix("torch.")
-        named = set(re.findall("bfloat16|double|float|half", message))
-        names_model = not named.isdisjoint(FLOAT_TYPE_NAMES.get(dtype, "") for dtype in dtypes)
-        if names_model and any(name in message for name in INTEGER_TYPE_NAMES.get(x.dtype, ())):
-            raise InputError(
-                f"the input is {received}, but the model needs floats: pass x.float(), or the float tensor that the model's "
-                "preprocessing returns"
-            ) from error
-        if names_model and x.dtype not in dtypes and FLOAT_TYPE_NAMES.get(x.dtype) in named:
-            expected = [str(dtype).removeprefix("torch.") for dtype in dtypes]
-            raise InputError(
-                f"the input is {received}, but the model's parameters are {' and '.join(expected)}: pass "
-                f"x.to(torch.{expected[0]}), or model.to(torch.{received})"
-            ) from error
-        raise

@@ -17,7 +17,8 @@ from camscope.plurals import plural
 from camscope.pytree import iter_leaves
 from camscope.targets.base import ClassNameLookup, ImageContext, parse_finite_numbers
 from camscope.targets.classes import ClassTarget
-from camscope.targets.outputs import check_no_detections, full_precision, get_output_tensor
+from camscope.targets.outputs import check_no_detections, check_output_tensor, full_precision, get_output_tensor
+from camscope.tensor_kinds import check_ordinary_tensor
 
 ADAPTIVE_POOLS: dict[int, Callable[..., Tensor]] = dict(
     enumerate((F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d), start=1)
@@ -148,11 +149,14 @@ def class_score_maps(output: Any) -> Tensor:
     if len(candidates) != 1 or candidates[0].ndim < 3:
         shapes = ", ".join(str(tuple(leaf.shape)) for _, leaf in iter_leaves(output)) or type(output).__name__
         raise TargetError(f"a Region needs class scores at every position (N,K,*s), but the output is {shapes}")
+    check_output_tensor(candidates[0])
     return candidates[0]
 
 
 def _to_boolean_mask(mask: ArrayLike | Tensor) -> NDArray[np.bool_]:
     """Convert a mask to booleans. Raises TargetError if it is not a mask of one region."""
+    if isinstance(mask, Tensor):
+        check_ordinary_tensor(mask, "the mask of a Region", "mask", TargetError)
     try:
         array = np.asarray(mask.detach().cpu().double() if isinstance(mask, Tensor) else mask)
     except ValueError as error:

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from camscope.errors import InputError, TargetError, warn_caller
 from camscope.forward_signature import InputKey, call_model, find_input_key
 from camscope.plurals import plural
-from camscope.pytree import concatenate_structures, iter_leaves, map_leaves
+from camscope.pytree import concatenate_structures, iter_leaves, select_argument_rows
 from camscope.targets.base import ClassNameLookup, Target
 from camscope.targets.classes import TargetLike, normalize_target, resolve_class_pair
+from camscope.targets.forward_errors import forward_errors_explained
 from camscope.targets.outputs import (
     ScoreRange,
     are_probabilities,
     check_one_per_sample,
     check_target_scores,
     class_scores,
-    dtype_errors_converted,
     full_precision,
     select_rows,
 )
@@ -108,7 +108,7 @@ class Score:
             return concatenate_structures([self._forward_row(x, row, sample_index) for row in range(len(x))])
         version, self._input_size = x._version, tuple(x.shape[2:])
         args, kwargs = (self._args, self._kwargs) if sample_index is None else self._select_extra_inputs(sample_index)
-        with dtype_errors_converted(self.model, x), self.forward_context():
+        with forward_errors_explained(self.model, x, args, kwargs), self.forward_context():
             if self._resolved_input_key is INPUT_KEY_NOT_READ:
                 self._resolved_input_key = find_input_key(self.model, self._input_key)
             output = call_model(self.model, x, args, kwargs, self._resolved_input_key, frames_first=self._frames_first)
@@ -208,11 +208,7 @@ class Score:
         """Select the extra model inputs of the samples `sample_index` (R,)."""
         if n_samples is None:
             n_samples = 0 if self.values is None else len(self.values)
-
-        def select_entries(value: Tensor) -> Tensor:
-            return value[sample_index.to(value.device)] if value.ndim > 0 and len(value) == n_samples else value
-
-        return map_leaves(self._args, select_entries), map_leaves(self._kwargs, select_entries)
+        return select_argument_rows(self._args, self._kwargs, sample_index, n_samples)
 
     def _read_unconverted_score(self, output: object, n_rows: int, sample_index: Tensor | None) -> Tensor:
         targets = self.target.targets if isinstance(self.target, PerSampleTarget) else self.target

@@ -36,6 +36,7 @@ from camscope.layers.selection import choose_layer, find_doubt_reason, infer_lay
 from camscope.model_metadata import get_card
 from camscope.plurals import plural
 from camscope.targets import Score, Target, full_precision
+from camscope.tensor_kinds import check_ordinary_tensor
 
 
 @dataclass(eq=False, repr=False)
@@ -340,6 +341,7 @@ class SharedPass(ExitStack):
                 raise LayerError(f"layer {layer!r}: {error}") from None
             to_maps = layout.to_maps
         maps = to_maps(full_precision(output))
+        check_ordinary_tensor(maps, f"the result of reshape= for layer {layer!r}", "maps", LayerError)
         if layout is None and (maps.ndim != x.ndim or len(maps) != len(x)):
             shape = tuple(maps.shape)
             raise LayerError(

@@ -14,6 +14,7 @@ from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.batching import RandomMixin
 from camscope.explainers.core.resampling import blur_input
 from camscope.plurals import plural
+from camscope.tensor_kinds import find_unusual_kind
 
 BaselineKind = Literal["zero", "black", "white", "dark", "bright", "mean", "blur", "noise"]
 BASELINE_KINDS = get_args(BaselineKind)
@@ -57,6 +58,8 @@ class BackgroundMixin(RandomMixin):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.background, Tensor):
+            check_baseline_kind(self.background)
         if isinstance(self.background, str) or (isinstance(self.background, Tensor) and self.background.ndim < 3):
             background = self.background
             received = repr(background) if isinstance(background, str) else f"a tensor {tuple(background.shape)}"
@@ -102,6 +105,8 @@ def parse_baselines(
                 f"{setting_name}={entry!r}: expected {', '.join(map(repr, BASELINE_KINDS))}, a number, an image, "
                 f"a tensor (C,H,W) or (N,C,H,W), or a function of the input"
             )
+        if isinstance(entry, Tensor):
+            check_baseline_kind(entry)
     return baselines
 
 
@@ -126,6 +131,8 @@ def build_baseline_tensor(baseline: BaselineLike, x: Tensor, explainer: BaseMeth
         baseline = baseline(x.transpose(1, 2) if explainer.frames_first else x)
     if _is_real_number(baseline):
         baseline = torch.tensor(baseline, dtype=x.dtype, device=x.device)
+    if isinstance(baseline, Tensor):
+        check_baseline_kind(baseline)
     tensor = baseline.to(x) if isinstance(baseline, Tensor) and baseline.is_floating_point() else None
     if tensor is not None and explainer.frames_first and tensor.ndim >= 4:
         tensor = tensor.transpose(-4, -3)  # like the model's input (T,C,H,W), of which x is the transpose
@@ -137,6 +144,13 @@ def build_baseline_tensor(baseline: BaselineLike, x: Tensor, explainer: BaseMeth
     in_background = isinstance(explainer, BackgroundMixin) and isinstance(explainer.background, Tensor)
     _check_baseline_shape(tensor, x, in_background=in_background)
     return tensor.reshape(1, *x.shape[1:]).expand_as(x)
+
+
+def check_baseline_kind(baseline: Tensor) -> None:
+    """Raise InputError for a sparse, nested or otherwise unusual tensor. One of float8 is converted later."""
+    kind = find_unusual_kind(baseline, "baseline")
+    if kind is not None and not (kind.is_castable and baseline.is_floating_point()):
+        raise InputError(f"the baseline is {kind.description}; expected an ordinary tensor: pass {kind.replacement}")
 
 
 def compute_baseline_from_input(kind: str, x: Tensor, seed: int = 0) -> Tensor | None:

@@ -22,6 +22,7 @@ from camscope.hooks.isolation import buffers_and_rng_restored, eval_mode_buffers
 from camscope.plurals import plural
 from camscope.pytree import map_leaves
 from camscope.targets import Score, TargetLike
+from camscope.tensor_kinds import find_unusual_kind
 
 Mode = Literal["eval", "as_is"]
 CHANNELS_LAST_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the rank of an input
@@ -74,10 +75,9 @@ def inspect_model(model: nn.Module) -> ModelInfo:
                 continue
             if is_lazy(value):
                 check_initialized(inner)
-            if value.is_meta:
-                raise ModelError(
-                    f"{path}.{key} of {name} is on the meta device and has no values; load the weights first"
-                )
+            if (kind := find_unusual_kind(value)) is not None and not kind.has_values:
+                fix = "load the weights first" if value.is_meta else f"expected {kind.replacement}"
+                raise ModelError(f"{path}.{key} of {name} is {kind.description}; {fix}")
             devices[value.device] = None
             inference = inference or (f"{path}.{key}" if value.is_inference() else None)
     return ModelInfo(inner, tuple(modules.values()), tuple(devices), compiled, inference)

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from camscope.errors import CamscopeError, InputError, PreprocessError, Remedy
 from camscope.explanation import PixelArray
 from camscope.geometry import Placement
-from camscope.pytree import describe_unsupported_tensor, map_leaves
+from camscope.pytree import format_argument, iter_argument_leaves, select_argument_rows
+from camscope.tensor_kinds import check_ordinary_tensor, find_unusual_kind, is_fake_mode_active, is_inside_transform
 
 if TYPE_CHECKING:
     from camscope.images.scans.scan import Scan
@@ -46,17 +46,22 @@ class ExtraInputs:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for path, value in iter_argument_leaves(self.args, self.kwargs):
+            if (kind := find_unusual_kind(value)) is not None and not kind.has_values:
+                raise InputError(
+                    f"the additional argument {format_argument(path)} of the model is {kind.description}: pass {kind.replacement}"
+                )
+
     def select_rows(self, rows: Sequence[int], batch_size: int) -> "ExtraInputs":
         """Return the extra inputs of some samples.
 
         Tensors with `batch_size` rows are indexed by `rows`. Other values stay unchanged.
         """
-
-        def select_tensor_rows(value: Tensor) -> Tensor:
-            has_rows = value.ndim > 0 and len(value) == batch_size
-            return value[torch.tensor(rows, device=value.device)] if has_rows else value
-
-        return ExtraInputs(map_leaves(self.args, select_tensor_rows), map_leaves(dict(self.kwargs), select_tensor_rows))
+        if list(rows) == list(range(batch_size)):
+            return self
+        index = torch.tensor(rows, device="cpu")
+        return ExtraInputs(*select_argument_rows(self.args, dict(self.kwargs), index, batch_size))
 
 
 NO_EXTRA_INPUTS = ExtraInputs()
@@ -117,16 +122,14 @@ def _read_tensor(x: Tensor, preprocess: PreprocessFunction | None) -> ModelInput
 
 def check_dense_tensor(x: Tensor) -> None:
     """Raise InputError for a sparse, nested or otherwise unsupported tensor, and inside a `torch.func` transform."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if is_inside_transform():
         raise InputError(
             "torch.func (vmap, grad, jvp, functionalize) cannot transform the hooks and backward passes of camscope: "
             "call camscope outside of torch.func, with the whole batch (N,C,H,W)"
         )
-    if (kind := describe_unsupported_tensor(x)) is not None:
-        fix = "x.dequantize()" if x.is_quantized else "x.to_dense()"
-        fix = "torch.nested.to_padded_tensor(x, 0.0), or explain each image" if x.is_nested else fix
-        fix = "one that was made outside of FakeTensorMode" if isinstance(x, FakeTensor) else fix
-        raise InputError(f"the input is {kind}; expected an ordinary float tensor: pass {fix}")
+    check_ordinary_tensor(x, "the input", "x", InputError)
+    if is_fake_mode_active():
+        raise InputError("FakeTensorMode is active, in which tensors have no values: call camscope outside of it")
 
 
 def accepts_scans(preprocess: object) -> bool:

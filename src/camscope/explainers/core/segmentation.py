@@ -10,6 +10,7 @@ from torch import Tensor
 from camscope.errors import InputError
 from camscope.explainers.core.evaluation_context import check_positive_integer
 from camscope.optional import require
+from camscope.tensor_kinds import check_ordinary_tensor
 
 SegmentsLike = int | Tensor | np.ndarray[Any, Any] | Callable[[Tensor], Any]
 SLIC_COMPACTNESS = 10.0  # weight of distance relative to color in SLIC
@@ -44,10 +45,8 @@ def resolve_segment_labels(segments: SegmentsLike, x: Tensor, compactness: float
             f"the segments function returned {type(label_map).__name__}; expected a label map, a tensor or an array "
             f"{tuple(x.shape[1:])} of integers"
         )
-    if isinstance(label_map, Tensor) and label_map.is_meta:
-        raise InputError(
-            "the segments are on the meta device and have no values: create them on the device of the input"
-        )
+    if isinstance(label_map, Tensor):
+        check_ordinary_tensor(label_map, "the label map of the segments", "segments", InputError)
     if isinstance(label_map, np.ndarray):
         if label_map.dtype.kind not in "biuf":
             raise InputError(f"the segments are an array of {label_map.dtype}; expected one integer for each pixel")
