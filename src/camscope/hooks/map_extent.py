@@ -72,14 +72,21 @@ def is_aligned(extent: Extent | None, grid: Sequence[int]) -> bool:
 
 
 def join_extents(extents: Sequence[Extent | None], grid: Sequence[int]) -> Extent | None:
-    """Return the extent of several planes of one grid, or None if they lie over different parts of the input."""
+    """Return the mean extent of several planes of one grid, or None if they lie over different parts of the input."""
     in_order = [extent for extent in dict.fromkeys(extents) if extent is not None]
-    if len(set(extents)) == 1 and in_order:
-        return in_order[0]
-    if not in_order or not all(is_aligned(extent, grid) for extent in extents):
+    if not in_order or None in extents:
         return None
+    if len(in_order) == 1:
+        return in_order[0]
     means = [[sum(ends) / len(in_order) for ends in zip(*axis, strict=True)] for axis in zip(*in_order, strict=True)]
-    return _round_extent((low, high) for low, high in means)
+    joined = _round_extent((low, high) for low, high in means)
+    is_close = all(
+        abs(end - mean) * cells <= MAX_SHIFT
+        for extent in in_order
+        for axis, mean_axis, cells in zip(extent, joined, grid, strict=True)
+        for end, mean in zip(axis, mean_axis, strict=True)
+    )
+    return joined if is_close or all(is_aligned(extent, grid) for extent in in_order) else None
 
 
 def find_ends(
