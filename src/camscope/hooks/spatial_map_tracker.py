@@ -214,13 +214,20 @@ class SpatialMapTracker(BaseFunctionMode):
         """Whether a result is computed from moved planes, and from no plane in place."""
         if name in WINDOW_FUNCTIONS:
             return self._is_moved(sources[0])
-        return any(map(self._is_moved, sources)) and not any(map(self._is_in_place, sources))
+        return any(map(self._is_recorded_as_moved, sources)) and not any(map(self._is_in_place, sources))
+
+    def _is_recorded_as_moved(self, tensor: Tensor) -> bool:
+        """Whether a tensor was computed from moved planes, or is a map that does not lie in place."""
+        record = self._find_record(tensor)
+        if record is None or record.extent is None:
+            return record is not None and record.is_moved
+        return not is_aligned(record.extent, tensor.shape[2:])
 
     def _is_moved(self, tensor: Tensor) -> bool:
         """Whether all values of a tensor (N,K,*grid) were moved, or were computed from moved values alone."""
-        record, planes = self._find_record(tensor), self._locate_planes(tensor)
-        is_known_as_moved = record is not None and record.is_moved
-        return is_known_as_moved or (bool(planes) and not any(is_aligned(plane, tensor.shape[2:]) for plane in planes))
+        planes = self._locate_planes(tensor)
+        is_elsewhere = bool(planes) and not any(is_aligned(plane, tensor.shape[2:]) for plane in planes)
+        return is_elsewhere or self._is_recorded_as_moved(tensor)
 
     def _is_in_place(self, tensor: Tensor) -> bool:
         """Whether each value of a tensor (N,K,*grid) lies at its cell of the grid."""
