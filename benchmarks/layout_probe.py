@@ -216,7 +216,7 @@ def row(name: str, model: nn.Module, x: Tensor) -> dict[str, Any]:
     passes = [0]
     handle = model.register_forward_pre_hook(lambda *_: passes.__setitem__(0, passes[0] + 1))
     try:
-        layers = find_spatial_layers(model, lambda: model(x), x.shape)
+        layers = find_spatial_layers(model, lambda: model(x), x)
         layer = choose_layer(model, lambda inputs: model(inputs).sum(1), x)
     finally:
         handle.remove()

@@ -8,6 +8,7 @@ from tests.mutants import MUTANTS
 from tests.mutants_of_audits import OF_AUDITS
 from tests.mutants_of_exports import OF_EXPORTS
 from tests.mutants_of_faithfulness import OF_FAITHFULNESS
+from tests.mutants_of_layouts import OF_LAYOUTS
 from tests.mutants_of_metrics import OF_METRICS
 from tests.mutants_of_pixels import OF_PIXELS
 from tests.mutants_of_privacy import OF_PRIVACY
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning
 
 @pytest.mark.parametrize(
     "mutant",
-    [*MUTANTS, *OF_PIXELS, *OF_METRICS, *OF_FAITHFULNESS, *OF_SCANS, *OF_EXPORTS, *OF_PRIVACY, *OF_AUDITS],
+    [*MUTANTS, *OF_PIXELS, *OF_METRICS, *OF_FAITHFULNESS, *OF_SCANS, *OF_EXPORTS, *OF_PRIVACY, *OF_AUDITS, *OF_LAYOUTS],
     ids=lambda mutant: mutant.slip,
 )
 def test_a_planted_slip_is_noticed(mutant):

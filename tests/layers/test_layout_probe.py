@@ -327,7 +327,8 @@ def test_weights_of_every_rank_and_module_are_no_image_unless_a_layout_is_given(
         GradCAM(model, layer).explain(x, 1)
     layout = "channels_first" if layer == "drop" else Layout("tokens", (8, 8))
     assert GradCAM(model, layer, layout=layout).explain(x, 1).layer == layer
-    assert layer not in [one.name for one in find_spatial_layers(model, lambda: model(x[None]), (1, 3, 64, 64))]
+    batch = x[None]
+    assert layer not in [one.name for one in find_spatial_layers(model, lambda: model(batch), batch)]
 
 
 class Queries(nn.Module):
@@ -458,7 +459,7 @@ def test_maps_by_construction_are_told_from_other_planes():
     position = nn.Parameter(torch.randn(1, 4, 8, 8))
     model.position = position
     x = torch.randn(1, 3, 16, 16)
-    with torch.no_grad(), SpatialMapTracker(model, (16, 16)) as ops:
+    with torch.no_grad(), SpatialMapTracker(model, x) as ops:
         maps = model(x)
         added = maps + position
         joined = torch.cat([maps, added], 1)
@@ -561,7 +562,8 @@ def test_words_are_no_image_and_are_not_chosen():
         LayerError, match=r"'text_norm': its output was read as tokens 0\+4x6, but it does not depend on the image"
     ):
         GradCAM(model, "text_norm").explain(x, 1)
-    assert "text_norm" in [one.name for one in find_spatial_layers(model, lambda: model(x[None]), (1, 3, 32, 48))]
+    batch = x[None]
+    assert "text_norm" in [one.name for one in find_spatial_layers(model, lambda: model(batch), batch)]
     assert choose_layer(model, lambda inputs: model(inputs).sum(1), x[None]).name == "image_norm"
     assert GradCAM(model).explain(x, 1).layer == "image_norm"
     assert "text" not in str(RefineCAM(model).explain(x, 1).layer)
@@ -666,7 +668,7 @@ def test_the_layer_that_is_chosen_holds_the_image_where_the_input_ids_say(llava,
 def test_the_image_in_what_the_whole_model_returns_is_where_the_input_ids_hold_it(llava):
     model = Prompted(llava, [1, 2, *PATCHES, 5, 6, 7]).eval()
     x = torch.randn(1, 3, 32, 32, dtype=torch.float64)
-    layers = {one.name: str(one.layout) for one in find_spatial_layers(model, lambda: model(x), x.shape)}
+    layers = {one.name: str(one.layout) for one in find_spatial_layers(model, lambda: model(x), x)}
     outputs = ("model", "model.model", "model.lm_head", "model.model.language_model.norm")
     assert {name: layers[name] for name in outputs if name in layers} == {
         name: "tokens 2+4x4" for name in outputs if name in layers

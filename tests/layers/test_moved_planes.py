@@ -40,6 +40,123 @@ MOVES = {
 }
 
 
+def flipped(x: Tensor) -> Tensor:
+    return x.flip(-1)
+
+
+def scripted(x: Tensor) -> Tensor:
+    return torch.jit.script(flipped)(x)
+
+
+@torch.library.custom_op("camscope_tests::relu", mutates_args=())
+def named_like_another(x: Tensor) -> Tensor:
+    return x.flip(-1)
+
+
+named_like_another.register_autograd(lambda ctx, gradient: gradient.flip(-1))
+
+
+class Flipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy()[..., ::-1].copy())
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gradient.flip(-1)
+
+
+def written_through_numpy(x: Tensor) -> Tensor:
+    y = x * 1
+    values = y.detach().numpy()
+    values[:] = values[..., ::-1].copy()
+    return y
+
+
+def written_through_data(x: Tensor) -> Tensor:
+    y = x * 1
+    y.data.copy_(x.flip(-1))
+    return y
+
+
+def written_through_a_view(x: Tensor) -> Tensor:
+    y = x * 1
+    y.view(-1).copy_(x.flip(-1).reshape(-1))
+    return y
+
+
+def filled(x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    y.numpy()[:] = x.detach().numpy()[..., ::-1]
+    return y
+
+
+def mirror(x: Tensor) -> Tensor:
+    return torch.eye(x.shape[-1]).flip(0)
+
+
+# what function modes do not see, or see without its meaning
+UNSEEN_MOVES = {
+    "TorchScript": scripted,
+    "a traced function": lambda x: torch.jit.trace(lambda y: y.transpose(2, 3), (x,))(x),
+    "NumPy": lambda x: torch.from_numpy(x.detach().numpy()[..., ::-1].copy()),
+    "lists": lambda x: torch.tensor(x.flip(-1).tolist()),
+    "DLPack": lambda x: torch.from_dlpack(torch.from_dlpack(x.detach()).flip(-1)),
+    "an autograd function": Flipped.apply,
+    "a custom operation": named_like_another,
+    "a custom operation of another name": lambda x: torch.ops.camscope_tests.relu(x),
+    "vmap": torch.func.vmap(lambda y: y.flip(-1)),
+    "a checkpoint": lambda x: torch.utils.checkpoint.checkpoint(lambda y: y.flip(-1), x, use_reentrant=False),
+    "an operation of ATen": lambda x: torch.ops.aten.flip(x, [-1]),
+    "integers": lambda x: (x * 1000).int().flip(-1).float() / 1000,
+    "quantized numbers": lambda x: torch.quantize_per_tensor(x.detach(), 0.01, 0, torch.qint8).flip(-1).dequantize(),
+    "complex numbers": lambda x: torch.fft.ifft(torch.fft.fft(x).conj()).real,
+    "a sampled grid": lambda x: F.grid_sample(
+        x,
+        F.affine_grid(torch.tensor([[[-1.0, 0, 0], [0, 1, 0]]]).expand(len(x), -1, -1), x.shape, False),
+        align_corners=False,
+    ),
+    "written through NumPy": written_through_numpy,
+    "written through data": written_through_data,
+    "written through a view": written_through_a_view,
+    "written into new memory": filled,
+    "a matrix behind": lambda x: x @ mirror(x),
+    "a matrix before": lambda x: mirror(x) @ x,
+    "einsum": lambda x: torch.einsum("vw,nkhw->nkhv", mirror(x), x),
+}
+
+# a plane in place is part of the result, but not what makes its values
+MIXED_MOVES = {
+    "a sum": lambda x: 0 * x + UNSEEN_MOVES["NumPy"](x),
+    "a sum of one plane": lambda x: 0 * x + x[0, 0].flip(-1),
+    "a sum of one line": lambda x: 0 * x + x[0, 0, 0].flip(-1),
+    "a sum with lists": lambda x: 0 * x + UNSEEN_MOVES["lists"](x),
+    "a sum with integers": lambda x: 0 * x + UNSEEN_MOVES["integers"](x),
+    "a sum with a matrix product": lambda x: 0 * x + UNSEEN_MOVES["a matrix before"](x),
+    "a sum with new memory": lambda x: 0 * x + filled(x),
+    "the larger one": lambda x: torch.max(x - 100, x.flip(-1)),
+    "an einsum of two": lambda x: torch.einsum("nkhw,nkhw->nkhw", 0 * x + 1, x.flip(-1)),
+}
+
+SHIFTS = {
+    "padded and cropped": lambda x: F.pad(x, (x.shape[-1] // 2, -(x.shape[-1] // 2))),
+    "cropped and padded": lambda x: F.pad(x, (-(x.shape[-1] // 2), x.shape[-1] // 2)),
+    "padded and cropped by a module": lambda x: nn.ConstantPad2d((x.shape[-1] // 2, -(x.shape[-1] // 2), 0, 0), 0.0)(x),
+    "rows padded and cropped": lambda x: F.pad(x, (0, 0, 6, -6)),
+    "padded at the left": lambda x: F.pad(x, (x.shape[-1], 0)),
+    "padded at the right": lambda x: F.pad(x, (0, x.shape[-1] // 2)),
+    "padded at the top with one": lambda x: F.pad(x, (0, 0, 10, 0), value=1.0),
+    "padded at all sides": lambda x: F.pad(x, (x.shape[-1] // 2,) * 4),
+    "cropped at the left": lambda x: F.pad(x, (-8, 0)),
+    "rolled by circular padding": lambda x: F.pad(x, (8, 0, 0, 0), mode="circular")[..., :-8],
+    "reflected at the left": lambda x: F.pad(x, (8, 0, 0, 0), mode="reflect"),
+    "replicated at the left": lambda x: F.pad(x, (8, 0, 0, 0), mode="replicate"),
+    "many small shifts": lambda x: F.avg_pool2d(
+        F.pad(F.avg_pool2d(F.pad(F.avg_pool2d(F.pad(x, (2, -2)), 1), (3, -3)), 1), (3, -3)), 1
+    ),
+}
+
+
 class Net(nn.Module):
     """Three convolutions. What `move` does happens to the image, or before the last convolution."""
 
@@ -86,6 +203,25 @@ def answer(model: nn.Module, layer: str | None, x: Tensor) -> str:
 def test_what_convolutions_make_of_a_moved_plane_is_rejected_or_flagged(move, where, layer, probes):
     model, x = net(MOVES[move], where)
     assert answer(model, layer, x) in {"rejected", "layout_unverified", "second"}
+    assert probes
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit:FutureWarning", "ignore:.torch.jit:DeprecationWarning", "ignore:torch.quantize:UserWarning"
+)
+@pytest.mark.parametrize("where", ["image", "middle"])
+@pytest.mark.parametrize("move", [*UNSEEN_MOVES, *MIXED_MOVES])
+def test_what_convolutions_make_of_a_plane_that_was_not_followed_is_probed(move, where, probes):
+    model, x = net((UNSEEN_MOVES | MIXED_MOVES)[move], where)
+    assert answer(model, "last", x) in {"rejected", "layout_unverified"}
+    assert probes
+
+
+@pytest.mark.parametrize("where", ["image", "middle"])
+@pytest.mark.parametrize("move", SHIFTS)
+def test_what_convolutions_make_of_a_shifted_plane_is_rejected_or_flagged(move, where, probes):
+    model, x = net(SHIFTS[move], where)
+    assert answer(model, "last", x) in {"rejected", "layout_unverified"}
     assert probes
 
 
@@ -169,6 +305,10 @@ IN_PLACE = {
     "gated": gated,
     "an unseen function": Squared.apply,
     "einsum": lambda x: torch.einsum("nkhw,jk->njhw", x, torch.eye(16)),
+    "padded as by a convolution": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+    "padded for an even size": lambda x: F.pad(x, (0, 1, 0, 1)),
+    "padded and cropped back": lambda x: F.pad(x, (9, 0, 0, 9))[:, :, :-9, 9:],
+    "checkpointed": lambda x: torch.utils.checkpoint.checkpoint(torch.relu, x, use_reentrant=False),
     "channel attention": lambda x: ((x.flatten(2) @ x.flatten(2).mT).softmax(-1) @ x.flatten(2)).view(x.shape),
 }
 
@@ -253,7 +393,7 @@ def test_a_model_with_fused_attention_is_followed_in_a_pass_of_its_own(probes):
 def test_moved_planes_are_told_from_planes_in_place():
     torch.manual_seed(0)
     model, x = nn.Conv2d(3, 4, 3, padding=1), torch.randn(2, 3, 12, 12)
-    with torch.no_grad(), SpatialMapTracker(model, (12, 12)) as tracker:
+    with torch.no_grad(), SpatialMapTracker(model, x) as tracker:
         in_place = model(x)
         mirrored = in_place.flip(3)
         convolved = F.conv2d(mirrored, torch.randn(4, 4, 1, 1))
@@ -268,7 +408,8 @@ def test_moved_planes_are_told_from_planes_in_place():
 
 def test_layers_tell_whether_their_planes_were_moved():
     model, x = net(MOVES["rolled"])
-    layers = {layer.name: layer for layer in find_spatial_layers(model, lambda: model(x[None]), (1, 3, 64, 64))}
+    batch = x[None]
+    layers = {layer.name: layer for layer in find_spatial_layers(model, lambda: model(batch), batch)}
     assert [(layers[name].by_construction, layers[name].is_moved) for name in ("second", "last")] == [
         (True, False),
         (False, True),

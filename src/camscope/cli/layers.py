@@ -110,7 +110,7 @@ def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> tuple[set[str], str
     model_info, card = inspect_model(model), get_card(model)
     inner = model_info.model
     with inference_scope(model_info, "eval"):
-        candidates = {layer.name for layer in find_spatial_layers(inner, lambda: Score(inner).forward(x), x.shape)}
+        candidates = {layer.name for layer in find_spatial_layers(inner, lambda: Score(inner).forward(x), x)}
         if card is not None and card.layer:
             return candidates, card.layer
         try:

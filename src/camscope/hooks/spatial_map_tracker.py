@@ -4,10 +4,12 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, starmap
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
 
 from camscope.hooks.function_mode import (
     ACTIVATIONS,
@@ -19,6 +21,7 @@ from camscope.hooks.function_mode import (
     function_name,
     split_names,
 )
+from camscope.hooks.map_extent import Extent, find_ends, is_aligned, join_extents, update_extent
 from camscope.pytree import iter_leaves, map_leaves
 from camscope.tensor_kinds import is_fake_mode_active
 
@@ -27,9 +30,7 @@ WINDOW_FUNCTIONS = {
     for name in split_names("conv conv_transpose max_pool avg_pool lp_pool adaptive_avg_pool adaptive_max_pool")
     for rank in SPATIAL_RANKS
 }
-WINDOW_FUNCTIONS |= split_names(
-    "interpolate upsample pad pixel_shuffle pixel_unshuffle max_unpool2d fractional_max_pool2d"
-)
+WINDOW_FUNCTIONS |= split_names("interpolate upsample pixel_shuffle pixel_unshuffle fractional_max_pool2d")
 SPATIAL_ARITHMETIC = split_names(
     "add addcmul iadd isub lerp log1p maximum minimum neg radd rdiv rsub rtruediv sub subtract"
 )
@@ -38,11 +39,12 @@ COPY_FUNCTIONS = split_names("bfloat16 clone contiguous cpu cuda detach double f
 ELEMENTWISE_FUNCTIONS = ACTIVATIONS | SCALAR_ARITHMETIC | SCALING_FUNCTIONS | DROPOUTS
 ELEMENTWISE_FUNCTIONS |= SPATIAL_ARITHMETIC | SPATIAL_NORMS | COPY_FUNCTIONS
 CONCAT_FUNCTION_NAMES = frozenset({"cat", "concat", "concatenate"})
-# what they return are values of their arguments, elsewhere; "get" is a property, such as mT
+# what they return are values of their arguments, elsewhere
 MOVEMENT_FUNCTIONS = CONCAT_FUNCTION_NAMES | split_names(
-    "adjoint broadcast_to channel_shuffle chunk expand expand_as flatten flip fliplr flipud gather get getitem hsplit hstack "
-    "index_select moveaxis movedim narrow native_channel_shuffle pad permute ravel repeat repeat_interleave reshape reshape_as "
-    "roll rot90 select split split_with_sizes squeeze stack swapaxes swapdims t take take_along_dim tensor_split tile transpose "
+    "H T adjoint broadcast_to channel_shuffle chunk expand expand_as flatten flip fliplr flipud gather getitem hsplit hstack "
+    "index_select mH mT moveaxis movedim narrow native_channel_shuffle pad permute ravel repeat repeat_interleave reshape "
+    "reshape_as roll rot90 select split split_with_sizes squeeze stack swapaxes swapdims t take take_along_dim tensor_split "
+    "tile transpose "
     "unbind unflatten unfold unsafe_chunk unsafe_split unsqueeze view view_as vsplit vstack"
 )
 # each value lies where the values of the arguments lie, or, in a reduction of channels, those that it reduces
@@ -55,9 +57,16 @@ MATRIX_FUNCTIONS = split_names("bmm matmul")
 ROW_FUNCTIONS = MATRIX_FUNCTIONS | split_names("linear multi_head_attention_forward scaled_dot_product_attention")
 # numbers have other strides
 VIEWS_WITH_COPY: dict[str, Callable[..., Any]] = {"view": Tensor.reshape, "view_as": Tensor.reshape_as}
-CREATION_SUFFIX, CREATION_PREFIX = "_like", "new_"  # of functions that use only the shape of their arguments
+# what they return depends on no value of a tensor
+CREATION_FUNCTIONS = split_names(
+    "arange eye full full_like linspace logspace new_full new_ones new_zeros ones ones_like rand rand_like randint "
+    "randint_like randn randn_like randperm tril_indices triu_indices zeros zeros_like"
+)
+# they hand out memory, which is then read and written where functions are not intercepted
+EXPORT_FUNCTIONS = split_names(
+    "array cuda_array_interface data data_ptr dlpack numpy set share_memory storage typed_storage untyped_storage"
+)
 INDEX_TYPES = (torch.bool, torch.int32, torch.int64)
-MIN_CROP_SHARE, MAX_OFF_CENTER_SHARE = 0.6, 1 / 16  # of an axis: a plane of less, or farther off, is not in place
 FUSED_MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # intercepted, they do not run their fused kernels
 
 
@@ -65,40 +74,53 @@ FUSED_MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # intercept
 class _Record:
     """The cells of a tensor: a number for each value, 0 where it depends on none, or None where they are unknown.
 
-    `is_moved`: it is computed from planes that do not lie in place, and from no other.
+    `version`: PyTorch counts the changes of a tensor's memory, and the record holds for no other version. `extent`: that of
+    a map. `is_moved`: it is computed from planes that do not lie in place, and from no other.
     """
 
     tensor: weakref.ref[Tensor]
+    version: int
     cells: Tensor | None
-    is_map: bool = False
+    extent: Extent | None = None
     is_moved: bool = False
 
 
 class SpatialMapTracker(BaseFunctionMode):
     """Tracks, in this thread, the maps (N,K,*grid) that windowed and elementwise operations compute from the input.
 
-    A convolution or a pooling returns a map if its input is one, or a plane whose cells lie in place. Functions that move values,
-    such as a transposition, a flip or an index, also move the numbers of their cells. Each grid has its own numbers, and views
-    of one plane share their memory. Attention between tokens has no such grid unless it is reshaped. An elementwise function
-    returns a map for maps, parameters such as position embeddings, and values that are the same in all cells. `input_size`
-    holds the input's spatial axes.
+    Only what is followed without a gap from the input x is a map. A tensor is unknown that comes from anywhere else:
+    from TorchScript, NumPy, a custom operation, or a function that is not listed above.
+
+    A convolution or a pooling returns a map if its input is one, or a plane whose cells are in order. Functions that move
+    values, such as a transposition, a flip or an index, also move the numbers of their cells. An elementwise function
+    returns a map for maps, parameters such as position embeddings, and values that are the same in all cells. Attention
+    between tokens has no such grid unless it is reshaped.
+
+    Padding and crops move a map as a whole. Each map therefore has an extent, the part of the input that it lies over. It
+    is in place if that is about the whole input: see `map_extent`. Each grid and extent has its own numbers, and views of
+    one plane share their memory.
     """
 
-    def __init__(self, model: nn.Module, input_size: Sequence[int]) -> None:
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
         super().__init__()
-        self._parameter_ids = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        self._n_axes = len(input_size) + 2
+        self._parameter_versions = {
+            id(tensor): _get_version(tensor) for tensor in (*model.parameters(), *model.buffers())
+        }
+        self._n_axes = x.ndim
         self._records: dict[int, _Record] = {}
-        self._first_cells: dict[tuple[int, ...], int] = {}  # by grid
-        self._planes: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
-        # until values are moved, a plane of a known size is taken for one in place, also if a function was not intercepted
-        self._is_order_kept = True
-        self._add_grid(tuple(input_size))
+        self._records_before: dict[
+            int, _Record | None
+        ] = {}  # of the arguments of a function, which it may have changed
+        self._first_cells: dict[tuple[tuple[int, ...], Extent], int] = {}
+        self._planes: dict[tuple[object, ...], Tensor] = {}
+        self._exported: dict[int, object] = {}  # memory, kept so that its address is not used again
+        self._whole: Extent = ((0.0, 1.0),) * (x.ndim - 2)
+        self._record_map(x, self._whole)
 
     def is_spatial_map(self, tensor: Tensor) -> bool:
-        """Whether a tensor was computed from the input by spatial operations alone."""
+        """Whether a tensor was computed from the input by spatial operations alone, and lies in place."""
         record = self._find_record(tensor)
-        return record is not None and record.is_map
+        return record is not None and record.extent is not None and is_aligned(record.extent, tensor.shape[2:])
 
     def is_moved(self, tensor: Tensor) -> bool:
         """Whether the cells of a tensor (N,K,*grid) were flipped, shuffled or otherwise moved."""
@@ -109,47 +131,63 @@ class SpatialMapTracker(BaseFunctionMode):
         """Call the function and return its result. Record whether the result is a spatial map, and where its cells lie."""
         if is_fake_mode_active():  # of the model: its results have no values, and neither would the cell numbers
             return func(*args, **kwargs)
-        name = function_name(func)
-        with torch._C.DisableTorchFunction():
-            is_map = self._returns_spatial_map(
-                name, args, kwargs
-            )  # before the call, which may change its input in place
-            moved = None if is_map else self._move_cell_numbers(func, name, args, kwargs)
+        name = _read_name(func)
+        with torch._C.DisableTorchFunction():  # before the call, which may change its input in place
+            extent = self._find_source_extent(name, args, kwargs)
+            size = _get_source(args, kwargs).shape[2:] if extent and _is_window(name) else ()
+            moved = None if extent else self._move_cell_numbers(func, name, args, kwargs)
+            sources = [leaf for _, leaf in iter_leaves([list(args), kwargs])]
+            records = {id(source): self._find_record(source) for source in sources}
         result = func(*args, **kwargs)
         changed = args[0] if name in ("setitem", "set") and args else result
         output = changed[0] if isinstance(changed, tuple) and changed else changed
         with torch._C.DisableTorchFunction():
-            if is_map and isinstance(output, Tensor) and output.ndim == self._n_axes:
-                self._add_grid(tuple(output.shape[2:]))
-                self._records[id(output)] = _Record(weakref.ref(output), self._number_cells_like(output), is_map=True)
+            if extent and isinstance(output, Tensor) and output.ndim == self._n_axes:
+                self._record_map(output, update_extent(extent, name, size, output.shape[2:], args, kwargs))
             else:
-                self._record_result(name, args, kwargs, changed, moved)
+                self._records_before = records
+                self._record_result(name, args, sources, changed, moved)
+                self._records_before = {}
+            if name in EXPORT_FUNCTIONS:
+                self._record_export(args[0] if args else None)
         return result
+
+    def _record_map(self, tensor: Tensor, extent: Extent) -> None:
+        cells = self._number_cells_like(tensor, extent)
+        self._records[id(tensor)] = _Record(weakref.ref(tensor), _get_version(tensor), cells, extent)
+
+    def _record_export(self, tensor: object) -> None:
+        if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            self._exported[storage._cdata] = storage
 
     def _move_cell_numbers(
         self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         """Apply a function that moves values to the cell numbers of its arguments. Return None if they are unknown."""
-        if name not in MOVEMENT_FUNCTIONS and name != "setitem":
+        if (name not in MOVEMENT_FUNCTIONS and name != "setitem") or not args:
             return None
         try:
+            if any(leaf.dtype in INDEX_TYPES for _, leaf in iter_leaves([args[0]])):
+                return None  # their values would be taken for numbers of cells
             if name != "setitem":
                 func = VIEWS_WITH_COPY.get(name, func)
+                if name == "pad":  # with zeros, or with values of the tensor
+                    args, kwargs = args[:3], {key: kwargs[key] for key in kwargs if key != "value"}
                 return func(
                     *map_leaves(list(args), self._read_cells_or_index), **map_leaves(kwargs, self._read_cells_or_index)
                 )
-            cells, value = self._read_cells_or_index(args[0]).clone(), args[2]
-            cells[args[1]] = self._read_cells_or_index(value) if isinstance(value, Tensor) else 0
+            cells, value = self._read_known_cells(args[0]).clone(), args[2]
+            cells[args[1]] = self._read_known_cells(value) if isinstance(value, Tensor) else 0
             return cells
         except Exception:  # of unknown cells, or of a function that takes no integers
             return None
 
     def _record_result(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, moved: Any
+        self, name: str, args: Sequence[Any], sources: Sequence[Tensor], result: Any, moved: Any
     ) -> None:
         """Record the cell numbers of a function's result. `moved` comes from `_move_cell_numbers`."""
         outputs = [leaf for _, leaf in iter_leaves(result)]
-        sources = [leaf for _, leaf in iter_leaves([list(args), dict(kwargs)])] if outputs else []
         moved_cells = [leaf for _, leaf in iter_leaves(moved)]
         for number, output in enumerate(outputs):
             cells_after_move = moved_cells[number] if len(moved_cells) == len(outputs) else None
@@ -158,67 +196,75 @@ class SpatialMapTracker(BaseFunctionMode):
                 is_moved = cells is None and self._is_computed_from_moved(name, sources)
             except RuntimeError:  # of sparse and nested tensors
                 cells, is_moved = None, False
-            self._records[id(output)] = _Record(weakref.ref(output), cells, is_moved=is_moved)
+            self._records[id(output)] = _Record(weakref.ref(output), _get_version(output), cells, is_moved=is_moved)
 
     def _find_cells(
         self, name: str, args: Sequence[Any], sources: Sequence[Tensor], output: Tensor, moved: Tensor | None
     ) -> Tensor | None:
-        is_creation = name.endswith(CREATION_SUFFIX) or name.startswith(CREATION_PREFIX)
-        if is_creation or all(map(self._is_constant, sources)):
+        if name in CREATION_FUNCTIONS or (sources and all(map(self._is_constant, sources))):
             return self._no_cells_like(output)
         if name in MOVEMENT_FUNCTIONS or name == "setitem":
-            self._update_order(output, moved)
             return moved
-        if name in SAME_PLACE_FUNCTIONS:
+        if name in SAME_PLACE_FUNCTIONS or (name in REDUCTIONS and len(sources) > 1):
             return self._merge_cells(sources, output.shape)
         if name == "einsum":
-            return self._locate_einsum(args[0], sources[0], output.shape)
+            return self._locate_einsum(args[0], sources, output.shape)
         if name in ROW_FUNCTIONS:
             return self._locate_matrix_product(name, sources, output.shape)
-        return self._reduce_cells(sources[0], output.shape) if name in REDUCTIONS else None
+        return self._reduce_cells(sources[0], output.shape) if name in REDUCTIONS and sources else None
 
     def _is_computed_from_moved(self, name: str, sources: Sequence[Tensor]) -> bool:
         """Whether a result is computed from moved planes, and from no plane in place."""
-        if name in WINDOW_FUNCTIONS - MOVEMENT_FUNCTIONS:
+        if name in WINDOW_FUNCTIONS:
             return self._is_moved(sources[0])
         return any(map(self._is_recorded_as_moved, sources)) and not any(map(self._is_in_place, sources))
 
     def _is_recorded_as_moved(self, tensor: Tensor) -> bool:
+        """Whether a tensor was computed from moved planes, or is a map that does not lie in place."""
         record = self._find_record(tensor)
-        return record is not None and record.is_moved
+        if record is None or record.extent is None:
+            return record is not None and record.is_moved
+        return not is_aligned(record.extent, tensor.shape[2:])
 
     def _is_moved(self, tensor: Tensor) -> bool:
         """Whether all values of a tensor (N,K,*grid) were moved, or were computed from moved values alone."""
-        planes = self._find_planes_in_place(tensor)
-        return self._is_recorded_as_moved(tensor) or (bool(planes.numel()) and not bool(planes.any()))
+        planes = self._locate_planes(tensor)
+        is_elsewhere = bool(planes) and not any(is_aligned(plane, tensor.shape[2:]) for plane in planes)
+        return is_elsewhere or self._is_recorded_as_moved(tensor)
 
     def _is_in_place(self, tensor: Tensor) -> bool:
         """Whether each value of a tensor (N,K,*grid) lies at its cell of the grid."""
-        planes = self._find_planes_in_place(tensor)
+        planes = self._locate_planes(tensor)
         is_one_cell = tensor.ndim == self._n_axes and math.prod(tensor.shape[2:]) == 1
-        return is_one_cell or (bool(planes.numel()) and bool(planes.all()))
+        return is_one_cell or (bool(planes) and all(is_aligned(plane, tensor.shape[2:]) for plane in planes))
 
     def _find_record(self, tensor: Tensor) -> _Record | None:
+        """Return the record of a tensor that has one and was not changed since."""
+        if id(tensor) in self._records_before:
+            return self._records_before[id(tensor)]
         record = self._records.get(id(tensor))
-        return record if record is not None and record.tensor() is tensor else None
+        if record is None or record.tensor() is not tensor or record.version != _get_version(tensor):
+            return None
+        is_exported = (
+            self._exported and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._exported
+        )
+        return None if is_exported else record
 
-    def _add_grid(self, grid: tuple[int, ...]) -> None:
-        if grid not in self._first_cells:
-            self._first_cells[grid] = 1 + sum(map(math.prod, self._first_cells))
-
-    def _number_cells_like(self, tensor: Tensor) -> Tensor:
-        """Return the cell numbers of the grid in the last axes of a tensor, in the tensor's shape."""
-        grid = tuple(tensor.shape[2 - self._n_axes :])
+    def _number_cells_like(self, tensor: Tensor, extent: Extent) -> Tensor:
+        """Return the cell numbers of a grid with an extent, in the shape of a tensor (N,K,*grid)."""
+        grid = tuple(tensor.shape[2:])
         if math.prod(grid) == 1:  # the only cell is all of the image
             return self._no_cells_like(tensor)
-        if (grid, tensor.device) not in self._planes:
-            first = self._first_cells[grid]
+        if (grid, extent) not in self._first_cells:
+            self._first_cells[grid, extent] = 1 + sum(math.prod(other) for other, _ in self._first_cells)
+        if (grid, extent, tensor.device) not in self._planes:
+            first = self._first_cells[grid, extent]
             cells = torch.arange(first, first + math.prod(grid), device=tensor.device)
-            self._planes[grid, tensor.device] = cells.view(grid)
-        return self._planes[grid, tensor.device].expand(tensor.shape)
+            self._planes[grid, extent, tensor.device] = cells.view(grid)
+        return self._planes[grid, extent, tensor.device].expand(tensor.shape)
 
     def _no_cells_like(self, tensor: Tensor) -> Tensor:
-        key = ((), tensor.device)
+        key = (tensor.device,)
         if key not in self._planes:
             self._planes[key] = torch.zeros((), dtype=torch.int64, device=tensor.device)
         return self._planes[key].expand(tensor.shape)
@@ -228,41 +274,31 @@ class SpatialMapTracker(BaseFunctionMode):
 
     def _is_constant(self, tensor: Tensor) -> bool:
         cells = self._read_cells(tensor)
-        return tensor.dtype in INDEX_TYPES or (cells is not None and self._depends_on_no_cell(cells))
+        return cells is not None and self._depends_on_no_cell(cells)
+
+    def _is_parameter(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a parameter or a buffer of the model, and was not written in this forward pass."""
+        return self._parameter_versions.get(id(tensor)) == _get_version(tensor)
 
     def _read_cells(self, tensor: Tensor) -> Tensor | None:
         """Return the cell number of each value of a tensor, or None if they are unknown."""
-        if id(tensor) in self._parameter_ids:
+        if self._is_parameter(tensor):
             return self._no_cells_like(tensor)
-        if (record := self._find_record(tensor)) is not None:
-            return record.cells
-        # the input, or computed where functions are not intercepted
-        is_plane = self._is_order_kept and tuple(tensor.shape[2 - self._n_axes :]) in self._first_cells
-        cells = self._number_cells_like(tensor) if is_plane else None
-        self._records[id(tensor)] = _Record(weakref.ref(tensor), cells)
-        return cells
+        record = self._find_record(tensor)
+        return None if record is None else record.cells
 
-    def _read_cells_or_index(self, tensor: Tensor) -> Tensor:
-        """Return the cell numbers of a tensor, or an index tensor unchanged. Raise LookupError if they are unknown."""
-        if tensor.dtype in INDEX_TYPES:
-            return tensor
+    def _read_known_cells(self, tensor: Tensor) -> Tensor:
+        """Return the cell numbers of a tensor. Raise LookupError if they are unknown."""
         if (cells := self._read_cells(tensor)) is None:
             raise LookupError
         return cells.detach()
 
-    def _update_order(self, output: Tensor, cells: Tensor | None) -> None:
-        """Record that the order of the cells is unknown if a plane may have been moved."""
-        is_cell = output.ndim < 3 or (output.ndim == self._n_axes and math.prod(output.shape[2:]) == 1)
-        if is_cell or (cells is not None and self._depends_on_no_cell(cells)):
-            return
-        if cells is None or output.ndim != self._n_axes or not bool(self._check_planes(cells).all()):
-            self._is_order_kept = False
+    def _read_cells_or_index(self, tensor: Tensor) -> Tensor:
+        return tensor if tensor.dtype in INDEX_TYPES else self._read_known_cells(tensor)
 
     def _merge_cells(self, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
         """Return the cell numbers of the result of an elementwise function."""
-        cells_of_sources = [
-            (source.shape, self._read_cells(source)) for source in sources if source.dtype not in INDEX_TYPES
-        ]
+        cells_of_sources = [(source.shape, self._read_cells(source)) for source in sources]
         located = [
             cells.broadcast_to(shape)
             for size, cells in cells_of_sources
@@ -272,20 +308,27 @@ class SpatialMapTracker(BaseFunctionMode):
             return None
         merged = located[0]
         if not all(_have_same_cells(merged, cells) for cells in located[1:]):
-            if len(shape) != self._n_axes or not all(bool(self._check_planes(cells).all()) for cells in located):
+            planes = [self._locate_cells(cells) for cells in located]
+            extent = join_extents([*chain(*planes)], shape[2:]) if all(planes) else None
+            if extent is None:
                 return None
-            self._add_grid(tuple(shape[2:]))
-            merged = self._number_cells_like(merged)
+            merged = self._number_cells_like(merged, extent)
         for size, cells in cells_of_sources:  # what is unknown must be the same in all cells
-            lengths = zip(reversed(size), reversed(merged.stride()), strict=False)
-            if cells is None and any(length > 1 and stride for length, stride in lengths):
-                return None
+            if cells is None or (len(size) < 2 and not self._depends_on_no_cell(cells)):
+                lengths = zip(reversed(size), reversed(merged.stride()), strict=False)
+                if any(length > 1 and stride for length, stride in lengths):
+                    return None
         return merged
 
     def _locate_matrix_product(self, name: str, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
         """Return the cell numbers of the result of a matrix product, which keeps the rows or the columns."""
         rows = self._read_cells(sources[0])
-        if rows is not None and rows.ndim and rows.shape[:-1] == shape[:-1] and _is_constant_along(rows, -1):
+        if (
+            rows is not None
+            and not self._depends_on_no_cell(rows)
+            and rows.shape[:-1] == shape[:-1]
+            and _is_constant_along(rows, -1)
+        ):
             return rows[..., :1].expand(shape)
         columns = self._read_cells(sources[1]) if name in MATRIX_FUNCTIONS else None
         if (
@@ -297,11 +340,17 @@ class SpatialMapTracker(BaseFunctionMode):
             return None
         return columns[..., :1, :].expand(shape)
 
-    def _locate_einsum(self, equation: object, source: Tensor, shape: torch.Size) -> Tensor | None:
+    def _locate_einsum(self, equation: object, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
         """Return the cell numbers of the result of an einsum, from its first operand."""
         inputs, _, axes = str(equation).replace(" ", "").partition("->")
-        own_axes, cells = inputs.partition(",")[0], self._read_cells(source)
-        if cells is None or len(own_axes) != cells.ndim or len(axes) != len(shape):
+        own_axes, _, other_axes = inputs.partition(",")
+        cells = self._read_cells(sources[0])
+        if cells is None or self._depends_on_no_cell(cells):
+            return None
+        if len(own_axes) != cells.ndim or len(axes) != len(shape):
+            return None
+        varying = {name for axis, name in enumerate(own_axes) if not _is_constant_along(cells, axis)}
+        if varying & set(other_axes) and not all(map(self._is_constant, sources[1:])):
             return None
         for axis in reversed(range(cells.ndim)):
             if own_axes[axis] not in axes:
@@ -323,69 +372,86 @@ class SpatialMapTracker(BaseFunctionMode):
             return None
         return cells.select(fitting[-1], 0).reshape(shape)
 
-    def _find_planes_in_place(self, tensor: Tensor) -> Tensor:
-        """Return whether each plane of a tensor (N,K,*grid) is in place. The result is empty if that is unknown."""
+    def _locate_planes(self, tensor: Tensor) -> list[Extent | None]:
+        """Return the extents of the planes of a tensor (N,K,*grid), None for a plane out of order, or [] if it is unknown."""
+        record = self._find_record(tensor)
+        if record is not None and record.extent is not None:
+            return [record.extent]
         cells = self._read_cells(tensor) if tensor.ndim == self._n_axes else None
-        if cells is None or self._depends_on_no_cell(cells):
-            return torch.zeros(0, dtype=torch.bool, device="cpu")
-        return self._check_planes(cells)
+        return [] if cells is None or self._depends_on_no_cell(cells) else self._locate_cells(cells)
 
-    def _check_planes(self, cells: Tensor) -> Tensor:
-        """Return whether the cell numbers of each plane (N,K,*grid) ascend evenly over a grid, which may be cropped."""
-        grid = tuple(cells.shape[2:])
-        if grid in self._first_cells and _have_same_cells(cells, self._number_cells_like(cells), compare=False):
-            return torch.ones(1, dtype=torch.bool, device="cpu")
+    def _locate_cells(self, cells: Tensor) -> list[Extent | None]:
+        """Return the extents of planes of cell numbers (N,K,*grid), as `_locate_planes` does."""
+        if cells.ndim != self._n_axes:
+            return []
         planes = cells[tuple(slice(0, None if stride else 1) for stride in cells.stride()[:2])].flatten(0, 1)
         planes = planes[planes.flatten(1).any(1)]  # the others depend on no cell
-        in_place = torch.zeros(len(planes), dtype=torch.bool, device=planes.device)
-        for source_grid, first in self._first_cells.items():
-            is_inside = ((planes >= first) & (planes < first + math.prod(source_grid))).flatten(1).all(1)
-            positions = torch.unravel_index(planes - first, source_grid)
-            for axis, position in enumerate(positions):
-                is_inside &= _is_in_order(position, axis, source_grid[axis])
-            in_place |= is_inside
-        return in_place
+        extents: list[Extent | None] = [None] * len(planes)
+        for (grid, extent), first in self._first_cells.items():
+            inside = ((planes >= first) & (planes < first + math.prod(grid))).flatten(1).all(1).nonzero()[:, 0]
+            if len(inside):
+                positions = torch.unravel_index(planes[inside] - first, grid)
+                axes = zip(positions, range(len(grid)), grid, extent, strict=True)
+                for plane, ends in zip(inside.tolist(), zip(*starmap(find_ends, axes), strict=True), strict=True):
+                    extents[plane] = None if None in ends else ends
+        return extents
 
-    def _returns_spatial_map(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        if name in WINDOW_FUNCTIONS:
-            source = args[0] if args else kwargs.get("input")
+    def _find_source_extent(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Extent | None:
+        """Return the extent of the maps that a function takes, or None if it does not return a map for them."""
+        if _is_window(name):
+            source = _get_source(args, kwargs)
             if not isinstance(source, Tensor) or source.ndim != self._n_axes:
-                return False
-            return self.is_spatial_map(source) or self._is_in_place(source)
+                return None
+            if math.prod(source.shape[2:]) == 1:
+                return self._whole
+            return join_extents(self._locate_planes(source), source.shape[2:])
         if name in CONCAT_FUNCTION_NAMES:
             axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
             maps = list(self._iter_map_candidates(args[0] if args else kwargs.get("tensors")))
-            return axis in (1, 1 - self._n_axes) and bool(maps) and all(map(self.is_spatial_map, maps))
+            return self._join_maps(maps) if axis in (1, 1 - self._n_axes) else None
         if name in ELEMENTWISE_FUNCTIONS:
-            maps = [tensor for value in (*args, *kwargs.values()) for tensor in self._iter_map_candidates(value)]
-            return bool(maps) and all(map(self.is_spatial_map, maps))
-        return False
+            return self._join_maps(
+                [tensor for value in (*args, *kwargs.values()) for tensor in self._iter_map_candidates(value)]
+            )
+        return None
+
+    def _join_maps(self, maps: Sequence[Tensor]) -> Extent | None:
+        """Return the extent of what is computed from maps, or None if one of the tensors is no map."""
+        records = list(map(self._find_record, maps))
+        extents = [None if record is None else record.extent for record in records]
+        return join_extents(extents, maps[0].shape[2:]) if maps else None
 
     def _iter_map_candidates(self, value: object) -> Iterator[Tensor]:
-        """Yield the tensors (N,K,*grid) of an argument that have more than one cell."""
+        """Yield the tensors of an argument whose values may differ between cells."""
         for item in value if isinstance(value, list | tuple) else (value,):
-            is_candidate = (
-                isinstance(item, Tensor) and item.ndim == self._n_axes and id(item) not in self._parameter_ids
-            )
-            if is_candidate and math.prod(item.shape[2:]) > 1:
+            if (
+                isinstance(item, Tensor)
+                and math.prod(item.shape[2 - self._n_axes :]) > 1
+                and not self._is_parameter(item)
+            ):
                 yield item
 
 
-def _is_in_order(positions: Tensor, axis: int, length: int) -> Tensor:
-    """Return for each plane (planes,*grid) of positions whether they ascend along one axis, and only there."""
-    n_after = positions.ndim - axis - 2
-    lines = positions  # (planes, cells)
-    for other in reversed(range(1, positions.ndim)):
-        lines = lines if other == axis + 1 else lines.select(other, 0)
-    expected = lines.view(len(lines), *[1] * axis, lines.shape[1], *[1] * n_after)
-    stride = math.ceil(length / lines.shape[1])
-    off_center = (lines[:, -1] + lines[:, 0] - (length - 1)).abs()
-    return (
-        (positions == expected).flatten(1).all(1)
-        & (lines.diff(dim=1) >= 0).all(1)
-        & (off_center <= max(stride, MAX_OFF_CENTER_SHARE * length))
-        & (lines[:, -1] - lines[:, 0] + stride >= MIN_CROP_SHARE * length)
-    )
+def _read_name(func: Callable[..., Any]) -> str:
+    """Return the name of a PyTorch function or property, or "" for an operation of a library, which may do anything."""
+    if isinstance(func, OpOverload | OpOverloadPacket):
+        return ""
+    name = function_name(func)
+    return function_name(func.__self__) if name == "get" and hasattr(func, "__self__") else name
+
+
+def _is_window(name: str) -> bool:
+    return name in WINDOW_FUNCTIONS or name == "pad"
+
+
+def _get_version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _get_source(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the first argument of a function, or the first tensor of it."""
+    source = args[0] if args else kwargs.get("input", kwargs.get("tensors"))
+    return source[0] if isinstance(source, list | tuple) else source
 
 
 def _have_same_cells(cells: Tensor, other: Tensor, *, compare: bool = True) -> bool:

@@ -181,10 +181,8 @@ def _token_merge_factor(model: nn.Module) -> int:
     return 1
 
 
-def find_spatial_layers(
-    model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]
-) -> list[SpatialLayer]:
-    """Return all layers with more than one cell, in the order in which they finish in a forward pass."""
+def find_spatial_layers(model: nn.Module, forward: Callable[[], object], x: Tensor) -> list[SpatialLayer]:
+    """Return all layers with more than one cell, in the order in which they finish in `forward()`, a forward pass of x."""
     finished: dict[str, tuple[torch.Size, bool, bool, bool]] = {}
 
     def record_layer(name: str, module: nn.Module, output: object) -> None:
@@ -196,14 +194,14 @@ def find_spatial_layers(
 
     with torch.no_grad(), Hooks() as hooks:
         hints = record_layout_hints(model, hooks)
-        tracker = hooks.enter_context(SpatialMapTracker(unwrap(model), input_shape[2:]))
+        tracker = hooks.enter_context(SpatialMapTracker(unwrap(model), x))
         _hook_layers(model, hooks, record_layer)
         forward()
     layers = []
     for name, (shape, is_map, is_moved, weights) in finished.items():
         with suppress(LayerError):
-            layout = _infer_layout_at(model, name, shape, input_shape, hints)
-            reason = _find_reason_no_grid(model, name, shape, weights, layout, input_shape, hints)
+            layout = _infer_layout_at(model, name, shape, x.shape, hints)
+            reason = _find_reason_no_grid(model, name, shape, weights, layout, x.shape, hints)
             if math.prod(layout.grid) > 1 and not reason:
                 doubt = find_doubt_reason(model, layout, shape, hints)
                 in_plane = layout.kind == CHANNELS_FIRST
@@ -271,7 +269,7 @@ def choose_layer(
     auxiliary head may run last. `dense`: the score is one place among many, which the head's own layers predict already. The
     layer is then the last one of the backbone or encoder, or of the coarsest grid where the model names none.
     """
-    class_name, layers = type(model).__name__, find_spatial_layers(model, lambda: score(x), x.shape)
+    class_name, layers = type(model).__name__, find_spatial_layers(model, lambda: score(x), x)
     layers = _select_encoder_layers(model, layers) if dense else layers
     if not layers and x.ndim == 5 and (remedy := _find_per_frame_remedy(model, lambda: score(x), x.shape)):
         raise LayerError(f"no layer of {class_name} has maps (N,K,T,h,w); {remedy}")

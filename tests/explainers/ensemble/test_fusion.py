@@ -276,7 +276,7 @@ def test_refine_cam_finds_the_last_layer_of_every_resolution():
 
 def test_the_first_step_of_a_block_ends_no_stage():
     model, x = staged()
-    layers = find_spatial_layers(model, lambda: model(x), x.shape)
+    layers = find_spatial_layers(model, lambda: model(x), x)
     grids = {layer.name: layer.layout.grid for layer in layers}
     assert grids["two.0"] == grids["one"]
     assert find_last_layer_per_resolution(model, layers, "three") == ["stem", "one", "two", "three"]

@@ -183,7 +183,7 @@ class SharedPass(ExitStack):
             self._layout_hints = record_layout_hints(model, around)
             is_unknown = any(map(self._needs_layout_inference, self._explainers, self._layers))
             watched = is_unknown and is_interception_exact(model)
-            self._spatial_ops = around.enter_context(SpatialMapTracker(model, self._x.shape[2:])) if watched else None
+            self._spatial_ops = around.enter_context(SpatialMapTracker(model, self._x)) if watched else None
             output = self._tap.run(lambda: scores[0].forward(self._x))
         self._input_shares = padded[-1] if padded else None
         # the gradient shows which of several calls the score depends on, whether a method uses it or not
@@ -247,7 +247,7 @@ class SharedPass(ExitStack):
         if tracker is None and isinstance(find_layer(score.model, layer)[1], CHANNELS_FIRST_MODULES):
             # interception would have changed the results of this model: one more forward pass
             tap = Tap(score.model, layer, output_index=locations[0].output_index, gradients=False)
-            tracker = SpatialMapTracker(unwrap(score.model), x.shape[2:])
+            tracker = SpatialMapTracker(unwrap(score.model), x)
             with unobserved_forward(score.model, x.device), tap, tracker:
                 score.forward(x)
             calls = tap.calls[layer]

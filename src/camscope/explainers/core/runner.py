@@ -141,10 +141,12 @@ def flag_constant_scores(
     """Set `constant_score` of maps whose score is the same for noise as for x (N,C,*S).
 
     Gradients at a layer do not reveal this, because the layer itself may be constant. A method that alters the input has
-    found it already. The test takes one forward pass without hooks, once for each model, weights, input size and class.
+    found it already. A method that does not read the score gets the flag, too: nothing else in its map would show it. Only
+    controls get none, as their maps claim to explain no score. The test takes one forward pass without hooks, once for each
+    model, weights, input size and class.
     """
     is_known = getattr(explainer, "alters_input", False) and maps.constant_score is not None
-    if explainer.control or not explainer.class_specific or is_known or score.values is None:
+    if explainer.control or is_known or score.values is None:
         return
     rows = [n for n, status in enumerate(determine_statuses(maps)) if status in STATUSES_OF_UNTESTED_SCORES]
     if not rows:

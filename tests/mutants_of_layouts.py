@@ -1,0 +1,148 @@
+"""Plausible slips in what follows the cells of a map through a model, as in `tests.mutants`."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from camscope.hooks import map_extent
+from camscope.hooks.spatial_map_tracker import SpatialMapTracker
+from tests.mutants import Mutant
+
+
+def gives_a_map(move: Callable[[Tensor], Tensor], kernel: int = 3) -> bool:
+    """Whether what a convolution makes of the moved image is trusted."""
+    x = torch.linspace(0, 1, 3 * 16 * 16).view(1, 3, 16, 16)
+    model = nn.Conv2d(3, 3, kernel, padding=1)
+    with torch.no_grad(), SpatialMapTracker(model, x) as tracker:
+        output = model(move(x))
+    return tracker.is_spatial_map(output)
+
+
+def only_planes_in_order_give_maps() -> None:
+    assert gives_a_map(lambda x: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2))
+    assert not gives_a_map(lambda x: x[:, :, [0, 2, 1, *range(3, 16)]])
+
+
+def a_shifted_plane_gives_no_map() -> None:
+    assert gives_a_map(lambda x: F.pad(x, (1, 1)))
+    assert not gives_a_map(lambda x: x[..., 2:])
+
+
+def a_padded_plane_is_a_shifted_one() -> None:
+    assert not gives_a_map(lambda x: F.pad(x, (4, -4)))
+
+
+def the_middle_of_a_plane_gives_no_map() -> None:
+    assert gives_a_map(lambda x: x[..., 1:-1, 1:-1])
+    assert not gives_a_map(lambda x: x[..., 4:-4, 4:-4])
+
+
+def a_large_window_leaves_the_middle() -> None:
+    assert not gives_a_map(lambda x: x, kernel=11)
+
+
+def what_comes_from_elsewhere_gives_no_map() -> None:
+    assert not gives_a_map(lambda x: 0 * x + torch.from_numpy(x.numpy().copy()))
+
+
+def what_comes_from_numbers_gives_no_map() -> None:
+    assert gives_a_map(lambda x: x + torch.linspace(0, 1, 16))
+    assert not gives_a_map(lambda x: 0 * x + torch.tensor(x.flip(-1).tolist()))
+
+
+def written_through_a_view(x: Tensor) -> Tensor:
+    y = x * 1
+    y.view(-1).copy_(x.flip(-1).reshape(-1))
+    return y
+
+
+def written_through_numpy(x: Tensor) -> Tensor:
+    y = x * 1
+    y.numpy()[:] = x.flip(-1).numpy()
+    return y
+
+
+def a_plane_that_a_view_wrote_gives_no_map() -> None:
+    assert not gives_a_map(written_through_a_view)
+
+
+def a_plane_that_numpy_wrote_gives_no_map() -> None:
+    assert not gives_a_map(written_through_numpy)
+
+
+OF_LAYOUTS = [
+    Mutant(
+        "any order of cells",
+        map_extent,
+        "find_ends",
+        "if valid else None",
+        "if True else None",
+        only_planes_in_order_give_maps,
+    ),
+    Mutant(
+        "any shift",
+        map_extent,
+        "is_aligned",
+        "shift * cells > MAX_SHIFT or",
+        "False or",
+        a_shifted_plane_gives_no_map,
+    ),
+    Mutant(
+        "padding shifts nothing",
+        map_extent,
+        "update_extent",
+        "(low - step * before, high + step * after)",
+        "(low, high)",
+        a_padded_plane_is_a_shifted_one,
+    ),
+    Mutant(
+        "any stretch",
+        map_extent,
+        "is_aligned",
+        "margin > MAX_MARGIN and",
+        "False and",
+        the_middle_of_a_plane_gives_no_map,
+    ),
+    Mutant(
+        "windows reach the border",
+        map_extent,
+        "update_extent",
+        "else after * step / before",
+        "else 1.0",
+        a_large_window_leaves_the_middle,
+    ),
+    Mutant(
+        "the unknown is constant",
+        SpatialMapTracker,
+        "_read_cells",
+        "return None if record is None",
+        "return self._no_cells_like(tensor) if record is None",
+        what_comes_from_elsewhere_gives_no_map,
+    ),
+    Mutant(
+        "what no tensor made is constant",
+        SpatialMapTracker,
+        "_find_cells",
+        "(sources and all(",
+        "(all(",
+        what_comes_from_numbers_gives_no_map,
+    ),
+    Mutant(
+        "changes unnoticed",
+        SpatialMapTracker,
+        "_find_record",
+        "record.version != _get_version(tensor)",
+        "False",
+        a_plane_that_a_view_wrote_gives_no_map,
+    ),
+    Mutant(
+        "memory handed out",
+        SpatialMapTracker,
+        "run_function",
+        "if name in EXPORT_FUNCTIONS:",
+        "if False:",
+        a_plane_that_numpy_wrote_gives_no_map,
+    ),
+]
