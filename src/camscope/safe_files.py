@@ -300,7 +300,7 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int | None = None) -> by
 def open_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None) -> io.BufferedReader:
     """Open a regular file for reading. Raise an OSError for a pipe, a device or a file over `max_bytes`."""
     check_regular_file(path, max_bytes)  # before it is opened, which may already change a device
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115 - it is returned open
     try:
         status = os.fstat(file.fileno())
         _check_file_status(status, max_bytes)  # it may have been replaced since

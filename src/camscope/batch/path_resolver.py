@@ -72,7 +72,7 @@ class PathResolver:
 
     def is_remote_path(self, path: str) -> bool:
         """Return whether a path is a URL or on a network share."""
-        return is_url(path) or is_network_share(path if self.root is None else os.path.join(self.root, path))  # noqa: PTH118
+        return is_url(path) or is_network_share(path if self.root is None else os.path.join(self.root, path))  # noqa: PTH118 - as above
 
     @property
     def _base_folder(self) -> Path:
@@ -88,9 +88,9 @@ class PathResolver:
     def _real_path(self, path: str) -> str:
         """Return the path without symlinks. Resolved folders are cached."""
         folder, name = os.path.split(path)
-        if name in ("", os.curdir, os.pardir) or os.path.islink(path):  # noqa: PTH114
+        if name in ("", os.curdir, os.pardir) or os.path.islink(path):  # noqa: PTH114 - as above
             return os.path.realpath(path)
-        return os.path.join(self._real_folder(folder), name)  # noqa: PTH118
+        return os.path.join(self._real_folder(folder), name)  # noqa: PTH118 - as above
 
     def _real_folder(self, folder: str) -> str:
         if folder not in self._real_folders:
@@ -121,7 +121,7 @@ def _list_symlinks_read_with(file: str) -> Iterator[str]:
     """List the symlinks in a folder of slices, or in the folder of an .mhd file."""
     if file.lower().endswith(PHOTO_SUFFIXES):
         return
-    folder = file if os.path.isdir(file) else os.path.dirname(file) if file.lower().endswith(".mhd") else None  # noqa: PTH112, PTH120
+    folder = file if os.path.isdir(file) else os.path.dirname(file) if file.lower().endswith(".mhd") else None  # noqa: PTH112, PTH120 - as above
     if folder is not None:
         # a folder that cannot be listed cannot be read
         with suppress(OSError), os.scandir(folder or os.curdir) as entries:
