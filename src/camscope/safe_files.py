@@ -43,7 +43,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = 
 def write_generated(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = False) -> Path:
     """Write a file unless it exists with the same bytes. Raise an OutputError if it exists with other bytes."""
     path = Path(path)
-    if not overwrite and path.is_file() and path.read_bytes() == data:
+    if not overwrite and path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
         return path
     return write_bytes(path, data, overwrite=overwrite, sync=False)
 
