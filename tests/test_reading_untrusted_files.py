@@ -129,6 +129,19 @@ def test_a_manifest_and_coco_annotations_have_limits(tmp_path, monkeypatch):
         load_ground_truth(tmp_path / "c.json", (), tmp_path, [])
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a," + b"x" * 200_000, None])
+def test_a_damaged_table_of_failures_is_one_error(tmp_path, content):
+    pytest.importorskip("pydantic")
+    from camscope.audit.audit_run import AuditRun
+
+    run = AuditRun.__new__(AuditRun)  # an audit of which only the folder counts
+    run.folder = tmp_path
+    if content is not None:
+        (tmp_path / "failures.csv").write_bytes(content)
+    with pytest.raises(InputError, match=r"failures\.csv is not a table of failures"):
+        _ = run.n_failures
+
+
 def test_a_remote_file_has_a_limit_and_is_read_to_its_end(monkeypatch):
     fsspec = pytest.importorskip("fsspec")
     from camscope.batch import path_resolver

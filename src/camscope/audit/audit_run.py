@@ -159,9 +159,9 @@ class AuditRun:
         path = self.folder / FAILURES_FILE
         with (
             read_errors_converted(f"{path} is not a table of failures", quote_original=False),
-            open_regular_file(path) as file,
+            io.TextIOWrapper(open_regular_file(path), "utf-8-sig", newline="") as file,
         ):
-            return sum(1 for _ in csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""))) - 1
+            return sum(1 for _ in csv.reader(file)) - 1
 
     def predictions(self) -> "pa.Table":
         """Return the predictions as a table with one row for each image.
