@@ -656,6 +656,7 @@ def test_a_hugging_face_folder_in_several_files(sharded, tmp_path):
         ('{"metadata": {}, "weight_map": {}}', "expected the objects metadata and weight_map"),
         ('{"weight_map": {"a": "model.safetensors"}}', "expected the objects metadata and weight_map"),
         ('{"metadata": {}, "weight_map": {"a": 3}}', "weight_map names the file 3; expected the name of a file"),
+        ('{"metadata": {}, "weight_map": {"a": ""}}', "weight_map names the file ''"),
         ('{"metadata": {}, "weight_map": {"a": "../x"}}', "weight_map names the file '../x'"),
     ],
 )
@@ -666,6 +667,13 @@ def test_an_index_of_weights_that_is_damaged_is_named(sharded, text, says):
         load_model(f"hf:{sharded}")
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "nul\\u0000"])
+def test_an_index_with_a_name_that_no_file_can_have_is_named(sharded, name):
+    (sharded / INDEX).write_text(f'{{"metadata": {{}}, "weight_map": {{"a": "{name}"}}}}')
+    with pytest.raises(WeightsError, match=r"index\.json lists (x+|nul.): it "):
+        load_model(f"hf:{sharded}")
+
+
 def test_a_file_of_weights_that_is_damaged_or_lost_is_named(sharded):
     shard = sorted(sharded.glob("*.safetensors"))[1]
     whole = shard.read_bytes()
@@ -673,7 +681,7 @@ def test_a_file_of_weights_that_is_damaged_or_lost_is_named(sharded):
     with pytest.raises(WeightsError, match=rf"{shard.name} is not a complete safetensors file"):
         load_model(f"hf:{sharded}")
     shard.unlink()
-    with pytest.raises(WeightsError, match=rf"index\.json lists {shard.name}: there is no such file"):
+    with pytest.raises(WeightsError, match=rf"index\.json lists {shard.name}: it cannot be read: No such file"):
         load_model(f"hf:{sharded}")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from camscope.errors import ModelError, WeightsError
-from camscope.safe_files import describe_file_problem, read_bytes
+from camscope.safe_files import check_regular_file, read_bytes
 from camscope.untrusted_files import read_errors_converted
 
 WEIGHTS_FILE, WEIGHTS_INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -40,8 +40,8 @@ def check_weight_files(source: str) -> None:
         with read_errors_converted(f"{index_path} cannot be used", WeightsError, wrap_camscope_errors=True):
             names = _list_shards(_read_json_object(index_path))
     for path in (Path(source, name) for name in names):
-        if not path.is_file():
-            raise WeightsError(f"{index_path} lists {path.name}: {describe_file_problem(path)}")
+        with read_errors_converted(f"{index_path} lists {path.name:.80}", WeightsError):
+            check_regular_file(path)
         try:
             with safe_open(path, "pt"):  # compares the sizes of its header with the size of the file
                 pass
@@ -54,7 +54,7 @@ def _list_shards(index: dict[str, Any]) -> list[str]:
     files = index.get("weight_map")
     if not files or not isinstance(files, dict) or not isinstance(index.get("metadata"), dict):
         raise WeightsError("expected the objects metadata and weight_map, from tensor names to file names")
-    if other := [name for name in files.values() if not isinstance(name, str) or name != Path(name).name]:
+    if other := [name for name in files.values() if not isinstance(name, str) or not name or name != Path(name).name]:
         raise WeightsError(f"weight_map names the file {other[0]!r:.40}; expected the name of a file of the folder")
     return sorted(set(files.values()))
 

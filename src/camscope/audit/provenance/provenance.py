@@ -38,7 +38,7 @@ MAX_LOG_BYTES, MAX_OUTPUT_BYTES = 2**28, 2**30  # of the log, and of any other f
 PARQUET_MAGIC = b"PAR1"  # at both ends of a file
 PACKAGES = (
     "torch", "torchvision", "numpy", "pyarrow", "scipy", "scikit-learn", "scikit-image", "pydantic", "pydicom", "nibabel",
-    "pillow", "matplotlib", "jinja2",
+    "pillow", "simplejpeg", "matplotlib", "jinja2",
 )  # fmt: skip
 PREPROCESSING_COLUMNS = ("image_size", "input_size", "placement", "affine", "scan_steps")
 START_EVENT = "begun"  # event of the log when an audit starts
