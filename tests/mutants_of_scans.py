@@ -14,7 +14,7 @@ from PIL import Image
 
 from camscope.errors import ImageError
 from camscope.images.files import image_damage, jpeg, redaction
-from camscope.images.files.jpeg import DamagedJPEGError, decode_jpeg
+from camscope.images.files.jpeg import find_jpeg_damage
 from camscope.images.scans import (
     dicom_geometry,
     dicom_header_values,
@@ -123,9 +123,8 @@ def a_damaged_jpeg_is_named() -> None:
 def data_behind_the_last_pixel_is_damage() -> None:
     data = encoded_jpeg()
     at = data.rindex(b"\xff\xd9")
-    decode_jpeg(data[:at] + bytes(16) + data[at:])
-    with pytest.raises(DamagedJPEGError, match="extraneous bytes before marker 0xd9"):
-        decode_jpeg(data[:at] + bytes(40) + data[at:])
+    damages = [find_jpeg_damage(data[:at] + bytes(n) + data[at:]) for n in (16, 40)]
+    assert damages == ["", "Corrupt JPEG data: 37 extraneous bytes before marker 0xd9"]
 
 
 def a_strip_has_the_height_of_the_tiff() -> None:
