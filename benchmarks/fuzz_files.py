@@ -145,8 +145,8 @@ def _bomb(data: bytes, chosen: int) -> bytes:
 def expanded(data: bytearray, rng: np.random.Generator) -> bytes:
     """A checkpoint of which some tensors have a huge shape and one stored value."""
     state = torch.load(io.BytesIO(bytes(data)), weights_only=True)["state_dict"]
-    for name in rng.choice(list(state), size=int(rng.integers(1, len(state)))):
-        shape = [side * 10 ** int(rng.integers(5)) for side in state[str(name)].shape]
+    for name in rng.permutation(list(state))[: int(rng.integers(1, len(state)))]:
+        shape = [side * 10 ** int(rng.integers(4)) for side in state[str(name)].shape]
         state[str(name)] = torch.zeros(1).expand(shape)
     stream = io.BytesIO()
     torch.save({"state_dict": state}, stream)
