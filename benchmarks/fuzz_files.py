@@ -142,6 +142,23 @@ def _bomb(data: bytes, chosen: int) -> bytes:
     return stream.getvalue()
 
 
+def expanded(data: bytearray, rng: np.random.Generator) -> bytes:
+    """A checkpoint of which some tensors have a huge shape and one stored value."""
+    state = torch.load(io.BytesIO(bytes(data)), weights_only=True)["state_dict"]
+    for name in rng.permutation(list(state))[: int(rng.integers(1, len(state)))]:
+        shape = [side * 10 ** int(rng.integers(4)) for side in state[str(name)].shape]
+        state[str(name)] = torch.zeros(1).expand(shape)
+    stream = io.BytesIO()
+    torch.save({"state_dict": state}, stream)
+    return stream.getvalue()
+
+
+def ended(data: bytearray, rng: np.random.Generator) -> bytes:
+    """The end marker of a JPEG is in the middle of the pixels."""
+    scan = data.rfind(b"\xff\xda")
+    return bytes(data[: int(rng.integers(scan, len(data) - 2))]) + b"\xff\xd9"
+
+
 def _places(known: Any) -> Iterator[tuple[Any, Any]]:
     items = known.items() if isinstance(known, dict) else enumerate(known) if isinstance(known, list) else ()
     for key, value in list(items):
@@ -183,7 +200,8 @@ def _images() -> Iterator[Sample]:
     for name, (form, keywords, mode) in forms.items():
         stream = io.BytesIO()
         _picture().convert("L" if mode == "I;16" else mode).convert(mode).save(stream, form, **keywords)
-        yield Sample("image", name, stream.getvalue(), _read_image(name))
+        own = (ended,) if form == "JPEG" else ()
+        yield Sample("image", name, stream.getvalue(), _read_image(name), (*DAMAGE, *own))
 
 
 def _read_image(name: str) -> Callable[[Path], str]:
@@ -392,7 +410,8 @@ def _checkpoints() -> Iterator[Sample]:
     torch.save({"state_dict": state, "epoch": 3}, packed)
     torch.save(state, old, _use_new_zipfile_serialization=False)
     for name, data, own in (
-        ("w.pt", packed.getvalue(), (bomb,)), ("old.pt", old.getvalue(), ()), ("w.safetensors", save(state), ()),
+        ("w.pt", packed.getvalue(), (bomb, expanded, expanded)), ("old.pt", old.getvalue(), ()),
+        ("w.safetensors", save(state), ()),
     ):  # fmt: skip
         yield Sample("checkpoint", name, data, _read_checkpoint(name), (*DAMAGE, *own))
 
@@ -415,7 +434,7 @@ def _read_checkpoint(name: str) -> Callable[[Path], str]:
 
 def _transformers() -> Iterator[Sample]:
     sound = _sound_transformer()
-    for name in ("config.json", "preprocessor_config.json"):
+    for name in ("config.json", "preprocessor_config.json", "model.safetensors.index.json"):
         mutations = (*DAMAGE, *(other_value,) * 6, *(other_word,) * 2, other_document)
         yield Sample("Hugging Face", name, (sound / name).read_bytes(), _read_transformer, mutations)
 
@@ -427,7 +446,7 @@ def _sound_transformer() -> Path:
     folder = Path(tempfile.mkdtemp())
     small: dict[str, Any] = {"num_labels": 3, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
     config = transformers.ViTConfig(num_hidden_layers=1, image_size=16, patch_size=8, **small)
-    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    transformers.ViTForImageClassification(config).save_pretrained(folder, max_shard_size="2KB")
     transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder)
     return folder
 

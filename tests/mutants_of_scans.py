@@ -1,5 +1,7 @@
 """Plausible slips in what reads medical images; see `mutants`."""
 
+import io
+import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +10,11 @@ from typing import Any
 import nibabel
 import numpy as np
 import pytest
+from PIL import Image
 
 from camscope.errors import ImageError
-from camscope.images.files import redaction
+from camscope.images.files import image_damage, jpeg, redaction
+from camscope.images.files.jpeg import find_jpeg_damage
 from camscope.images.scans import (
     dicom_geometry,
     dicom_header_values,
@@ -24,7 +28,9 @@ from camscope.images.scans.dicom_geometry import SlicePlane
 from camscope.images.scans.dicom_modality_lut import ModalityLUT
 from camscope.images.scans.dicom_series import read_series
 from camscope.images.scans.nifti import read_nifti
+from camscope.images.scans.raster import read_raster
 from camscope.images.scans.scan import Window
+from tests.images.files.test_jpeg import cut_scan, encoded_jpeg
 from tests.mutants import Mutant
 from tests.scan_files import AXIAL, PACKAGED, dicom, enhanced, folder, slices, written
 
@@ -105,6 +111,33 @@ def a_stream_that_lies_is_not_decoded() -> None:
     at = data.find(b"\xff\x4f\xff\x51")
     data[at + 8 : at + 12] = (32).to_bytes(4, "big")
     assert "64 x 32 pixels; the header says 64 x 64" in refusal(read_dicom, bytes(data))
+
+
+def a_damaged_jpeg_is_named() -> None:
+    data = bytearray((PACKAGED / "SC_rgb_jpeg_dcmtk.dcm").read_bytes())
+    read_dicom(bytes(data))
+    cut_scan(data, data.rfind(b"\xff\xda"), data.rfind(b"\xff\xd9"))
+    assert "frame 0 is damaged: Corrupt JPEG data: premature end" in refusal(read_dicom, bytes(data))
+
+
+def data_behind_the_last_pixel_is_damage() -> None:
+    data = encoded_jpeg()
+    at = data.rindex(b"\xff\xd9")
+    damages = [find_jpeg_damage(data[:at] + bytes(n) + data[at:]) for n in (16, 40)]
+    assert damages == ["", "Corrupt JPEG data: 37 extraneous bytes before marker 0xd9"]
+
+
+def a_strip_has_the_height_of_the_tiff() -> None:
+    low, high = (Image.new("L", (64, height), 99) for height in (32, 48))
+    stream, strip = io.BytesIO(), io.BytesIO()
+    high.save(stream, "TIFF", compression="jpeg", strip_size=1 << 20)
+    low.save(strip, "JPEG")
+    data = bytearray(stream.getvalue())
+    directory = int.from_bytes(data[4:8], "little")
+    for tag, value in ((273, len(data)), (279, len(strip.getvalue()))):
+        entry = data.index(struct.pack("<H", tag), directory)
+        data[entry + 2 : entry + 12] = struct.pack("<HII", 4, 1, value)
+    assert "a strip of the TIFF" in refusal(read_raster, bytes(data) + strip.getvalue())
 
 
 def a_nifti_has_the_axes_and_the_volume_of_its_file() -> None:
@@ -205,17 +238,49 @@ OF_SCANS = [
         "a copy by its number",
         dicom_series,
         "_drop_duplicates",
-        "hashlib.sha256(header.path.read_bytes()).hexdigest()",
+        "_hash_file(header.path)",
         "header.instance_uid",
         copies_are_left_out_and_others_are_not,
     ),
     Mutant(
         "the stream is believed",
         dicom_pixels,
-        "check_stream_sizes",
+        "check_compressed_frames",
         "size is not None and",
         "False and",
         a_stream_that_lies_is_not_decoded,
+    ),
+    Mutant(
+        "a damaged frame is decoded",
+        dicom_pixels,
+        "check_compressed_frames",
+        "is_lossy_jpeg and",
+        "False and",
+        a_damaged_jpeg_is_named,
+    ),
+    Mutant(
+        "warnings of the decoder are dropped",
+        jpeg,
+        "_decode_strictly",
+        "strict=True",
+        "strict=False",
+        a_damaged_jpeg_is_named,
+    ),
+    Mutant(
+        "any padding is fine",
+        jpeg,
+        "_decode_strictly",
+        "<= MAX_PADDING_BYTES",
+        ">= 0",
+        data_behind_the_last_pixel_is_damage,
+    ),
+    Mutant(
+        "a strip has any height",
+        image_damage,
+        "_is_complete_jpeg",
+        "declared[0] < size[0]",
+        "False",
+        a_strip_has_the_height_of_the_tiff,
     ),
     Mutant(
         "C for Fortran",

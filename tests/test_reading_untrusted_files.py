@@ -12,6 +12,7 @@ import torch
 
 from camscope.errors import CamscopeError, ImageError, InputError, OutputError, WeightsError
 from camscope.explanation import Explanation
+from camscope.explanation_io import MAX_METADATA_BYTES
 from camscope.models import read_state_dict
 from camscope.untrusted_files import read_errors_converted, read_json, read_npz, read_parquet, read_toml
 
@@ -87,6 +88,75 @@ def test_arrays_are_weighed_before_they_are_read(tmp_path):
     assert peak_of(refused) < 2_000_000
 
 
+def test_each_array_has_a_limit_that_fits_its_role(tmp_path):
+    path = explanation().save(tmp_path / "a.npz")
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    long = np.array(str(arrays["facts"]) + " " * (MAX_METADATA_BYTES // 4))  # spaces, which JSON allows
+    np.savez_compressed(path, **{**arrays, "facts": long})
+    assert path.stat().st_size < 200_000
+
+    def refused():
+        with pytest.raises(
+            InputError, match=r"the array facts has 67,\d+,\d+ bytes, more than the limit of 67,108,864"
+        ):
+            Explanation.load(path)
+
+    refused()
+    assert peak_of(refused) < 2_000_000
+
+
+def test_the_limit_of_a_caller_is_also_that_of_a_json_file(tmp_path):
+    path = explanation().save(tmp_path / "a.json")
+    assert Explanation.load(path, max_bytes=path.stat().st_size).label == "a"
+    with pytest.raises(InputError, match=r"it has [\d,]+ bytes; the limit is 99"):
+        Explanation.load(path, max_bytes=99)
+
+
+def test_a_manifest_and_coco_annotations_have_limits(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    from camscope.batch import build_manifest
+    from camscope.evaluation.ground_truth import load_ground_truth
+
+    (tmp_path / "m.csv").write_text("path\n" + "".join(f"{n}.png\n" for n in range(100)))
+    (tmp_path / "c.json").write_text(json.dumps({"images": [], "annotations": []}) + " " * 600)
+    assert len(build_manifest(tmp_path / "m.csv")) == 100
+    monkeypatch.setattr("camscope.batch.sources.MAX_MANIFEST_BYTES", 500)
+    with pytest.raises(InputError, match=r"the manifest: .*it has 695 bytes; the limit is 500"):
+        build_manifest(tmp_path / "m.csv")
+    monkeypatch.setattr("camscope.evaluation.ground_truth.MAX_COCO_BYTES", 500)
+    with pytest.raises(InputError, match=r"it has 6[0-9]+ bytes; the limit is 500"):
+        load_ground_truth(tmp_path / "c.json", (), tmp_path, [])
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a," + b"x" * 200_000, None])
+def test_a_damaged_table_of_failures_is_one_error(tmp_path, content):
+    pytest.importorskip("pydantic")
+    from camscope.audit.audit_run import AuditRun
+
+    run = AuditRun.__new__(AuditRun)  # an audit of which only the folder counts
+    run.folder = tmp_path
+    if content is not None:
+        (tmp_path / "failures.csv").write_bytes(content)
+    with pytest.raises(InputError, match=r"failures\.csv is not a table of failures"):
+        _ = run.n_failures
+
+
+def test_a_remote_file_has_a_limit_and_is_read_to_its_end(monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    from camscope.batch import path_resolver
+
+    data = bytes(range(256)) * 4
+    fsspec.filesystem("memory").pipe("/limits/a.png", data)
+    monkeypatch.setattr(path_resolver, "READ_BYTES", 100)
+    assert path_resolver.read_location_bytes("memory://limits/a.png") == data
+    monkeypatch.setattr(path_resolver, "MAX_FILE_BYTES", 1024)
+    assert path_resolver.read_location_bytes("memory://limits/a.png") == data
+    monkeypatch.setattr(path_resolver, "MAX_FILE_BYTES", 1023)
+    with pytest.raises(OSError, match="it has more than 1,023 bytes"):
+        path_resolver.read_location_bytes("memory://limits/a.png")
+
+
 @pytest.mark.parametrize("shape", [(2**22, 2**22), (2**62, 4), (-1, 3), (3,)])
 def test_a_header_that_claims_another_size_is_refused_without_making_room_for_it(tmp_path, shape):
     stream = io.BytesIO()
@@ -97,7 +167,7 @@ def test_a_header_that_claims_another_size_is_refused_without_making_room_for_it
 
     def refused():
         with pytest.raises(CamscopeError), read_errors_converted("file"):
-            read_npz(tmp_path / "claims.npz", ("attribution",))
+            read_npz(tmp_path / "claims.npz", {"attribution": 2**32})
 
     assert peak_of(refused) < 2_000_000
 

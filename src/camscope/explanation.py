@@ -573,7 +573,7 @@ class Explanation:
 
         Args:
             path: The file.
-            max_bytes: Limit for the arrays of a `.npz` file, checked before any of them is read.
+            max_bytes: Limit for the arrays of a `.npz` file, or for a `.json` file, checked before anything is read.
 
         Returns:
             The explanation.

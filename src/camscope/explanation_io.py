@@ -19,6 +19,13 @@ from camscope.untrusted_files import read_json, read_npz
 ARRAY_FIELDS = ("attribution", "standard_error", "image", "model_input_image")  # the other fields are text and numbers
 JSON_ARRAY_FIELDS = ARRAY_FIELDS[:2]  # without pixels
 MAX_CELLS, MAX_AXES = 2**28, 4  # of a map, its input or its image, when it is read from a file
+MAX_METADATA_BYTES = 2**26  # of the text in a .npz file, with 4 bytes for each character
+MAX_JSON_EXPLANATION_BYTES = 2**29  # the map of a volume of 256 x 256 x 256 voxels has 450 MB as text
+MAX_BYTES_BY_ARRAY = {
+    **dict.fromkeys(JSON_ARRAY_FIELDS, 8 * MAX_CELLS),  # of float64
+    **dict.fromkeys(("image", "model_input_image"), 3 * MAX_CELLS),  # of colors in uint8
+    "facts": MAX_METADATA_BYTES,
+}
 
 
 def encode_json(explanation: Any) -> bytes:
@@ -53,11 +60,11 @@ def _to_metadata(explanation: Any) -> dict[str, Any]:
 def read_fields(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
     """Read the fields of an `Explanation` from a `.json` or `.npz` file. They must be checked afterwards."""
     if Path(path).suffix.lower() == ".json":
-        metadata = read_json(path)
+        metadata = read_json(path, max_bytes=min(max_bytes, MAX_JSON_EXPLANATION_BYTES))
         dtype = np.dtype(metadata["dtype"])
         arrays = {name: _parse_floats(metadata.pop(name), dtype) for name in JSON_ARRAY_FIELDS if name in metadata}
     else:
-        arrays = read_npz(path, (*ARRAY_FIELDS, "facts"), max_bytes)
+        arrays = read_npz(path, MAX_BYTES_BY_ARRAY, max_bytes)
         metadata = json.loads(str(arrays.pop("facts")))
     metadata.pop("dtype", None)
     affine = metadata.get("affine")

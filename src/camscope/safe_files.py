@@ -43,7 +43,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = 
 def write_generated(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = False) -> Path:
     """Write a file unless it exists with the same bytes. Raise an OutputError if it exists with other bytes."""
     path = Path(path)
-    if not overwrite and path.is_file() and path.read_bytes() == data:
+    if not overwrite and path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
         return path
     return write_bytes(path, data, overwrite=overwrite, sync=False)
 
@@ -300,7 +300,7 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int | None = None) -> by
 def open_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None) -> io.BufferedReader:
     """Open a regular file for reading. Raise an OSError for a pipe, a device or a file over `max_bytes`."""
     check_regular_file(path, max_bytes)  # before it is opened, which may already change a device
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115 - it is returned open
     try:
         status = os.fstat(file.fileno())
         _check_file_status(status, max_bytes)  # it may have been replaced since

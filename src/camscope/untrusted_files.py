@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -21,7 +21,7 @@ from camscope.optional import require
 from camscope.plurals import plural
 from camscope.safe_files import open_regular_file, read_bytes
 
-MAX_JSON_BYTES, MAX_TOML_BYTES = 2**30, 2**24  # bytes of a file; the largest COCO file has half of that
+MAX_JSON_BYTES, MAX_TOML_BYTES = 2**28, 2**24  # bytes of a file; a run or an audit of a million images has half of it
 MAX_ARRAY_BYTES = 2**32  # bytes of the arrays of one .npz file
 MAX_EXCESS_VALUES, MAX_VALUES_PER_BYTE = 2**24, 64  # of a column of a Parquet file; a damaged file may claim more
 MAX_ERROR_CHARACTERS = 200  # of the quoted text of a foreign error
@@ -79,16 +79,23 @@ def parse_toml(text: str, message: str) -> dict[str, Any]:
 
 
 def read_npz(
-    path: str | os.PathLike[str], names: Sequence[str], max_bytes: int = MAX_ARRAY_BYTES
+    path: str | os.PathLike[str], max_bytes_by_name: Mapping[str, int], max_bytes: int = MAX_ARRAY_BYTES
 ) -> dict[str, NDArray[Any]]:
-    """Read the named arrays from a .npz file without unpickling. Names that the file does not have are left out."""
+    """Read the named arrays from a .npz file without unpickling. Names that the file does not have are left out.
+
+    Each array has its own limit, and `max_bytes` limits all arrays together.
+    """
     with open_regular_file(path) as file, zipfile.ZipFile(file) as archive:
-        members = {name: f"{name}.npy" for name in names if f"{name}.npy" in archive.namelist()}
-        declared = sum(_read_declared_bytes(archive, member) for member in members.values())
-        if declared > max_bytes:
-            raise InputError(
-                f"the arrays have {plural(declared, 'byte', spec=',')}, more than the limit of {max_bytes:,}"
-            )
+        members = {name: f"{name}.npy" for name in max_bytes_by_name if f"{name}.npy" in archive.namelist()}
+        declared = {name: _read_declared_bytes(archive, member) for name, member in members.items()}
+        if (total := sum(declared.values())) > max_bytes:
+            raise InputError(f"the arrays have {plural(total, 'byte', spec=',')}, more than the limit of {max_bytes:,}")
+        for name, n_bytes in declared.items():
+            if n_bytes > max_bytes_by_name[name]:
+                raise InputError(
+                    f"the array {name} has {plural(n_bytes, 'byte', spec=',')}, more than the limit of "
+                    f"{max_bytes_by_name[name]:,}"
+                )
         arrays = {}
         for name, member in members.items():
             with archive.open(member) as stream:

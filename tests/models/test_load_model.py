@@ -17,7 +17,7 @@ from camscope.images.photo import read_photo
 from camscope.images.preprocess import Preprocess
 from camscope.model_metadata import get_card
 from camscope.models import load_model
-from camscope.models.checkpoint import load_state_dict_strictly, read_state_dict
+from camscope.models.checkpoint import build_for_checkpoint, load_state_dict_strictly, read_state_dict
 from camscope.models.torchvision_timm import _get_builder_options
 from camscope.phantom import load_phantom_model
 
@@ -133,6 +133,84 @@ def test_half_precision_is_cast_to_the_models_precision():
     load_state_dict_strictly(fresh, dict(trained.half().state_dict()), "half")
     assert fresh[0].weight.dtype == torch.float32
     assert (fresh[0].weight == 0.25).all()
+
+
+def expanded(*shape: int) -> torch.Tensor:
+    return torch.zeros(1).expand(shape)
+
+
+def test_a_small_file_of_a_huge_tensor_is_refused_with_its_path(tmp_path):
+    from torchvision.models import resnet18
+
+    state = dict(resnet18(weights=None).state_dict())
+    huge = state | {"fc.weight": expanded(10**9, 512), "fc.bias": expanded(10**9)}
+    torch.save({name: value for name, value in huge.items() if name.startswith("fc.")}, tmp_path / "huge.pt")
+    assert (tmp_path / "huge.pt").stat().st_size < 3000
+    says = r"huge\.pt: fc\.weight has the shape \(1000000000, 512\) of 2,048,000,000,000 bytes, but the file stores 4;"
+    with pytest.raises(WeightsError, match=says):
+        read_state_dict(tmp_path / "huge.pt")
+    torch.save(huge, tmp_path / "huge.pt")
+    with pytest.raises(WeightsError, match=says):
+        load_model("resnet18", weights=tmp_path / "huge.pt")
+
+
+def test_many_tensors_that_are_huge_together_are_refused_and_small_views_are_read(tmp_path):
+    torch.save({f"{n}": expanded(2**20) for n in range(20)}, tmp_path / "many.pt")  # of 4 MiB each
+    with pytest.raises(WeightsError, match="the file stores 4"):
+        read_state_dict(tmp_path / "many.pt")
+    whole = torch.arange(12.0).reshape(3, 4)
+    views = {"transposed": whole.T, "row": whole[1], "tied": whole, "expanded": whole[:, :1].expand(3, 4)}
+    torch.save(views, tmp_path / "views.pt")
+    read = read_state_dict(tmp_path / "views.pt")
+    assert all(torch.equal(read[name], value) for name, value in views.items())
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (torch.zeros(10**9, 512, device="meta"), "holds no values for 0.weight"),
+        (torch.eye(3).to_sparse(), "holds a torch.sparse_coo tensor for 0.weight"),
+    ],
+    ids=["meta", "sparse"],
+)
+def test_a_tensor_that_is_not_dense_is_refused(tmp_path, value, says):
+    torch.save({"0.weight": value}, tmp_path / "odd.pt")
+    with pytest.raises(WeightsError, match=rf"odd\.pt {says}; expected dense tensors"):
+        read_state_dict(tmp_path / "odd.pt")
+
+
+def test_no_layer_is_built_for_a_bias_alone():
+    built = []
+
+    def build(classes):
+        built.append(classes)
+        return net(classes or 2)
+
+    state = dict(net().state_dict()) | {"4.bias": torch.zeros(10**6)}
+    del state["4.weight"]
+    with pytest.raises(WeightsError, match=r"1 missing \(4\.weight\), 1 of another kind"):
+        build_for_checkpoint(build, state, "bias.pt")
+    assert built == [None]
+
+
+@pytest.mark.parametrize(
+    ("positions", "patches"),
+    [((1, 10**9, 0), (8, 3, 16, 16)), ((17,), (8, 3, 16, 16)), ((1, 17, 8), ()), ((1, 0, 8), (8, 3, 16, 16))],
+)
+def test_the_size_of_an_image_is_not_taken_from_a_tensor_of_another_kind(positions, patches):
+    from torchvision.models import vit_b_16
+
+    state = {"encoder.pos_embedding": torch.zeros(positions), "conv_proj.weight": torch.zeros(patches)}
+    assert "image_size" not in _get_builder_options(vit_b_16, state)
+
+
+def test_a_model_that_needs_more_memory_than_there_is_is_named(source, monkeypatch):
+    def full(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2048 bytes")
+
+    monkeypatch.setattr("camscope.models.load_factory_model", full)
+    with pytest.raises(ModelError, match=r"mine\.py:net: out of memory .* while loading it; load a smaller model"):
+        load_model(f"{source}:net")
 
 
 def test_every_missing_unexpected_and_misshapen_tensor_is_counted():
@@ -542,6 +620,69 @@ def test_a_hugging_face_setting_of_another_kind_is_one_error(folder, name, key, 
     (folder / name).write_text(json.dumps(settings | {key: value}))
     with pytest.raises(ModelError, match=match):
         load_model(f"hf:{folder}")
+
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def sharded(folder) -> Path:
+    """The folder with its weights in several files."""
+    import transformers
+
+    model = transformers.ViTForImageClassification.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="10KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    return folder
+
+
+def test_a_hugging_face_folder_in_several_files(sharded, tmp_path):
+    model = load_model(f"hf:{sharded}")
+    assert_same(model, load_model(f"hf:{sharded}"))
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    (sharded / INDEX).write_text("{")
+    assert_same(model, load_model(f"hf:{sharded}", weights=tmp_path / "w.pt"))  # which reads no index
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "it is damaged, or of another kind .JSONDecodeError"),
+        ("", "it is damaged"),
+        ("[]", r"the file contains \[\]; expected a JSON object"),
+        (DEEP, "it is nested too deeply"),
+        ('{"metadata": {}}', "expected the objects metadata and weight_map"),
+        ('{"metadata": {}, "weight_map": {}}', "expected the objects metadata and weight_map"),
+        ('{"weight_map": {"a": "model.safetensors"}}', "expected the objects metadata and weight_map"),
+        ('{"metadata": {}, "weight_map": {"a": 3}}', "weight_map names the file 3; expected the name of a file"),
+        ('{"metadata": {}, "weight_map": {"a": ""}}', "weight_map names the file ''"),
+        ('{"metadata": {}, "weight_map": {"a": "../x"}}', "weight_map names the file '../x'"),
+    ],
+)
+def test_an_index_of_weights_that_is_damaged_is_named(sharded, text, says):
+    index = sharded / INDEX
+    index.write_text(index.read_text()[:-40] if text is None else text)
+    with pytest.raises(WeightsError, match=rf"/model\.safetensors\.index\.json cannot be used: {says}"):
+        load_model(f"hf:{sharded}")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "nul\\u0000"])
+def test_an_index_with_a_name_that_no_file_can_have_is_named(sharded, name):
+    (sharded / INDEX).write_text(f'{{"metadata": {{}}, "weight_map": {{"a": "{name}"}}}}')
+    with pytest.raises(WeightsError, match=r"index\.json lists (x+|nul.): it "):
+        load_model(f"hf:{sharded}")
+
+
+def test_a_file_of_weights_that_is_damaged_or_lost_is_named(sharded):
+    shard = sorted(sharded.glob("*.safetensors"))[1]
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-4])
+    with pytest.raises(WeightsError, match=rf"{shard.name} is not a complete safetensors file"):
+        load_model(f"hf:{sharded}")
+    shard.unlink()
+    with pytest.raises(WeightsError, match=rf"index\.json lists {shard.name}: it cannot be read: No such file"):
+        load_model(f"hf:{sharded}")
 
 
 @pytest.mark.parametrize(

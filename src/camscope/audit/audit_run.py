@@ -45,7 +45,14 @@ from camscope.batch.export import CellEscaper
 from camscope.batch.manifest import import_arrow
 from camscope.errors import InputError, OutputError
 from camscope.evaluation import EvaluationResult
-from camscope.safe_files import check_regular_files, folder_locked, open_atomic, read_bytes, write_bytes
+from camscope.safe_files import (
+    check_regular_files,
+    folder_locked,
+    open_atomic,
+    open_regular_file,
+    read_bytes,
+    write_bytes,
+)
 from camscope.untrusted_files import MAX_JSON_BYTES, read_errors_converted, read_parquet
 
 if TYPE_CHECKING:
@@ -149,7 +156,11 @@ class AuditRun:
     @property
     def n_failures(self) -> int:
         """The number of images without a prediction or a map."""
-        with (self.folder / FAILURES_FILE).open(encoding="utf-8-sig", newline="") as file:
+        path = self.folder / FAILURES_FILE
+        with (
+            read_errors_converted(f"{path} is not a table of failures", quote_original=False),
+            io.TextIOWrapper(open_regular_file(path), "utf-8-sig", newline="") as file,
+        ):
             return sum(1 for _ in csv.reader(file)) - 1
 
     def predictions(self) -> "pa.Table":

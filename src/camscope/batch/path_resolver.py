@@ -1,17 +1,21 @@
 """`PathResolver`: resolve and read the file paths and URLs of a table, with limits on where they may lead."""
 
+import errno
 import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from camscope.errors import ImageError, InputError
 from camscope.images.files.image_file_access import MAX_FILE_BYTES, PHOTO_SUFFIXES, is_scan_name, split_selector
 from camscope.optional import require
+from camscope.plurals import plural
 from camscope.safe_files import check_regular_file, open_regular_file
 
+READ_BYTES = 2**24  # of a remote file at a time
 # URL schemes that never read a file of this machine. hdfs and sftp can be configured to do so, and fsspec treats an unknown
 # scheme, such as one in capitals, as a local file.
 REMOTE_SCHEMES = frozenset(
@@ -72,7 +76,7 @@ class PathResolver:
 
     def is_remote_path(self, path: str) -> bool:
         """Return whether a path is a URL or on a network share."""
-        return is_url(path) or is_network_share(path if self.root is None else os.path.join(self.root, path))  # noqa: PTH118
+        return is_url(path) or is_network_share(path if self.root is None else os.path.join(self.root, path))  # noqa: PTH118 - as above
 
     @property
     def _base_folder(self) -> Path:
@@ -88,9 +92,9 @@ class PathResolver:
     def _real_path(self, path: str) -> str:
         """Return the path without symlinks. Resolved folders are cached."""
         folder, name = os.path.split(path)
-        if name in ("", os.curdir, os.pardir) or os.path.islink(path):  # noqa: PTH114
+        if name in ("", os.curdir, os.pardir) or os.path.islink(path):  # noqa: PTH114 - as above
             return os.path.realpath(path)
-        return os.path.join(self._real_folder(folder), name)  # noqa: PTH118
+        return os.path.join(self._real_folder(folder), name)  # noqa: PTH118 - as above
 
     def _real_folder(self, folder: str) -> str:
         if folder not in self._real_folders:
@@ -121,7 +125,7 @@ def _list_symlinks_read_with(file: str) -> Iterator[str]:
     """List the symlinks in a folder of slices, or in the folder of an .mhd file."""
     if file.lower().endswith(PHOTO_SUFFIXES):
         return
-    folder = file if os.path.isdir(file) else os.path.dirname(file) if file.lower().endswith(".mhd") else None  # noqa: PTH112, PTH120
+    folder = file if os.path.isdir(file) else os.path.dirname(file) if file.lower().endswith(".mhd") else None  # noqa: PTH112, PTH120 - as above
     if folder is not None:
         # a folder that cannot be listed cannot be read
         with suppress(OSError), os.scandir(folder or os.curdir) as entries:
@@ -146,5 +150,15 @@ def read_location_bytes(location: str) -> bytes:
         with open_regular_file(location, MAX_FILE_BYTES) as local_file:
             return local_file.read()
     with require("fsspec", extra="batch").open(location, "rb") as file:
-        data: bytes = file.read()
-    return data
+        return _read_limited(file)
+
+
+def _read_limited(file: Any) -> bytes:
+    """Read a stream to its end, in pieces: not every server tells the size in advance. Raise an OSError for a larger file."""
+    pieces, remaining = [], MAX_FILE_BYTES
+    while piece := file.read(min(remaining + 1, READ_BYTES)):
+        pieces.append(piece)
+        remaining -= len(piece)
+        if remaining < 0:
+            raise OSError(errno.EFBIG, f"it has more than {plural(MAX_FILE_BYTES, 'byte', spec=',')}, the limit")
+    return b"".join(pieces)

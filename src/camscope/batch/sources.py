@@ -18,17 +18,18 @@ from torch import Tensor
 from camscope.batch.manifest import Manifest, add_row_columns, import_arrow
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers.core.base_method import format_without_address
-from camscope.images.files.image_file_access import is_scan_name, list_image_paths
+from camscope.images.files.image_file_access import MAX_FILE_BYTES, is_scan_name, list_image_paths
 from camscope.images.files.redaction import pseudonymize_source
 from camscope.images.scans.scan_reader import is_scan
 from camscope.optional import require
-from camscope.safe_files import describe_file_problem, read_bytes
+from camscope.safe_files import check_regular_file, describe_file_problem, read_bytes
 from camscope.untrusted_files import read_errors_converted, read_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 TABLE_SUFFIXES = (".csv", ".parquet")
+MAX_MANIFEST_BYTES = 2**31  # a table of a million rows has about a tenth of that
 PATHS_PER_CHUNK = 65_536  # paths converted to Arrow at once
 DATASET_PREFIXES = ("hf:", "torchvision:")
 IMAGE_KEYS = ("image", "img", "pixel_values")  # keys under which an item of a dataset holds its image
@@ -89,6 +90,7 @@ def _read_table_file(path: Path) -> "pa.Table":
         problem = describe_file_problem(path) if path.exists() else f"the {path.suffix} file does not exist"
         raise InputError(f"there is no such manifest: {problem}")
     with read_errors_converted(f"the manifest: this is not a {kind} table", quote_original=False):
+        check_regular_file(path, MAX_MANIFEST_BYTES)
         try:
             if kind == "PARQUET":
                 return read_parquet(path)
@@ -190,7 +192,7 @@ class DatasetImages:
             item = self.dataset[index]  # few datasets are thread-safe
         image = _extract_image(item) if self.image_key is None else item[self.image_key]
         if isinstance(image, Mapping) and image.keys() >= {"bytes", "path"}:  # an undecoded image of Hugging Face
-            return read_bytes(image["path"]) if image["bytes"] is None else image["bytes"]
+            return read_bytes(image["path"], MAX_FILE_BYTES) if image["bytes"] is None else image["bytes"]
         return image
 
     def __reduce__(self) -> tuple[Any, ...]:

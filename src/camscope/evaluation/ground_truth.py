@@ -57,6 +57,7 @@ class FilenameIndex(Generic[IndexedValue]):
         return (*posix_path.parent.parts, posix_path.stem if self._ignore_suffix else posix_path.name)
 
 
+MAX_COCO_BYTES = 2**30  # the largest file of the COCO challenge has half of that
 MAX_OUTLINE_PX = 2**20  # largest coordinate of an outline
 UNFIT_MASK_REASON = "its mask cannot be read, or differs from its image in size"  # no name: it may be a patient's
 Mask = npt.NDArray[np.bool_]
@@ -203,7 +204,7 @@ class CocoAnnotations(GroundTruth):
         """Read the annotations of a COCO file. `fetch` allows masks from other machines."""
         message = f"{path}: this is not a COCO file of annotations"
         with read_errors_converted(message):
-            coco = read_json(path, message)
+            coco = read_json(path, message, max_bytes=MAX_COCO_BYTES)
             labels = {category["id"]: str(category["name"]) for category in coco.get("categories", ())}
             by_image: dict[Any, list[Mapping[str, Any]]] = {image["id"]: [] for image in coco["images"]}
             names = {}

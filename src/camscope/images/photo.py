@@ -15,6 +15,7 @@ from torch import Tensor
 
 from camscope.errors import ImageError, describe_out_of_memory, is_out_of_memory
 from camscope.images.files.image_damage import check_pixel_data
+from camscope.images.files.jpeg import DamagedJPEGError, decode_jpeg, find_jpeg_damage, read_jpeg_size
 from camscope.images.files.redaction import suppress_library_output
 from camscope.safe_files import open_regular_file
 from camscope.tensor_kinds import find_unusual_kind
@@ -26,6 +27,9 @@ Pixels = NDArray[np.uint8]
 Size = tuple[int, int]  # (H,W)
 EXIF_ORIENTATION_TAG = 0x0112  # EXIF tag
 MAX_PIXELS_PER_STRIP = 2**22  # pixels that are converted at a time
+JPEG_FORMATS, JPEG_MODES = ("JPEG", "MPO"), ("L", "RGB")
+# of a JPEG file that are read: what comes behind them belongs to other images or videos
+MAX_JPEG_METADATA_BYTES, MAX_JPEG_BYTES_PER_PIXEL = 2**26, 16
 TRANSPOSED_ORIENTATIONS = (5, 6, 7, 8)  # EXIF orientations that exchange rows and columns
 MAX_PIXELS = 178_956_970  # the limit of Pillow's default settings
 EXPECTED_IMAGE = (
@@ -190,6 +194,8 @@ def _decode_pixels(image: "Image", name: str, max_pixels: int) -> Pixels:
         raise ImageError(f"{name}: the EPS format is not supported; save the image as PNG")
     # These formats open 16-bit files in an integer mode; a transposed image no longer has a format
     is_16_bit = image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
+    if (decoded := _decode_jpeg_strictly(image, name, max_pixels)) is not None:
+        return decoded
     check_pixel_data(image, name)
     image.load()
     _check_pixel_count(image.size, name, max_pixels)  # a decoded icon can be larger than its header declares
@@ -201,6 +207,45 @@ def _decode_pixels(image: "Image", name: str, max_pixels: int) -> Pixels:
             f"{name}: pixels of mode {upright.mode!r} have no known range; scale them to a uint8 array (0..255)"
         )
     return _convert_to_rgb_pixels(upright)
+
+
+def _decode_jpeg_strictly(image: "Image", name: str, max_pixels: int) -> Pixels | None:
+    """Decode a JPEG file that is open and not yet loaded. Return None if Pillow must decode it: other colors, other formats.
+
+    The pixels are those of Pillow, which uses the same library. Raise ImageError for damage that Pillow does not report.
+    """
+    from PIL import Image, ImageOps
+
+    file = getattr(image, "fp", None)
+    if image.format not in JPEG_FORMATS or not getattr(image, "tile", None) or file is None or image.tell():
+        return None
+    position = file.tell()
+    try:
+        file.seek(0)
+        data = file.read(MAX_JPEG_METADATA_BYTES + MAX_JPEG_BYTES_PER_PIXEL * image.width * image.height)
+    finally:
+        file.seek(position)
+    size, stored_size = (image.height, image.width), read_jpeg_size(data)
+    if stored_size is None:
+        return None
+    _check_pixel_count(stored_size[::-1], name, MAX_PIXELS if stored_size != size else max_pixels)
+    try:
+        if image.mode not in JPEG_MODES:
+            if damage := find_jpeg_damage(data):
+                raise DamagedJPEGError(damage)
+            return None
+        is_gray = image.mode == "L"
+        pixels = decode_jpeg(data, is_gray=is_gray, reduced_size=size if size != stored_size else None)
+    except DamagedJPEGError as error:
+        raise ImageError(f"{name}: it is damaged: {error}") from None
+    except ValueError:  # Pillow reports the reason
+        return None
+    pixels = _repeat_gray_channel(pixels[..., 0]) if is_gray else pixels
+    if (orientation := _read_exif_orientation(image)) == 1:
+        return pixels
+    turned = Image.fromarray(pixels)
+    turned.getexif()[EXIF_ORIENTATION_TAG] = orientation
+    return np.array(ImageOps.exif_transpose(turned))
 
 
 def _convert_to_rgb_pixels(image: "Image") -> Pixels:

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
-from camscope.errors import ModelError
+from camscope.errors import CamscopeError, ModelError, describe_out_of_memory, is_out_of_memory
 from camscope.images.preprocess import Preprocess
 from camscope.model_metadata import ModelCard, attach_card
 from camscope.models.checkpoint import (
@@ -60,7 +60,15 @@ def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
     """
     # a model on the meta device has no values, and loading weights into it does nothing
     with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
-        model, card = _load_model_and_card(spec, weights)
+        try:
+            model, card = _load_model_and_card(spec, weights)
+        except Exception as error:
+            if isinstance(error, CamscopeError) or not is_out_of_memory(error):
+                raise
+            source = format_model_source(spec, weights)
+            raise ModelError(
+                f"{source}: {describe_out_of_memory(error)} while loading it; load a smaller model"
+            ) from error
     attach_card(model.eval(), card)
     return model
 

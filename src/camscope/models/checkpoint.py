@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from camscope.errors import WeightsError
 from camscope.images.files.redaction import ignore_warnings
+from camscope.plurals import plural
 from camscope.safe_files import describe_file_problem
 from camscope.untrusted_files import check_zip, read_errors_converted
 
@@ -23,6 +24,7 @@ StateDict = dict[str, Tensor]
 RANDOM_WEIGHTS = "random"
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
 MAX_LISTED_NAMES = 3
+MAX_EXPANDED_BYTES = 2**26  # by which the tensors of a file may be larger than their stored values, all together
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
@@ -42,11 +44,33 @@ def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
             and content
             and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())
         ):
+            _check_stored_values(content, path)
             return dict(content)
     contents = f"the keys {format_names(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
     raise WeightsError(
         f"{path} contains {contents}; expected a state dict, or one under a key of {', '.join(STATE_DICT_KEYS)}"
     )
+
+
+def _check_stored_values(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Raise WeightsError unless each tensor is dense and the file stores its values.
+
+    A view with a stride of 0 has a shape of any size and one stored value. A copy of it allocates the whole shape.
+    """
+    n_missing = 0
+    for name, value in state.items():
+        if value.layout != torch.strided or value.is_nested or value.is_meta:
+            kind = (
+                "no values" if value.is_meta else "a nested tensor" if value.is_nested else f"a {value.layout} tensor"
+            )
+            raise WeightsError(f"{path} holds {kind} for {name}; expected dense tensors")
+        declared, stored = value.numel() * value.element_size(), value.untyped_storage().nbytes()
+        n_missing += max(0, declared - stored)
+        if n_missing > MAX_EXPANDED_BYTES:
+            raise WeightsError(
+                f"{path}: {name} has the shape {tuple(value.shape)} of {plural(declared, 'byte', spec=',')}, but the file "
+                f"stores {stored:,}; the file is damaged or malicious. Where you trust it, save contiguous tensors"
+            )
 
 
 def load_state_dict_strictly(model: nn.Module, state: StateDict, source: WeightsSource) -> None:
@@ -105,12 +129,15 @@ def build_for_checkpoint(
 ) -> tuple[nn.Module, bool]:
     """Build a model for a checkpoint and load it. Return the model and whether it has the default number of classes.
 
-    The model gets the number of classes of the checkpoint. `build` maps a number of classes (None for the default)
-    to a module.
+    The model gets the number of classes of the checkpoint, unless a tensor is missing. `build` maps a number of classes
+    (None for the default) to a module.
     """
     model = build(None)
     model_tensors = _get_model_tensors(model)
-    classes = _find_checkpoint_class_count(strip_wrapper_prefix(state, model_tensors), model_tensors)
+    state = strip_wrapper_prefix(state, model_tensors)
+    # a layer of which the file holds only the bias could be far larger than the file
+    is_complete = all(name in state for name, value in model_tensors.items() if value.ndim)
+    classes = _find_checkpoint_class_count(state, model_tensors) if is_complete else None
     if classes is not None:
         model = build(classes)
     load_state_dict_strictly(model, state, source)

@@ -1,7 +1,5 @@
 """Load models from Hugging Face repositories and folders, without executing their code."""
 
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -26,9 +24,10 @@ from camscope.models.checkpoint import (
     read_state_dict,
     strip_wrapper_prefix,
 )
+from camscope.models.huggingface_files import check_settings_file, check_tokenizer_files, check_weight_files
 from camscope.models.torchvision_timm import make_weights_unavailable_error
 from camscope.optional import require
-from camscope.safe_files import check_regular_files, read_bytes
+from camscope.safe_files import check_regular_files
 from camscope.untrusted_files import MAX_ERROR_CHARACTERS, read_errors_converted
 
 # what takes an image alone and is no plain classifier: a folder of such a class is loaded as what it is
@@ -39,8 +38,6 @@ IMAGE_MODEL_CLASS_SUFFIXES = (
     "VisionModel",
     "VisionModelWithProjection",
 )
-MAX_SETTINGS_BYTES = 2**26  # of config.json and preprocessor_config.json
-MAX_COUNTS = {"layers": 1000, "depth": 1000, "num_": 2**24}  # by part of a setting's name
 VISION_TOWER_BY_CLASS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
 
 
@@ -60,7 +57,9 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
         raise ModelError(f"hf:{name}: it is not a folder; expected org/name, or a folder with config.json")
     source = str(folder) if folder.is_dir() else name
     files = f"config.json, preprocessor_config.json and model.safetensors of {name!r}"
-    _check_settings_file(source, "config.json")
+    check_settings_file(source, "config.json")
+    if weights is None:
+        check_weight_files(source)
     with _convert_transformers_errors(f"hf:{name}", files, "vision model"), fixed_seed_scope():
         model, has_published_classes = _load_transformers_model(transformers, source, weights)
         class_names = _get_class_names(model) if has_published_classes else None
@@ -86,27 +85,6 @@ def _convert_transformers_errors(spec: str, required_files: str, model_kind: str
         raise ModelError(
             f"{spec} is not a {model_kind} that transformers can build from its config.json: {reason}"
         ) from error
-
-
-def _check_settings_file(source: str, name: str) -> None:
-    """Raise ModelError if a settings file such as config.json is not a JSON object or has excessive numbers."""
-    path = Path(source, name)
-    if not path.is_file():  # a repository, or transformers reports what is missing
-        return
-    with read_errors_converted(f"{path} cannot be used", ModelError, wrap_camscope_errors=True):
-        settings = json.loads(read_bytes(path, MAX_SETTINGS_BYTES), object_hook=_check_counts)
-        if not isinstance(settings, dict):
-            raise ModelError(f"the file contains {settings!r:.40}; expected a JSON object with the model's settings")
-
-
-def _check_counts(settings: dict[str, Any]) -> dict[str, Any]:
-    """Raise ModelError for too large numbers of layers or classes. Return the settings unchanged."""
-    for key, value in settings.items():
-        limit = next((limit for part, limit in MAX_COUNTS.items() if part in key), math.inf)
-        for count in value if isinstance(value, list) else [value]:
-            if isinstance(count, int | float) and count > limit:
-                raise ModelError(f"{key} is {count:.6g}; the limit is {limit}")
-    return settings
 
 
 def _load_transformers_model(transformers: Any, source: str, weights: WeightsSource) -> tuple[nn.Module, bool]:
@@ -154,6 +132,7 @@ def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tu
         classes = {stored[0] for stored, _ in mismatched if stored}
         if (
             not has_published_classes
+            or report["missing_keys"]  # a layer of which the file holds only the bias could be far larger than the file
             or len(classes) != 1
             or any(stored[1:] != expected[1:] for stored, expected in mismatched)
         ):
@@ -173,7 +152,8 @@ def _check_all_weights_loaded(loading_report: Mapping[str, Any], source: str) ->
 def load_preprocessing(transformers: Any, source: str) -> Callable[..., Any] | None:
     """Load the preprocessing of a repository or folder. Return None if there is no preprocessing file."""
     file_name = "preprocessor_config.json"
-    _check_settings_file(source, file_name)
+    for name in (file_name, "processor_config.json"):  # new versions of transformers read the second, if it exists
+        check_settings_file(source, name)
     with read_errors_converted(f"{source}: no preprocessing can be built from {file_name}", ModelError):
         try:
             processor = transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
@@ -217,7 +197,10 @@ def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, Model
     """
     transformers, folder = require("transformers", extra="hub"), Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
-    _check_settings_file(source, "config.json")
+    check_settings_file(source, "config.json")
+    check_tokenizer_files(source)
+    if weights is None:
+        check_weight_files(source)
     with _convert_transformers_errors(f"clip:{name}", f"the files of {name!r}", "model of images and texts"):
         with fixed_seed_scope():
             full_model = _load_image_and_text_model(transformers, source, weights)

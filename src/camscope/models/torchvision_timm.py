@@ -27,6 +27,8 @@ from camscope.models.checkpoint import (
 )
 from camscope.optional import require
 
+MAX_TOKENS = 2**16  # of a vision transformer, whose position embedding is built for them
+
 
 def make_weights_unavailable_error(spec: str, error: Exception, advice: str) -> WeightsError:
     """Build the error for weights that cannot be downloaded. `advice` is text for the user."""
@@ -105,8 +107,11 @@ def _get_builder_options(builder: ModelBuilder, state: StateDict) -> dict[str, A
     if any(name.startswith("aux_classifier.") for name in state):
         options["aux_loss"] = True
     if {"encoder.pos_embedding", "conv_proj.weight"} <= state.keys():
-        tokens, patch = state["encoder.pos_embedding"].shape[1], state["conv_proj.weight"].shape[-1]
-        options["image_size"] = patch * math.isqrt(tokens - 1)
+        positions, patches = state["encoder.pos_embedding"].shape, state["conv_proj.weight"].shape
+        if (
+            len(positions) == 3 and len(patches) == 4 and 1 < positions[1] <= MAX_TOKENS
+        ):  # otherwise the weights do not fit
+            options["image_size"] = patches[-1] * math.isqrt(positions[1] - 1)
     return options
 
 

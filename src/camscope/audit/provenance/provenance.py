@@ -30,15 +30,15 @@ from camscope.batch.manifest import hash_manifest
 from camscope.model_metadata import compute_model_digest
 from camscope.models import redact_file_names
 from camscope.safe_files import make_folder, make_write_error, open_regular_file, read_bytes, write_bytes
-from camscope.untrusted_files import MAX_JSON_BYTES, read_errors_converted
+from camscope.untrusted_files import read_errors_converted
 from camscope.version import __version__
 
 PROVENANCE_FILE, LOG_FILE = "provenance.json", "log.jsonl"
-MAX_LOG_BYTES = 2**28
+MAX_LOG_BYTES, MAX_OUTPUT_BYTES = 2**28, 2**30  # of the log, and of any other file except tables
 PARQUET_MAGIC = b"PAR1"  # at both ends of a file
 PACKAGES = (
     "torch", "torchvision", "numpy", "pyarrow", "scipy", "scikit-learn", "scikit-image", "pydantic", "pydicom", "nibabel",
-    "pillow", "matplotlib", "jinja2",
+    "pillow", "simplejpeg", "matplotlib", "jinja2",
 )  # fmt: skip
 PREPROCESSING_COLUMNS = ("image_size", "input_size", "placement", "affine", "scan_steps")
 START_EVENT = "begun"  # event of the log when an audit starts
@@ -84,13 +84,22 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
     make_folder(folder)
     line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **event}, sort_keys=True)
     log = folder / LOG_FILE
-    cut = log.is_file() and log.read_bytes()[-1:] not in (b"\n", b"")
+    cut = log.is_file() and not _ends_with_newline(log)
     added = ("\n" if cut else "") + line + "\n"
     try:
         with log.open("a", encoding="utf-8") as file:
             file.write(added)
     except OSError as error:
         raise make_write_error(log, error, len(added.encode())) from error
+
+
+def _ends_with_newline(path: Path) -> bool:
+    """Return whether a file is empty or ends with a newline."""
+    with open_regular_file(path) as file:
+        if not (size := file.seek(0, os.SEEK_END)):
+            return True
+        file.seek(size - 1)
+        return file.read(1) == b"\n"
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
@@ -237,7 +246,7 @@ def digest_files(folder: Path) -> dict[str, str]:
         digests[name] = NO_DIGEST
         with suppress(OSError):
             if path.suffix != ".parquet":
-                digests[name] = digest_file(path, MAX_JSON_BYTES)
+                digests[name] = digest_file(path, MAX_OUTPUT_BYTES)
             elif _is_whole_table(path):
                 digests[name] = digest_file(path)
     return digests

@@ -1,31 +1,29 @@
 """Detect damaged TIFF and PNG pixel data that Pillow reads without an error.
 
-Pillow does not compare the checksums of a PNG's pixel data. libtiff fills missing data of a TIFF with gray. JPEG strips
-are decoded by Pillow, which rejects truncated data. Deflate strips are checked by their checksum. The other codecs of a
-TIFF report damage themselves or have no checksum: CCITT fax, PackBits, LZW, Zstandard and old-style JPEG.
+Pillow does not compare the checksums of a PNG's pixel data. libtiff fills missing data of a JPEG strip with gray. JPEG
+strips are decoded by libjpeg-turbo, which warns of damage, and compared with the size that the TIFF declares. Deflate strips
+are checked by their checksum. The other codecs of a TIFF have no checksum: CCITT fax, PackBits, LZW, Zstandard and old-style
+JPEG. libtiff reports a strip of them that is too short, and no changed values.
 """
 
 import io
-import re
+import math
 import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from camscope.errors import ImageError
+from camscope.images.files.jpeg import find_jpeg_damage, read_jpeg_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-COMPRESSION_TAG, JPEG_TABLES_TAG = 259, 347  # TIFF tags
+COMPRESSION_TAG, ROWS_PER_STRIP_TAG, TILE_WIDTH_TAG, TILE_LENGTH_TAG, JPEG_TABLES_TAG = 259, 278, 322, 323, 347
 OFFSET_AND_COUNT_TAGS = ((273, 279), (324, 325))  # tags of offsets and byte counts: of strips, of tiles
 JPEG_COMPRESSION, DEFLATE_COMPRESSIONS = 7, (8, 32946)
-EXTRA_TILE_PIXELS = 2**20  # pixels by which a tile may be larger than the image
+EXTRA_TILE_PIXELS = 2**20  # pixels by which a strip may be larger than the TIFF declares
 PNG_SIGNATURE_BYTES, PNG_PIXEL_CHUNKS, READ_BYTES = 8, (b"IDAT", b"fdAT"), 2**20
 JPEG_START_MARKER, JPEG_END_MARKER = b"\xff\xd8", b"\xff\xd9"  # of a JPEG stream
-JPEG_SCAN_CODE, JPEG_END_CODE = 0xDA, 0xD9
-# a marker that ends entropy-coded data; 00 belongs to the data, and D0 to D7 restart the decoder within it
-JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])", re.DOTALL)
-MAX_JPEG_PADDING_BYTES = 16  # bytes other than 0 behind the end marker
 
 
 def check_pixel_data(image: "Image", name: str) -> None:
@@ -66,13 +64,12 @@ def _check_tiff_strips(image: "Image", name: str) -> None:
     compression = tags.get(COMPRESSION_TAG)
     if compression != JPEG_COMPRESSION and compression not in DEFLATE_COMPRESSIONS:
         return
+    tables = tags.get(JPEG_TABLES_TAG, b"")
     position = file.tell()
     try:
         is_complete = all(
-            _is_complete_jpeg(data, tags.get(JPEG_TABLES_TAG, b""), EXTRA_TILE_PIXELS + image.width * image.height)
-            if compression == JPEG_COMPRESSION
-            else _is_complete_deflate(data)
-            for data in _read_tiff_strips(file, tags)
+            _is_complete_jpeg(data, tables, size) if compression == JPEG_COMPRESSION else _is_complete_deflate(data)
+            for data, size in _read_tiff_strips(file, tags, image.size)
         )
     finally:
         file.seek(position)
@@ -80,50 +77,34 @@ def _check_tiff_strips(image: "Image", name: str) -> None:
         raise ImageError(f"{name}: it is damaged: a strip of the TIFF is truncated or corrupt")
 
 
-def _read_tiff_strips(file: Any, tags: Any) -> Iterator[bytes]:
-    for offsets, counts in OFFSET_AND_COUNT_TAGS:
-        for offset, count in zip(tags.get(offsets, ()), tags.get(counts, ()), strict=False):
+def _read_tiff_strips(
+    file: Any, tags: Any, image_size: tuple[int, int]
+) -> Iterator[tuple[bytes, tuple[int, int] | None]]:
+    """Yield the data of each strip or tile with its size (H,W). Color planes after the first have no size."""
+    width, height = image_size
+    strip, tile = (tags.get(ROWS_PER_STRIP_TAG) or height, width), (tags.get(TILE_LENGTH_TAG), tags.get(TILE_WIDTH_TAG))
+    for (offsets, counts), (n_rows, n_columns) in zip(OFFSET_AND_COUNT_TAGS, (strip, tile), strict=True):
+        if offsets not in tags:
+            continue
+        n_per_plane = math.ceil(height / n_rows) * math.ceil(width / n_columns)
+        for index, (offset, count) in enumerate(zip(tags[offsets], tags.get(counts, ()), strict=False)):
+            n_own_rows = n_rows if (n_rows, n_columns) == tile else min(n_rows, height - index * n_rows)
             if count > 0:  # a strip of 0 bytes was never written
                 file.seek(offset)
-                yield file.read(count)
+                yield file.read(count), (n_own_rows, n_columns) if index < n_per_plane else None
 
 
-def _is_complete_jpeg(data: bytes, tables: bytes, max_pixels: int) -> bool:
-    """Return whether a JPEG strip of a TIFF is complete and has at most `max_pixels` pixels."""
-    from PIL import Image, UnidentifiedImageError
-
-    strip_data = data
+def _is_complete_jpeg(data: bytes, tables: bytes, size: tuple[int, int] | None) -> bool:
+    """Return whether a JPEG strip of a TIFF is complete and at least of the size (H,W)."""
     if tables.startswith(JPEG_START_MARKER):
         data = tables.removesuffix(JPEG_END_MARKER) + data.removeprefix(JPEG_START_MARKER)
-    try:
-        with Image.open(io.BytesIO(data), formats=("JPEG",)) as strip:
-            if strip.width * strip.height > max_pixels:
-                return False
-            strip.load()
-    except UnidentifiedImageError:
+    if (declared := read_jpeg_size(data)) is None:
         return data.startswith(JPEG_START_MARKER)  # a variant of JPEG that libtiff may support
-    except OSError:
+    if math.prod(declared) > EXTRA_TILE_PIXELS + math.prod(size or declared):
         return False
-    return _are_jpeg_scans_complete(strip_data)
-
-
-def _are_jpeg_scans_complete(data: bytes) -> bool:
-    """Return whether all scans of a JPEG stream are complete.
-
-    The decoder would fill an incomplete scan with gray and report no error.
-    """
-    position, n_scans, is_in_scan = len(JPEG_START_MARKER), 0, False
-    while (marker := JPEG_MARKER.search(data, position)) is not None:
-        code, start = marker[1][0], marker.end()
-        if n_scans and not is_in_scan and marker.start() != position:  # the segment before it was pixels
-            return False
-        if code == JPEG_END_CODE:
-            remainder = data[start:]
-            return JPEG_END_MARKER not in remainder and len(remainder.strip(b"\0")) <= MAX_JPEG_PADDING_BYTES
-        is_in_scan = code == JPEG_SCAN_CODE
-        n_scans += is_in_scan
-        position = start + int.from_bytes(data[start : start + 2], "big")
-    return is_in_scan
+    if size is not None and (declared[0] < size[0] or declared[1] < size[1]):  # libtiff rejects a larger one
+        return False
+    return not find_jpeg_damage(data)
 
 
 def _is_complete_deflate(data: bytes) -> bool:

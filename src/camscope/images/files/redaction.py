@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from camscope.errors import CamscopeError, ImageError, describe_out_of_memory, is_out_of_memory
+from camscope.safe_files import read_bytes
 
 Source = str | Path | bytes
 KEY_FILE = Path(".config", "camscope", "key")  # below the home folder
+MAX_KEY_BYTES = 2**16
 
 
 def pseudonymize_source(source: Source | Sequence[Source]) -> str:
@@ -75,7 +77,7 @@ def _load_or_create_key(path: Path) -> bytes:
 
 
 def _read_key(path: Path) -> bytes:
-    return path.read_bytes().strip() if path.is_file() else b""
+    return read_bytes(path, MAX_KEY_BYTES).strip() if path.is_file() else b""
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
+from camscope.images.files.jpeg import find_jpeg_damage
 from camscope.images.scans.dicom_header_values import (
     PHOTOMETRIC_INTERPRETATIONS,
     decode_uint16_table,
@@ -115,7 +116,7 @@ def decode_frames(
     if decoder.is_native:
         _check_pixel_byte_count(dataset, layout, name)
     else:
-        check_stream_sizes(dataset, layout, frame_indices, name)
+        check_compressed_frames(dataset, layout, frame_indices, name)
         # Pillow does not support JPEG Extended streams of more than 8 bits
         is_deep = str(syntax) == JPEG_EXTENDED_UID and layout.bits_stored > 8
         if not decoder.is_available or (is_deep and not set(decoder.available_plugins) - {"pillow"}):
@@ -152,14 +153,14 @@ CODECS_BY_SYNTAX = {
     **dict.fromkeys(["1.2.840.10008.1.2.4.80", "1.2.840.10008.1.2.4.81"], _JPEG_LS_CODEC),
     **dict.fromkeys([f"1.2.840.10008.1.2.4.{last}" for last in (90, 91, 201, 202, 203)], _JPEG_2000_CODEC),
 }
-JPEG_EXTENDED_UID = "1.2.840.10008.1.2.4.51"
+JPEG_BASELINE_UID, JPEG_EXTENDED_UID = "1.2.840.10008.1.2.4.50", "1.2.840.10008.1.2.4.51"
 JPEG_FRAME_MARKERS = {0xC0, 0xC1, 0xC2, 0xC3, 0xF7}  # frame header markers of JPEG and JPEG-LS, which hold the size
 
 
-def check_stream_sizes(dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str) -> None:
-    """Raise ImageError if a compressed frame declares another image size than the header.
+def check_compressed_frames(dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str) -> None:
+    """Raise ImageError if a compressed frame declares another image size than the header, or is a damaged JPEG.
 
-    A decoder allocates memory for the size that the frame declares.
+    A decoder allocates memory for the size that the frame declares, and fills the missing part of a JPEG with gray.
     """
     from pydicom.encaps import generate_frames, get_frame
 
@@ -168,12 +169,15 @@ def check_stream_sizes(dataset: "Dataset", layout: PixelLayout, frame_indices: S
         streams = generate_frames(dataset.PixelData, number_of_frames=count)
     else:
         streams = (get_frame(dataset.PixelData, index, number_of_frames=count) for index in frame_indices)
+    is_lossy_jpeg = str(dataset.file_meta.TransferSyntaxUID) in (JPEG_BASELINE_UID, JPEG_EXTENDED_UID)
     is_jpeg_2000 = CODECS_BY_SYNTAX.get(str(dataset.file_meta.TransferSyntaxUID)) == _JPEG_2000_CODEC
     for index, stream in zip(frame_indices, streams, strict=False):
         size = _read_jpeg_2000_size(stream) if is_jpeg_2000 else _read_jpeg_size(stream)
         if size is not None and size != (layout.rows, layout.columns):
             received = f"compressed frame {index} has {size[0]} x {size[1]} pixels"
             raise ImageError(f"{name}: {received}; the header says {layout.rows} x {layout.columns}")
+        if is_lossy_jpeg and (damage := find_jpeg_damage(stream)):
+            raise ImageError(f"{name}: compressed frame {index} is damaged: {damage}")
 
 
 def _read_jpeg_2000_size(stream: bytes) -> tuple[int, int]:

@@ -202,13 +202,18 @@ def _read_volume(group: list[SliceHeader], name: str) -> Scan:
     )
 
 
+def _hash_file(path: Path) -> str:
+    with open_regular_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _drop_duplicates(group: list[SliceHeader]) -> tuple[list[SliceHeader], tuple[str, ...]]:
     """Remove copies of files. Return the remaining headers and a warning with the number of copies."""
     instances = Counter(header.instance_uid for header in group)
     unique: dict[str, SliceHeader] = {}
     for index, header in enumerate(group):
         is_repeated = header.instance_uid and instances[header.instance_uid] > 1
-        key = hashlib.sha256(header.path.read_bytes()).hexdigest() if is_repeated else f"{index}"
+        key = _hash_file(header.path) if is_repeated else f"{index}"
         unique.setdefault(key, header)
     n_copies = len(group) - len(unique)
     return list(unique.values()), (f"left out: {plural(n_copies, 'copy')} of slices",) * bool(n_copies)
