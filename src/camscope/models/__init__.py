@@ -59,7 +59,8 @@ def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
 
     """
     # a model on the meta device has no values, and loading weights into it does nothing
-    with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
+    default_device = torch.empty(0).device  # torch.get_default_device() fails in PyTorch 2.6 after it was reset
+    with torch.device("cpu") if default_device.type == "meta" else nullcontext():
         try:
             model, card = _load_model_and_card(spec, weights)
         except Exception as error:
