@@ -272,6 +272,16 @@ def test_a_flagged_map_is_marked_in_figures_and_words(status):
     assert marked[:, 1].min() > two.shape[1] / 2 - 5, "the mark stands under the wrong picture"
 
 
+def test_a_saved_overlay_has_a_caption_on_request(tmp_path):
+    one = explanation()
+    plain, captioned = (Image.open(one.save(tmp_path / f"{flag}.png", caption=flag)) for flag in (False, True))
+    overlay = np.asarray(plain)
+    assert plain.width == captioned.width
+    assert captioned.height > plain.height
+    assert (np.asarray(captioned)[: plain.height] == overlay).all()
+    assert np.asarray(captioned)[plain.height :].std() > 0  # text
+
+
 def test_a_figure_of_several_has_a_cell_for_each():
     one = figure([explanation()])
     three = figure([explanation(label=str(i)) for i in range(3)], columns=3)

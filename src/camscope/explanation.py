@@ -528,7 +528,7 @@ class Explanation:
 
         Image.fromarray(self.overlay(colorbar=True)).show(title=self.caption)
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
+    def save(self, path: str | os.PathLike[str], *, caption: bool = False, overwrite: bool = True) -> Path:
         """Write the overlay as an image file, or the explanation as a `.npz` or `.json` file.
 
         An overlay has the size of the original image, with a warning strip if the status is not "ok".
@@ -536,6 +536,7 @@ class Explanation:
         Args:
             path: `.png`, `.jpg` or `.webp` for the overlay, `.npz` for the explanation, `.json` for the explanation without
                 pixels; for a map with three axes `.gif` and `.webp` for an animation.
+            caption: Whether an overlay names the class, its score and the method below the image. Flagged maps always do.
             overwrite: Whether an existing file is replaced.
 
         Returns:
@@ -559,7 +560,7 @@ class Explanation:
         elif suffix in render.ANIMATION_FORMATS and self.attribution.ndim == 3:
             return self.animate(path, overwrite=overwrite)
         elif suffix in render.IMAGE_FORMATS:
-            data = render.encode_image(self.annotated_image(), suffix)
+            data = render.encode_image(self.annotated_image(caption=caption), suffix)
         else:
             raise OutputError(
                 f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg, .webp, .npz or .json, or .gif "
@@ -588,12 +589,17 @@ class Explanation:
             fields["top_classes"] = tuple(ClassScore(**row) for row in fields["top_classes"])
             return check_explanation(cls(**fields))
 
-    def annotated_image(self, height: int | None = None) -> PixelArray:
-        """Draw the overlay (H,W,3) with a height of `height` pixels, and a warning if the status is not "ok"."""
+    def annotated_image(self, height: int | None = None, *, caption: bool = False) -> PixelArray:
+        """Draw the overlay (H,W,3) with a height of `height` pixels, and a warning if the status is not "ok".
+
+        `caption` adds a line with the class, its score and the method. A map with a warning always has it.
+        """
         if self._is_volume and height is None:
             return self.planes()
         image = self.overlay(height=height)
-        return image if self.warning_text is None else render.add_caption(image, self.caption, flag=self.warning_text)
+        if not caption and self.warning_text is None:
+            return image
+        return render.add_caption(image, self.caption, flag=self.warning_text)
 
     def __repr__(self) -> str:
         return f"<Explanation of {self.name}: {self.caption}, {'x'.join(map(str, self.grid))}, {self.status}>"
