@@ -49,6 +49,7 @@ def init(
         str | None,
         option("--finding", "A,B", "Findings to audit: class names, or columns of 0 and 1; default: all labels."),
     ] = None,
+    plugins: shared_options.PluginOption = None,
     modality: Annotated[
         str | None,
         option("--modality", "NAME", "xray, ct, mri, dermoscopy, retina, pathology or any: sets the regions."),
@@ -72,6 +73,7 @@ def init(
 def run(
     config: Annotated[Path, argument("CONFIG", "The config file, as camscope audit init writes it.")],
     output: Annotated[Path, option("--output -o", "FOLDER", "Folder to write the audit to.")] = Path("camscope-audit"),
+    plugins: shared_options.PluginOption = None,
     overwrite: shared_options.OverwriteOption = False,
 ) -> None:
     """Run an audit and write summary.json, tables and report.html. The same command resumes an interrupted audit.
@@ -137,6 +139,7 @@ def verify(
         Path | None,
         option("--config", "CONFIG", "Config of the audit, to check the data, the weights and some rows too."),
     ] = None,
+    plugins: shared_options.PluginOption = None,
     n_rows: Annotated[int, option("--rows", None, "Number of random rows to recompute.", min=0)] = 8,
     seed: Annotated[int, option("--seed", None, "Seed of the random choice of rows.", min=0)] = 0,
 ) -> None:

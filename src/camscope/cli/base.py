@@ -32,6 +32,7 @@ from camscope.errors import (
     is_out_of_memory,
 )
 from camscope.registry import METHODS
+from camscope.user_code import load_plugin_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +47,7 @@ SINGLE_INPUT_ERRORS = (ImageError, NonFiniteError, GeometryError, OutputError, R
 MAX_ERROR_LENGTH, MIN_WIDTH_WITHOUT_TERMINAL = 600, 160
 REMEDY_WORDING = {  # fixes in terms of options; the errors themselves word them for Python
     Remedy.ALLOW_OVERWRITE: "pass --overwrite, or another folder",
+    Remedy.LOAD_PLUGIN: "pass --plugin FILE.py, as for the run",
     Remedy.SET_CLASS_NAMES: "define CATEGORIES in the model's file, or pass an index",
     Remedy.SET_LAYER: "pass --layers NAME; to list them: camscope layers MODEL",
     Remedy.SET_PREPROCESS: "pass --preprocess imagenet, or define PREPROCESSING in the model's file",
@@ -77,7 +79,12 @@ class Command(TyperCommand):
         return super().parse_args(ctx, [*(_match_singular_or_plural(arg, names) for arg in args[:end]), *args[end:]])
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. If `--target` names an unknown class with a comma, let the error suggest `--targets`."""
+        """Run the command, after loading its plugins.
+
+        If `--target` names an unknown class with a comma, the error suggests `--targets`.
+        """
+        if "plugins" in ctx.params:
+            load_plugins(ctx.params["plugins"] or ())
         try:
             return super().invoke(ctx)
         except TargetError as error:
@@ -274,6 +281,17 @@ def check_options_unset(context: typer.Context, parameter_names: Iterable[str], 
             raise option_error(parameter.opts[0], reason)
 
 
+def load_plugins(files: Iterable[str]) -> None:
+    """Execute the files of `--plugin`, which register methods. Print a note for each, and for each package that fails."""
+    with collect_warnings() as problems:
+        METHODS.load()
+    for text in problems:
+        print_note(text)
+    for file in files:
+        print_note(f"{file} is executed as code")
+        load_plugin_file(file)
+
+
 def parse_methods(method_names: str) -> "dict[str, type[Explainer]]":
     """Parse a comma-separated list of methods to a dict from name to class. `all` selects all but the slow methods."""
     fast_names = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
@@ -283,7 +301,7 @@ def parse_methods(method_names: str) -> "dict[str, type[Explainer]]":
     try:
         explainer_classes = [METHODS.find(name) for name in requested]
     except InputError as error:
-        raise option_error("--methods", str(error)) from error
+        raise option_error("--methods", f"{error}; to load a method from a file pass --plugin FILE.py") from error
     return {method.name: method for method in explainer_classes}
 
 

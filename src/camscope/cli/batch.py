@@ -22,6 +22,7 @@ def run(
     weights: shared_options.WeightsOption = None,
     layer_names: shared_options.LayersOption = None,
     method_names: shared_options.MethodsOption = "gradcam",
+    plugins: shared_options.PluginOption = None,
     choice: shared_options.ChoiceOption = None,
     target: shared_options.TargetOption = None,
     targets: shared_options.TargetsOption = None,

@@ -21,6 +21,7 @@ def run(
         str, shared_options.argument("WHAT", "phantom: synthetic radiographs whose ground truth is known to the pixel.")
     ],
     method_names: shared_options.MethodsOption = "all",
+    plugins: shared_options.PluginOption = None,
     n_images: Annotated[int, option("--count", None, "Number of images.", min=2)] = 30,
     seed: Annotated[int, option("--seed", None, "Seed of the first image.", min=0)] = 1000,
     include_slow: Annotated[

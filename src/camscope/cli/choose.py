@@ -30,6 +30,7 @@ def run(
     method_names: Annotated[
         str | None, option("--methods", "A,B", "Methods to compare; default: ten that need one forward pass.")
     ] = None,
+    plugins: shared_options.PluginOption = None,
     target: shared_options.TargetOption = None,
     masks: shared_options.MasksOption = None,
     categories: shared_options.CategoryOption = None,

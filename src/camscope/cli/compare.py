@@ -51,6 +51,7 @@ def run(
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
     layer_names: shared_options.LayersOption = None,
+    plugins: shared_options.PluginOption = None,
     method_names: shared_options.OptionalMethodsOption = None,
     targets: Annotated[
         str | None, option("--targets -t", "A,B", "Classes, by index or name; default: the top class.")

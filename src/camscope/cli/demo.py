@@ -45,6 +45,7 @@ def run(
     ] = 4,
     seed: Annotated[int, option("--seed", None, "Seed of the synthetic radiographs.", min=0)] = 0,
     method_names: shared_options.MethodsOption = DEMO_METHODS,
+    plugins: shared_options.PluginOption = None,
     audit: Annotated[
         bool,
         option("--audit", None, "Train and audit two models instead, one of which relies on a marker (two minutes)."),

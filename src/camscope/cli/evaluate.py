@@ -52,6 +52,7 @@ def run(
     ] = None,
     weights: shared_options.WeightsOption = None,
     preprocess: shared_options.PreprocessOption = None,
+    plugins: shared_options.PluginOption = None,
     method_names: shared_options.OptionalMethodsOption = None,
     layer_names: shared_options.LayersOption = None,
     target: shared_options.TargetOption = None,

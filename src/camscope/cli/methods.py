@@ -38,6 +38,7 @@ def run(
             autocompletion=shared_options.complete_method,
         ),
     ] = None,
+    plugins: shared_options.PluginOption = None,
     as_json: shared_options.JsonOption = False,
 ) -> None:
     """List all methods, or describe one method with its paper, settings and cost."""

@@ -8,7 +8,7 @@ import typer
 from camscope.registry import METHODS
 
 PANELS = {
-    "Model": ("model", "weights", "layer", "layers", "methods", "choice", "preprocess", "set", "device"),
+    "Model": ("model", "weights", "layer", "layers", "methods", "plugin", "choice", "preprocess", "set", "device"),
     "Target": ("target", "targets", "class-names"),
     "Data": (
         "root", "where", "sort", "images", "seed", "masks", "category", "metrics", "group", "patient", "split", "by",
@@ -83,6 +83,10 @@ METHODS_HELP = "Methods, or all for every fast one; to list them: camscope metho
 _methods_option = option("--methods", "A,B", METHODS_HELP, autocompletion=complete_method)
 MethodsOption = Annotated[str, _methods_option]
 OptionalMethodsOption = Annotated[str | None, _methods_option]
+PluginOption = Annotated[
+    list[str] | None,
+    option("--plugin", "FILE.py", "File that registers methods; it is executed as code. Repeat for several."),
+]
 ChoiceOption = Annotated[
     str | None, option("--choice", "FILE", "Method and layer from a file that camscope choose --save wrote.")
 ]
