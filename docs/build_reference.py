@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from camscope import errors
 from camscope.cli import app
+from camscope.cli.json_output import describe_json_output
 from camscope.cli.methods import COST_LEGEND, describe_method
 from camscope.explainers import METHODS
 from camscope.explanation import STATUS_MEANINGS
@@ -51,6 +52,7 @@ def write_generated_pages(folder: Path) -> None:
         "metrics.md": describe_metrics(),
         "errors.md": describe_errors(),
         "command-line.md": describe_commands(),
+        "json.md": describe_json_output(),
     }
     for name, text in pages.items():
         path = folder / name

@@ -160,7 +160,7 @@ class Registry(MutableMapping[str, Entry]):
         try:
             with self.undo_if_failed():
                 loaded = entry_point.load()
-                if isinstance(loaded, type) and not any(entry is loaded for entry in self._entries.values()):
+                if isinstance(loaded, type) and id(loaded) not in map(id, self._entries.values()):
                     raise TypeError(f"{loaded.__name__} is not registered; decorate it with @register")
         except (Exception, SystemExit) as error:
             warn_caller(

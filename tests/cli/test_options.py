@@ -60,9 +60,9 @@ def test_a_name_that_exists_wins_and_what_follows_two_hyphens_is_untouched():
 
 
 def test_json_is_all_that_is_printed(tmp_path):
-    methods = json.loads(RUNNER.invoke(app, ["methods", "--json"]).stdout)
+    methods = json.loads(RUNNER.invoke(app, ["methods", "--json"]).stdout)["methods"]
     assert {method["name"] for method in methods} == set(METHODS)
-    layers = json.loads(RUNNER.invoke(app, ["layers", "phantom", "--json"]).stdout)
+    layers = json.loads(RUNNER.invoke(app, ["layers", "phantom", "--json"]).stdout)["layers"]
     assert [layer["name"] for layer in layers if layer["is_default"]] == ["layer4"]
     facts = json.loads(RUNNER.invoke(app, ["info", "--json"]).stdout)
     assert facts["versions"]["camscope"]

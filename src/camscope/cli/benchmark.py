@@ -34,6 +34,7 @@ def run(
     ] = "camscope-benchmark",
     overwrite: shared_options.OverwriteOption = False,
     setting_pairs: shared_options.SetOption = None,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Rank methods by how well they localize findings in synthetic images, with confidence intervals."""
     from camscope.batch import BatchOptions, run_batch

@@ -9,7 +9,7 @@ from camscope.registry import METHODS
 
 PANELS = {
     "Model": ("model", "weights", "layer", "layers", "methods", "plugin", "choice", "preprocess", "set", "device"),
-    "Target": ("target", "targets", "class-names"),
+    "Target": ("target", "targets", "expected", "class-names"),
     "Data": (
         "root", "where", "sort", "images", "seed", "masks", "category", "metrics", "group", "patient", "split", "by",
         "finding", "fetch",
@@ -124,7 +124,9 @@ SourceArgument = Annotated[
         "A folder, a pattern in quotes, a .csv or .parquet manifest, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
     ),
 ]
-JsonOption = Annotated[bool, option("--json", None, "Print the facts as JSON, and nothing else.")]
+JsonOption = Annotated[
+    bool, option("--json", None, "Print one JSON object on stdout and nothing else, also for errors.")
+]
 WhereOption = Annotated[
     str | None,
     option("--where", "SQL", "SQL condition that selects rows, such as \"label = 'nodule'\"; default: all rows."),

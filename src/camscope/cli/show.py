@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from camscope.cli import base, progress, run_or_images, shared_options
+from camscope.cli import base, json_output, progress, run_or_images, shared_options
 from camscope.cli.output_paths import check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
@@ -22,6 +22,7 @@ def run(
     image_source: shared_options.ImageSourceOption = None,
     fetch: shared_options.FetchOption = False,
     overwrite: shared_options.OverwriteOption = False,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Write a contact sheet of a run: one HTML page with the map and the table columns of each row."""
     file = Path(output)
@@ -42,3 +43,5 @@ def run(
     is_filtered = contact_sheet.n_matching != contact_sheet.n_rows
     rows_text += f" that match, of {contact_sheet.n_rows}" if is_filtered else ""
     base.print_field("page", f"{rows_text}: {file}")
+    counts = {name: getattr(contact_sheet, name) for name in ("n_displayed", "n_matching", "n_rows")}
+    json_output.print_result("show", {"file": file, **counts})
