@@ -365,7 +365,9 @@ class ImageExplanationWriter:
             columns = len(first) + 3
             options, differences = {**self.overlay_options, "colormap": DIVERGING}, []
             for each, scale in zip(build_class_differences(explanations), scales[::2], strict=True):
-                limits = (-scale[1], scale[1]) if isinstance(scale, tuple) else "symmetric"  # the scale of both maps
+                limits: ScaleOption = (
+                    (-scale[1], scale[1]) if isinstance(scale, tuple) else "symmetric"
+                )  # the scale of both maps
                 overlay = each.overlay(scale=limits, mask=masks, height=height, **options)
                 differences.append((overlay, each.caption, None))
             pairs = zip(cells[::2], cells[1::2], differences, strict=True)
