@@ -1,6 +1,9 @@
 """Options of the command line: panels, singular and plural names, JSON, method pages, completion, remedies."""
 
 import json
+import re
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import typer
@@ -34,6 +37,16 @@ def test_every_option_has_a_panel_and_a_help_text_and_every_row_of_panels_is_use
     listed = [f"--{option}" for options in shared_options.PANELS.values() for option in options]
     assert len(listed) == len(set(listed))
     assert set(listed) <= names, set(listed) - names
+
+
+def test_an_option_with_one_help_text_is_declared_once():
+    declared = []
+    for file in sorted(Path(shared_options.__file__).parent.glob("*.py")):
+        text = " ".join(file.read_text("utf-8").split())
+        declared += re.findall(r'\boption\( ?"(--[\w-]+)[^"]*", [^,]+, "([^"]*)"', text)
+    assert len(declared) > 50
+    repeated = [pair for pair, count in Counter(declared).items() if count > 1]
+    assert repeated == []
 
 
 def test_every_command_ends_its_help_with_an_example():

@@ -67,10 +67,7 @@ def run(
     ] = None,
     window: shared_options.WindowOption = None,
     profile: shared_options.ProfileOption = None,
-    keep_columns: Annotated[
-        str | None,
-        option("--keep", "A,B", "Columns of the manifest to write in runs of scans, besides id and target."),
-    ] = None,
+    keep_columns: shared_options.KeepColumnsOption = None,
     allow_burned_in_text: shared_options.AllowBurnedInTextOption = False,
     retry_failed: Annotated[
         bool, option("--retry-failed", None, "Try the failed images again, for example after a disk was unavailable.")

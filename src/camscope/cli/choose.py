@@ -36,8 +36,8 @@ def run(
     masks: shared_options.MasksOption = None,
     categories: shared_options.CategoryOption = None,
     group: shared_options.GroupOption = None,
-    n_images: Annotated[int, option("--images", None, "Largest number of images, sampled with --seed.", min=8)] = 64,
-    seed: Annotated[int, option("--seed", None, "Seed of the sampling.", min=0)] = 0,
+    n_images: Annotated[int, shared_options.sample_size_option(minimum=8)] = 64,
+    seed: shared_options.SeedOption = 0,
     exhaustive: Annotated[bool, option("--exhaustive", None, "Evaluate every candidate on every image.")] = False,
     save: Annotated[
         str | None,

@@ -71,10 +71,8 @@ def run(
     categories: shared_options.CategoryOption = None,
     metrics: shared_options.MetricsOption = None,
     group: shared_options.GroupOption = None,
-    n_images: Annotated[
-        int | None, option("--images", None, "Largest number of images, sampled with --seed.", min=1)
-    ] = None,
-    seed: Annotated[int | None, option("--seed", None, "Seed of the sampling; default: 0.", min=0)] = None,
+    n_images: Annotated[int | None, shared_options.sample_size_option(minimum=1)] = None,
+    seed: shared_options.SeedOption = 0,
     root: shared_options.RootOption = None,
     figure: shared_options.FigureOption = None,
     fetch: shared_options.FetchOption = False,

@@ -27,7 +27,7 @@ def run(
     ] = "png",
     where: shared_options.WhereOption = None,
     sort: shared_options.SortOption = None,
-    limit: Annotated[int | None, option("--limit", None, "Largest number of rows.", min=1)] = None,
+    limit: shared_options.OptionalRowLimitOption = None,
     output: Annotated[str, option("--output -o", "PATH", "Folder; a file for csv or coco alone.")] = "camscope-export",
     threshold: Annotated[
         float,

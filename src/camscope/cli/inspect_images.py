@@ -48,9 +48,7 @@ def run(
     root: shared_options.RootOption = None,
     allow_outside_root: shared_options.AllowOutsideRootOption = False,
     profile: shared_options.ProfileOption = None,
-    keep_columns: Annotated[
-        str | None, option("--keep", "A,B", "More columns for the table under the research profile.")
-    ] = None,
+    keep_columns: shared_options.KeepColumnsOption = None,
     strict: Annotated[bool, option("--strict", None, "Return exit code 1 for warnings too.")] = False,
     num_threads: shared_options.ThreadsOption = None,
     as_json: shared_options.JsonOption = False,

@@ -63,6 +63,11 @@ def option(names: str, metavar: str | None, description: str, **settings: Any) -
     return typer.Option(*names.split(), metavar=metavar, help=description, **settings)
 
 
+def sample_size_option(minimum: int) -> Any:
+    """Create the option for the number of images of a sample."""
+    return option("--images", None, "Largest number of images, sampled with --seed.", min=minimum)
+
+
 ModelOption = Annotated[
     str,
     option(
@@ -151,6 +156,14 @@ MetricsOption = Annotated[
 ]
 GroupOption = Annotated[
     str | None, option("--group", "COLUMN", "Column of patients or scenes, resampled as a whole for intervals.")
+]
+SeedOption = Annotated[int, option("--seed", None, "Seed of the sampling.", min=0)]
+_row_limit_option = option("--limit", None, "Largest number of rows.", min=1)
+RowLimitOption = Annotated[int, _row_limit_option]
+OptionalRowLimitOption = Annotated[int | None, _row_limit_option]
+KeepColumnsOption = Annotated[
+    str | None,
+    option("--keep", "A,B", "Columns of the manifest that the research profile writes too, besides id and target."),
 ]
 FigureOption = Annotated[str | None, option("--figure", "FILE", "Figure of the results: .png, .svg or .pdf.")]
 ThreadsOption = Annotated[

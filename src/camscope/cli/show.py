@@ -16,7 +16,7 @@ def run(
     folder: shared_options.RunArgument,
     where: shared_options.WhereOption = None,
     sort: shared_options.SortOption = None,
-    limit: Annotated[int, option("--limit", None, "Largest number of rows.", min=1)] = 60,
+    limit: shared_options.RowLimitOption = 60,
     image_height: Annotated[int, option("--size", None, "Height of an image in pixels.", min=32, max=2048)] = 224,
     output: Annotated[str, option("--output -o", "FILE", "HTML file to write.")] = "page.html",
     image_source: shared_options.ImageSourceOption = None,
