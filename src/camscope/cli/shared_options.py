@@ -90,7 +90,11 @@ MethodsOption = Annotated[str, _methods_option]
 OptionalMethodsOption = Annotated[str | None, _methods_option]
 PluginOption = Annotated[
     list[str] | None,
-    option("--plugin", "FILE.py", "File that registers methods; it is executed as code. Repeat for several."),
+    option(
+        "--plugin",
+        "FILE.py",
+        "File that registers methods; it is executed as code. Example: --plugin peak.py --methods peakcam. Repeat for several.",
+    ),
 ]
 ChoiceOption = Annotated[
     str | None, option("--choice", "FILE", "Method and layer from a file that camscope choose --save wrote.")
