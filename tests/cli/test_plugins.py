@@ -1,6 +1,8 @@
 """Methods from files (`--plugin`) and from installed packages (entry points): every command knows them."""
 
 import json
+import os
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+import camscope
 from camscope import load_model
 from camscope.cli import app
 from camscope.errors import CamscopeWarning, InputError
@@ -194,6 +197,16 @@ def test_a_run_names_its_plugin_and_resumes_only_with_it(here):
     assert "holds another run (plugins.peak.py " in changed
 
 
+def test_each_shard_loads_the_plugin(here):
+    for shard in ("0/2", "1/2"):
+        forget_methods()
+        run("batch", "images", "-o", "run", *PLUGIN, "peakcam", "--shard", shard, "--chunk", "4")
+    run("batch", "images", "-o", "whole", *PLUGIN, "peakcam", "--chunk", "4")
+    shared, whole = (camscope.BatchRun(folder).table().drop_columns(["seconds"]) for folder in ("run", "whole"))
+    assert shared.equals(whole)
+    assert len(whole) == 8
+
+
 def test_a_received_run_is_read_without_its_plugin_and_says_what_it_needs(here):
     run("batch", "images", "-o", "run", *PLUGIN, "peakcam", "--set", "factor=2")
     forget_methods()
@@ -256,6 +269,16 @@ def test_a_method_of_an_installed_package_is_known_in_python_and_to_every_comman
     run("choose", "images", "--methods", "gradcam,peakcam", "--layers", "layer4", "--save", "c.toml")
     run("evaluate", "run", "-o", "e", "--metrics", "stability", "--model", "phantom")
     assert "plugins" not in json.loads(Path("run/run.json").read_text())["run_config"]
+
+
+def test_a_new_process_knows_the_method_of_an_installed_package(here, monkeypatch):
+    install(here / "site", "peakpackage", PEAK, "peakpackage", monkeypatch)
+    source = Path(camscope.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(here / "site")])}
+    words = [sys.executable, "-m", "camscope", "methods", "Peak-CAM", "--json"]
+    told = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
+    assert json.loads(told.stdout)["methods"][0]["settings"]["factor"] == 1.0
+    assert "executed" not in told.stderr
 
 
 BROKEN = {

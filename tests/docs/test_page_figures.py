@@ -5,6 +5,7 @@ leaderboard and of the metrics have tests of their own in tests/benchmarks.
 """
 
 import json
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -55,6 +56,24 @@ def layers():
     counts = [row["layers"] for row in results("layout_probe")["families"] if "layers" in row]
     contradicted = [count.get("contradicted", 0) for count in counts]
     return sum(sum(count.values()) for count in counts), sum(contradicted), sum(map(bool, contradicted))
+
+
+def planted_grids():
+    """How often each planted grid is contradicted at least and at most, of how many models."""
+    grids = [row["planted"] for row in results("layout_probe")["families"] if row.get("planted")]
+    counts = Counter(name for planted in grids for name, verdict in planted.items() if verdict == "contradicted")
+    return min(counts.values()), max(counts.values()), len(grids)
+
+
+def quarter_shuffled(verdict):
+    families = results("layout_probe")["families"]
+    return sum(row.get("planted", {}).get("a quarter shuffled") == verdict for row in families)
+
+
+def near_float64(way, distance):
+    """The percentage of maps that are at most so far from float64 on the CPU."""
+    maps = [one[way][0] for network in results("devices")["maps"].values() for one in network.values() if one.get(way)]
+    return 100 * sum(value <= distance for value in maps) / len(maps)
 
 
 def damaged_files():
@@ -110,6 +129,21 @@ FIGURES = [
         COSTS,
         "known by construction in {}, verified by a probe in {}, and undecided, which a note reports, in {}",
         lambda: [grids(verdict) for verdict in ("by construction", "verified", "undecided")],
+    ),
+    (COSTS, "at the layer are rejected in {} to {} of {} models", planted_grids),
+    (
+        COSTS,
+        "a quarter of the cells shuffled: undecided in {}, wrongly verified in {}",
+        lambda: [quarter_shuffled(verdict) for verdict in ("undecided", "verified")],
+    ),
+    (
+        COSTS,
+        "{:.0f} and {:.0f} % of the maps are within 1e-4, {:.0f} % within 1e-2",
+        lambda: [
+            near_float64("float32", 1e-4),
+            near_float64("CPU, float32", 1e-4),
+            near_float64("float32", 1e-2),
+        ],
     ),
     (COSTS, "Of all {:,} layers {} are contradicted, in {} families", layers),
     (COSTS, "of {:,} damaged files {:,} are read, {:,} refused and {:,} reported as damaged", damaged_files),

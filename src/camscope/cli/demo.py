@@ -219,7 +219,7 @@ def run_demo_audits(output: Path, seed: int, *, overwrite: bool) -> None:
     _print_differing_verdicts(*audits)
     for audit in audits:
         base.print_field("report", audit.report_path, "cyan")
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() and not json_output.is_json_output():
             webbrowser.open(audit.report_path.resolve().as_uri())
 
 
