@@ -93,7 +93,7 @@ PluginOption = Annotated[
     option(
         "--plugin",
         "FILE.py",
-        "File that registers methods; it is executed as code. Example: --plugin peak.py --methods peakcam. Repeat for several.",
+        "File that registers methods, such as --plugin peak.py --methods peakcam. It is executed as code. Repeat for several.",
     ),
 ]
 ChoiceOption = Annotated[
