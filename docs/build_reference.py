@@ -14,6 +14,7 @@ from camscope import errors
 from camscope.audit.core.summary import Summary
 from camscope.batch.result_rows import column_types
 from camscope.cli import app
+from camscope.cli.json_output import describe_json_output
 from camscope.cli.methods import COST_LEGEND, describe_method
 from camscope.explainers import METHODS
 from camscope.explanation import STATUS_MEANINGS
@@ -56,6 +57,7 @@ def write_generated_pages(folder: Path) -> None:
         "command-line.md": describe_commands(),
         "run-columns.md": describe_run_columns(),
         "summary-fields.md": describe_summary(),
+        "json.md": describe_json_output(),
     }
     for name, text in pages.items():
         path = folder / name

@@ -9,7 +9,7 @@ FLOORS = {
     **dict.fromkeys(
         ["pytree", "forward_signature", "safe_files", "model_metadata", "mask_labels", "optional", "registry"], 0.5
     ),  # what several rooms of level 1 need
-    **dict.fromkeys(["untrusted_files", "geometry"], 0.75),
+    **dict.fromkeys(["untrusted_files", "geometry", "user_code"], 0.75),
     **dict.fromkeys(["hooks", "targets", "render"], 1),
     "explanation_io": 1.5,  # the fields of an explanation in a file
     **dict.fromkeys(["layers", "explanation", "images", "phantom"], 2),

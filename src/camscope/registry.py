@@ -2,11 +2,14 @@
 
 import difflib
 import re
+import threading
 from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, TypeVar
 
-from camscope.errors import InputError, MissingExtraError
+from camscope.errors import InputError, MissingExtraError, warn_caller
 
 N_NEAREST_NAMES = 3
 NAME_SEPARATORS = re.compile(r"( \+ |, | (?=\w+=))")  # in labels such as "gradcam + layercam, fused mode=max"
@@ -42,6 +45,8 @@ class Registry(MutableMapping[str, Entry]):
     Args:
         kind: What an entry is, for error messages: "method" or "metric".
         package: The package whose modules register the entries; it is imported when the first name is looked up.
+        entry_point_group: The group of entry points by which installed packages register further entries. They are imported
+            after `package`. One that fails gives a warning that names its package, and registers nothing.
 
     >>> from camscope.explainers import METHODS
     >>> METHODS["Grad-CAM++"] is METHODS["gradcam_plusplus"]
@@ -49,9 +54,11 @@ class Registry(MutableMapping[str, Entry]):
 
     """
 
-    def __init__(self, kind: str, package: str | None = None) -> None:
+    def __init__(self, kind: str, package: str | None = None, entry_point_group: str | None = None) -> None:
         self.kind = kind
         self.package = package
+        self._pending_groups = [] if entry_point_group is None else [entry_point_group]
+        self._load_lock = threading.RLock()
         self._entries: dict[str, Entry] = {}
         self._titles: dict[str, str] = {}  # by name, also of entries whose package is not installed
         self._names: dict[str, str] = {}  # by normalized name or title
@@ -76,7 +83,7 @@ class Registry(MutableMapping[str, Entry]):
             MissingExtraError: The entry needs a package that is not installed.
 
         """
-        self._import_package()
+        self.load()
         canonical = self._names.get(normalize_name(str(name)))
         if canonical in self._missing_packages:
             raise MissingExtraError(*self._missing_packages[canonical])
@@ -96,7 +103,7 @@ class Registry(MutableMapping[str, Entry]):
         >>> METHODS.display_name("gradcam + layercam, fused")
         'Grad-CAM + LayerCAM, fused'
         """
-        self._import_package()
+        self.load()
         method, dot, layer = name.partition(" · ")
         parts = NAME_SEPARATORS.split(method)
         titles = [self._titles.get(self._names.get(normalize_name(part), part), part) for part in parts]
@@ -108,7 +115,7 @@ class Registry(MutableMapping[str, Entry]):
         return tuple(self._missing_packages)
 
     def __getitem__(self, name: str) -> Entry:
-        self._import_package()
+        self.load()
         return self._entries[self._names.get(normalize_name(str(name)), name)]
 
     def __setitem__(self, name: str, entry: Entry) -> None:
@@ -123,22 +130,59 @@ class Registry(MutableMapping[str, Entry]):
         canonical = self._names.get(normalize_name(name), name)
         del self._entries[canonical]
         del self._titles[canonical]
-        self._names = {spelling: owner for spelling, owner in self._names.items() if owner != canonical}
+        for spelling in [spelling for spelling, owner in self._names.items() if owner == canonical]:
+            del self._names[spelling]
 
     def __iter__(self) -> Iterator[str]:
-        self._import_package()
+        self.load()
         return iter(self._entries)
 
     def __len__(self) -> int:
-        self._import_package()
+        self.load()
         return len(self._entries)
 
     def __repr__(self) -> str:
         return f"Registry({self.kind!r}, {list(self._entries)})"
 
-    def _import_package(self) -> None:
+    def load(self) -> None:
+        """Import the modules that register entries: those of camscope, and once those of installed packages."""
         if self.package is not None:
             import_module(self.package)
+        with self._load_lock:
+            groups, self._pending_groups = self._pending_groups, []  # first: a package may look up a name
+            for group in groups:
+                for entry_point in sorted(entry_points(group=group), key=lambda each: each.name):
+                    self._load_entry_point(entry_point)
+
+    def _load_entry_point(self, entry_point: EntryPoint) -> None:
+        """Import the code of an entry point. If that fails, warn, since one package must not break the others."""
+        package = entry_point.dist.name if entry_point.dist is not None else entry_point.value
+        try:
+            with self.undo_if_failed():
+                loaded = entry_point.load()
+                if isinstance(loaded, type) and id(loaded) not in map(id, self._entries.values()):
+                    raise TypeError(f"{loaded.__name__} is not registered; decorate it with @register")
+        except (Exception, SystemExit) as error:
+            warn_caller(
+                f"the package {package} registers no {self.kind}, because its entry point "
+                f"{entry_point.name!r} ({entry_point.value}) failed with {type(error).__name__}: {error}"
+            )
+
+    @contextmanager
+    def undo_if_failed(self) -> Iterator[None]:
+        """Remove the entries that the block has added if it raises an error."""
+        saved = [(content, dict(content)) for content in self._contents]
+        try:
+            yield
+        except BaseException:
+            for content, original in saved:
+                content.clear()
+                content.update(original)
+            raise
+
+    @property
+    def _contents(self) -> tuple[dict[str, Any], ...]:
+        return self._entries, self._titles, self._names, self._missing_packages
 
     def _reserve_spellings(self, name: str, title: str) -> None:
         for text in (name, title):
@@ -149,6 +193,7 @@ class Registry(MutableMapping[str, Entry]):
         self._titles[name] = title
 
 
+METHOD_ENTRY_POINTS = "camscope.methods"
 METHODS: Registry[Any] = Registry(
-    "method", "camscope.explainers"
+    "method", "camscope.explainers", METHOD_ENTRY_POINTS
 )  # typed, in `camscope.explainers`, as classes of explainers

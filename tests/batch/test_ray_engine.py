@@ -264,6 +264,36 @@ def test_a_model_of_ones_own_file_goes_along_with_what_is_known_of_it(folder, tm
     assert rows("ray")["path"][0].as_py() == "images/00.png"
 
 
+PEAK = """
+from camscope.explainers import BaseCAM, register
+
+@register
+class PeakCAM(BaseCAM):
+    name, paper = "peakcam", "ours"
+
+    def weights(self, activation, gradient):
+        return gradient.amax(-1, keepdim=True)
+"""
+
+
+def test_workers_load_a_plugin_that_only_the_driver_has(folder, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from camscope.cli import app
+    from camscope.explainers import METHODS
+
+    monkeypatch.chdir(tmp_path)
+    Path("peak.py").write_text(PEAK)
+    words = ["batch", str(folder), "--methods", "peakcam", "--plugin", "peak.py", "--chunk", "8"]
+    try:
+        for engine in (["--engine", "ray", "--workers", "1"], ["--engine", "local"]):
+            result = CliRunner().invoke(app, [*words, *engine, "-o", engine[1]])
+            assert "14 of 16 images" in result.output, result.output
+        assert rows("ray").equals(rows("local"))
+    finally:
+        METHODS.pop("peakcam", None)
+
+
 def test_the_documents_code_runs(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (SRC.parent / "docs" / "how-to" / "batch.md").read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ pytest.importorskip("pydantic")
 from camscope.audit import demo
 from camscope.audit.demo import write_demo_study
 from camscope.cli import app
+from camscope.explainers import METHODS
 from camscope.phantom.shortcut_study import draw_study, train_shortcut_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -98,6 +99,35 @@ def test_it_is_verified_and_a_change_is_a_failure(study, made, tmp_path):
     told = asked("verify", str(tmp_path / "audit"))
     assert told.exit_code == 1
     assert "✗ summary.json  was changed" in told.output
+
+
+PEAK = """
+from camscope.explainers import BaseCAM, register
+
+@register
+class PeakCAM(BaseCAM):
+    name, paper = "peakcam", "ours"
+
+    def weights(self, activation, gradient):
+        return gradient.amax(-1, keepdim=True)
+"""
+
+
+def test_a_method_of_a_plugin_is_audited_and_verified(study, tmp_path):
+    plugin, config, folder = tmp_path / "peak.py", study / "plugin.toml", str(tmp_path / "audit")
+    plugin.write_text(PEAK)
+    config.write_text((study / "audit.toml").read_text().replace('["gradcam"]', '["peakcam"]'))
+    try:
+        refused = asked("run", str(config), "-o", folder)
+        assert refused.exit_code == 2
+        assert "peakcam" in refused.output
+        told = asked("run", str(config), "-o", folder, "--plugin", str(plugin))
+        assert told.exit_code == 0, told.output
+        assert "peakcam" in Path(folder, "summary.json").read_text()
+        told = asked("verify", folder, "--config", str(config), "--rows", "1", "--plugin", str(plugin))
+        assert told.exit_code == 0, told.output
+    finally:
+        METHODS.pop("peakcam", None)
 
 
 HUGE = 10 * 2**30  # bytes of a sparse file, which takes no room on the disk

@@ -1,6 +1,9 @@
 """Options of the command line: panels, singular and plural names, JSON, method pages, completion, remedies."""
 
 import json
+import re
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import typer
@@ -36,6 +39,16 @@ def test_every_option_has_a_panel_and_a_help_text_and_every_row_of_panels_is_use
     assert set(listed) <= names, set(listed) - names
 
 
+def test_an_option_with_one_help_text_is_declared_once():
+    declared = []
+    for file in sorted(Path(shared_options.__file__).parent.glob("*.py")):
+        text = " ".join(file.read_text("utf-8").split())
+        declared += re.findall(r'\boption\( ?"(--[\w-]+)[^"]*", [^,]+, "([^"]*)"', text)
+    assert len(declared) > 50
+    repeated = [pair for pair, count in Counter(declared).items() if count > 1]
+    assert repeated == []
+
+
 def test_every_command_ends_its_help_with_an_example():
     for name, command in commands():
         assert (command.epilog or "").startswith("Example: camscope "), name
@@ -60,9 +73,9 @@ def test_a_name_that_exists_wins_and_what_follows_two_hyphens_is_untouched():
 
 
 def test_json_is_all_that_is_printed(tmp_path):
-    methods = json.loads(RUNNER.invoke(app, ["methods", "--json"]).stdout)
+    methods = json.loads(RUNNER.invoke(app, ["methods", "--json"]).stdout)["methods"]
     assert {method["name"] for method in methods} == set(METHODS)
-    layers = json.loads(RUNNER.invoke(app, ["layers", "phantom", "--json"]).stdout)
+    layers = json.loads(RUNNER.invoke(app, ["layers", "phantom", "--json"]).stdout)["layers"]
     assert [layer["name"] for layer in layers if layer["is_default"]] == ["layer4"]
     facts = json.loads(RUNNER.invoke(app, ["info", "--json"]).stdout)
     assert facts["versions"]["camscope"]

@@ -1,5 +1,8 @@
 """Scans on the command line: what is written of a series, what is drawn on, and what is said of what cannot be."""
 
+import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,36 @@ def test_captures_of_a_series_are_a_folder_of_its_name_and_are_replaced_when_ask
     assert "--overwrite" in run(*words, code=1)[1]
     run(*words, "--overwrite")
     assert {one.name: one.read_bytes() for one in captures.iterdir()}.keys() == first.keys()
+
+
+def test_json_of_a_scan_has_no_path_of_its_file(tmp_path):
+    (tmp_path / "jane_doe").mkdir()
+    shutil.copy(CT, tmp_path / "jane_doe" / "ward_3.dcm")
+    (tmp_path / "jane_doe" / "broken.dcm").write_bytes(CT.read_bytes()[:2000])
+    images = sorted((tmp_path / "jane_doe").iterdir())
+    stdout, _ = run("explain", *images, "--expected", "effusion", "-o", "out", "--json", code=1)
+    result = json.loads(stdout)
+    (explained,), (failure,) = result["images"], result["failures"]
+    assert explained["image"].startswith("scan-")
+    assert failure["image"].startswith("scan-")
+    assert explained["scan_steps"]
+    assert not re.search("jane|ward|broken", stdout)
+    volume = json.loads(
+        run(
+            "explain",
+            series(tmp_path / "in", 4),
+            "--series",
+            "--slices",
+            0,
+            "--expected",
+            "effusion",
+            "-o",
+            "v",
+            "--json",
+        )[0]
+    )
+    assert len(volume["images"][0]["explanations"][0]["grid"]) == 3
+    assert len(volume["images"][0]["expected"]["differences"]) == 1
 
 
 def test_a_gif_of_a_volume_has_a_bar_of_its_slices(tmp_path, monkeypatch):

@@ -414,3 +414,15 @@ def test_layers_tell_whether_their_planes_were_moved():
         (True, False),
         (False, True),
     ]
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_trained_model_with_buffers_needs_no_probe(train, probes):
+    """Loading weights writes the buffers in place, and a model in train mode runs on copies of them."""
+    first, second = (
+        nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, 1, 1)) for _ in "ab"
+    )
+    first.load_state_dict(second.state_dict())
+    model = nn.Sequential(first, nn.AdaptiveAvgPool2d(1), nn.Flatten()).train(train)
+    GradCAM(model, "0.3").attribute(torch.rand(2, 3, 32, 32), 1)
+    assert not probes

@@ -24,6 +24,7 @@ from camscope.hooks.base import unwrap
 from camscope.model_metadata import attach_card, get_card
 from camscope.optional import require
 from camscope.plurals import plural
+from camscope.user_code import find_plugins, load_plugin
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,9 +115,10 @@ def _pickle_payload(worker: BatchWorker, store: RunStore, num_threads: int) -> b
     is_relative = not root.is_absolute() if root is not None else manifest.has_relative_paths
     working_folder = str(Path.cwd()) if is_relative or not store.folder.is_absolute() else None
     worker = replace(worker, manifest=replace(manifest, table=manifest.table.slice(0, 0)))
-    card = get_card(unwrap(worker.explainers[0].model))
+    card, plugins = get_card(unwrap(worker.explainers[0].model)), find_plugins(map(type, worker.explainers))
     try:
-        return cloudpickle_dumps((worker, card, store, num_threads, working_folder))
+        payload = cloudpickle_dumps((worker, card, store, num_threads, working_folder))
+        return cloudpickle_dumps((plugins, payload))
     except Exception as error:
         raise RunError(
             f"the explainers cannot be sent to workers ({type(error).__name__}: {error}); use the local engine"
@@ -150,7 +152,10 @@ class Actor:
         torch.set_num_threads(int(n_omp_threads) if n_omp_threads.isdecimal() else self._num_cpus)
         pickled = ray.get(payload_refs[0])
         try:
-            worker, card, store, num_threads, working_folder = pickle.loads(pickled)  # noqa: S301 - the driver's bytes
+            plugins, payload = pickle.loads(pickled)  # noqa: S301 - the driver's bytes
+            for plugin in plugins:  # first, since the explainers are objects of their classes
+                load_plugin(plugin)
+            worker, card, store, num_threads, working_folder = pickle.loads(payload)  # noqa: S301 - the same
         except Exception as error:
             raise RunError(
                 f"{socket.gethostname()} cannot load the explainers ({type(error).__name__}: {error}); install the packages of "

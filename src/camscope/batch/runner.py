@@ -36,6 +36,7 @@ from camscope.images.scans.scan import Window
 from camscope.model_metadata import compute_model_digest, get_card
 from camscope.models import redact_file_names
 from camscope.targets import TargetLike
+from camscope.user_code import find_plugins
 
 SMALL_FILE_BYTES = 32_768  # bytes of a file
 DEFAULT_CHUNK_SIZE = 256  # images per part
@@ -308,12 +309,21 @@ def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOption
             "chunk_size": chunk_size,
             "reduced_decoding": worker.reduced_decoding,
             **({} if worker.window is None else {"window": worker.window}),
+            **_build_plugin_info(worker),
             **({} if overlays is None else {"overlays": {"format": overlays.format, "height": overlays.height}}),
         },
         "root": root,
         "versions": dict(get_library_versions()),
         "class_names": list(explainer.class_names or ()),
     }
+
+
+def _build_plugin_info(worker: BatchWorker) -> dict[str, Any]:
+    """Return the name and digest of each plugin that defines a method of the run. They do not load it."""
+    plugins = find_plugins(map(type, worker.explainers))
+    names = ["plugin" if worker.manifest.is_pseudonymized else plugin.name for plugin in plugins]  # no file names
+    digests = {f"{name} {plugin.digest}": plugin.method_names for name, plugin in zip(names, plugins, strict=True)}
+    return {"plugins": {key: ", ".join(methods) for key, methods in digests.items()}} if digests else {}
 
 
 def _build_root_info(manifest: Manifest) -> dict[str, Any]:

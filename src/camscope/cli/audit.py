@@ -1,5 +1,6 @@
 """`camscope audit`: test whether a model relies on the finding or on a confounder, and write a report."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, progress, run_or_images, shared_options
+from camscope.cli import base, json_output, progress, run_or_images, shared_options
 from camscope.cli.shared_options import argument, option
 from camscope.errors import InputError
 from camscope.plurals import plural
@@ -49,12 +50,14 @@ def init(
         str | None,
         option("--finding", "A,B", "Findings to audit: class names, or columns of 0 and 1; default: all labels."),
     ] = None,
+    plugins: shared_options.PluginOption = None,
     modality: Annotated[
         str | None,
         option("--modality", "NAME", "xray, ct, mri, dermoscopy, retina, pathology or any: sets the regions."),
     ] = None,
     output: Annotated[Path, option("--output -o", "FILE", "Config file to write.")] = Path("audit.toml"),
     overwrite: shared_options.OverwriteOption = False,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Write a config file for an audit, with comments and with values read from the manifest and the model."""
     from camscope.audit.config_template import generate_config
@@ -66,13 +69,16 @@ def init(
     write_bytes(output, text.encode(), overwrite=overwrite)
     base.print_field("config", output, "cyan")
     base.print_field("next", f"read it, then: camscope audit run {output}")
+    json_output.print_result("audit-init", {"config": output})
 
 
 @app.command(cls=base.Command, epilog="Example: camscope audit run audit.toml -o audit")
 def run(
     config: Annotated[Path, argument("CONFIG", "The config file, as camscope audit init writes it.")],
     output: Annotated[Path, option("--output -o", "FOLDER", "Folder to write the audit to.")] = Path("camscope-audit"),
+    plugins: shared_options.PluginOption = None,
     overwrite: shared_options.OverwriteOption = False,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Run an audit and write summary.json, tables and report.html. The same command resumes an interrupted audit.
 
@@ -87,6 +93,7 @@ def run(
     ):
         audit = run_audit(config, output, overwrite=overwrite, on_progress=on_progress, on_estimate=print_time_estimate)
     print_audit_result(audit)
+    json_output.print_result("audit-run", _describe_audit(audit))
     if audit.n_failures:
         failures = base.display_text(audit.folder / "failures.csv")
         base.print_note(f"{plural(audit.n_failures, 'image has', 'images have')} no prediction or no map: {failures}")
@@ -103,6 +110,7 @@ def compare(
         Path | None, option("--output -o", "FILE", "Also write the comparison to this .json file.")
     ] = None,
     overwrite: shared_options.OverwriteOption = False,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Compare two audits of the same images. Print paired tests of predictions, maps and reliance, and the changed verdicts."""
     from camscope.audit.comparison import compare_audits
@@ -110,6 +118,8 @@ def compare(
     comparison = compare_audits(first_run, second_run)
     if output is not None:
         write_bytes(output, comparison.to_json().encode(), overwrite=overwrite)
+    if as_json:
+        typer.echo(json.dumps(json.loads(comparison.to_json()), indent=2))  # in ASCII
     console, table = base.stdout_console(), base.new_table("quantity", "finding", "A>", "B>", "B - A [95 %]>", "p>")
     for row in comparison.differences:
         names = base.display_text(row.name), base.display_text(row.finding)
@@ -137,8 +147,10 @@ def verify(
         Path | None,
         option("--config", "CONFIG", "Config of the audit, to check the data, the weights and some rows too."),
     ] = None,
+    plugins: shared_options.PluginOption = None,
     n_rows: Annotated[int, option("--rows", None, "Number of random rows to recompute.", min=0)] = 8,
     seed: Annotated[int, option("--seed", None, "Seed of the random choice of rows.", min=0)] = 0,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Compare every file of an audit with its stored hash, and recompute some rows. The exit code is 1 for any difference."""
     from camscope.audit.core.config import Config
@@ -152,8 +164,11 @@ def verify(
     except InputError as error:
         if not audit_folder.is_dir():
             raise
-        base.print_error(base.format_error(error))  # an audit folder with a missing or damaged file
+        # an audit folder with a missing or damaged file
+        base.report_error("InputError", base.format_error(error), base.EXIT_FAILED)
         raise typer.Exit(base.EXIT_FAILED) from None
+    facts = {"is_intact": result.is_intact, "checks": result.checks, "not_recomputed": result.not_recomputed}
+    json_output.print_result("audit-verify", facts)
     console = base.stdout_console()
     for check in result.checks:
         mark = ("✓ ", "green") if check.is_intact else ("✗ ", "bold red")
@@ -196,6 +211,25 @@ def _format_duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _describe_audit(audit: "AuditRun") -> dict[str, object]:
+    names = ("claim", "question", "finding", "conclusion", "direction", "reason")
+    return {
+        "verdicts": [
+            {
+                **{name: getattr(verdict, name) for name in names},
+                "effect": verdict.effect.value,
+                "low": verdict.effect.low,
+                "high": verdict.effect.high,
+            }
+            for verdict in audit.verdicts
+        ],
+        "warnings": audit.summary.warnings,
+        "n_failures": audit.n_failures,
+        "summary": audit.folder / "summary.json",
+        "report": audit.report_path,
+    }
 
 
 def print_audit_result(audit: "AuditRun") -> None:

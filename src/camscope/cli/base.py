@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from camscope import errors
+from camscope.cli import json_output
 from camscope.cli.shared_options import find_help_panel
 from camscope.errors import (
     CamscopeError,
@@ -32,6 +34,7 @@ from camscope.errors import (
     is_out_of_memory,
 )
 from camscope.registry import METHODS
+from camscope.user_code import load_plugin_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +49,7 @@ SINGLE_INPUT_ERRORS = (ImageError, NonFiniteError, GeometryError, OutputError, R
 MAX_ERROR_LENGTH, MIN_WIDTH_WITHOUT_TERMINAL = 600, 160
 REMEDY_WORDING = {  # fixes in terms of options; the errors themselves word them for Python
     Remedy.ALLOW_OVERWRITE: "pass --overwrite, or another folder",
+    Remedy.LOAD_PLUGIN: "pass --plugin FILE.py, as for the run",
     Remedy.SET_CLASS_NAMES: "define CATEGORIES in the model's file, or pass an index",
     Remedy.SET_LAYER: "pass --layers NAME; to list them: camscope layers MODEL",
     Remedy.SET_PREPROCESS: "pass --preprocess imagenet, or define PREPROCESSING in the model's file",
@@ -77,7 +81,12 @@ class Command(TyperCommand):
         return super().parse_args(ctx, [*(_match_singular_or_plural(arg, names) for arg in args[:end]), *args[end:]])
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. If `--target` names an unknown class with a comma, let the error suggest `--targets`."""
+        """Run the command, after loading its plugins.
+
+        If `--target` names an unknown class with a comma, the error suggests `--targets`.
+        """
+        if "plugins" in ctx.params:
+            load_plugins(ctx.params["plugins"] or ())
         try:
             return super().invoke(ctx)
         except TargetError as error:
@@ -102,19 +111,19 @@ class CommandGroup(TyperGroup):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments, run the command, print usage errors, and exit."""
         install_ascii_fallback()
+        words = list((args[0] if args else kwargs.get("args")) or sys.argv[1:])
+        words = words[: words.index("--")] if "--" in words else words
         without_exit = {**kwargs, "standalone_mode": False}
-        if not kwargs.get("standalone_mode", True):
-            return super().main(*args, **without_exit)
-        try:
-            code = super().main(*args, **without_exit)
-        except Exception as error:
-            if not is_usage_error(error):
-                raise
-            print_error(error.format_message())  # type: ignore[attr-defined]  # checked by is_usage_error
-            context = getattr(error, "ctx", None)
-            if context is not None:
-                stderr_console().print(f"see: {context.command_path} --help", style="dim", soft_wrap=True)
-            code = EXIT_MISUSED
+        with json_output.json_output_if(json_output.OPTION in words):  # before parsing, whose errors are JSON too
+            if not kwargs.get("standalone_mode", True):
+                return super().main(*args, **without_exit)
+            try:
+                code = super().main(*args, **without_exit)
+            except Exception as error:
+                if not is_usage_error(error):
+                    raise
+                _report_usage_error(error)
+                code = EXIT_MISUSED
         sys.exit(code if isinstance(code, int) else 0)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -129,7 +138,8 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            print_error("; ".join(["interrupted", *getattr(error, "__notes__", [])]))  # notes say what is finished
+            message = "; ".join(["interrupted", *getattr(error, "__notes__", [])])  # notes say what is finished
+            report_error("Interrupted", message, EXIT_INTERRUPTED)
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except Exception as error:
             is_closed_pipe = isinstance(error, OSError) and error.errno == errno.EPIPE
@@ -141,12 +151,13 @@ class CommandGroup(TyperGroup):
                 hints = (
                     getattr(error, "__notes__", []) if isinstance(error, CamscopeError) else ["run again with --debug"]
                 )
-                print_error("; ".join([format_error(error), *hints]))
+                misused = isinstance(error, CamscopeError) and not isinstance(error, SINGLE_INPUT_ERRORS)
+                code, message = EXIT_MISUSED if misused else EXIT_FAILED, "; ".join([format_error(error), *hints])
+                report_error(_name_error_kind(error), message, code, getattr(error, "remedy", None))
             except MemoryError:  # too little memory even for the colored console
                 os.write(2, b"error: out of memory; give the process more of it\n")
                 raise typer.Exit(EXIT_FAILED) from None
-            misused = isinstance(error, CamscopeError) and not isinstance(error, SINGLE_INPUT_ERRORS)
-            raise typer.Exit(EXIT_MISUSED if misused else EXIT_FAILED) from None
+            raise typer.Exit(code) from None
 
 
 def is_usage_error(error: Exception) -> bool:
@@ -155,6 +166,24 @@ def is_usage_error(error: Exception) -> bool:
     The class of such an error depends on the version of typer.
     """
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def _report_usage_error(error: Any) -> None:
+    """Print a usage error of click or typer, and the command whose help to read."""
+    remedy = getattr(error.__cause__, "remedy", None)  # of an error of camscope that became a usage error
+    report_error("UsageError", error.format_message(), EXIT_MISUSED, remedy)
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        stderr_console().print(f"see: {context.command_path} --help", style="dim", soft_wrap=True)
+
+
+def _name_error_kind(error: Exception) -> str:
+    """Return the name of the public class of an error, such as `TargetError`, or `OutOfMemory`."""
+    if is_out_of_memory(error) and not isinstance(error, CamscopeError):
+        return "OutOfMemory"
+    return next(
+        (cls.__name__ for cls in type(error).__mro__ if vars(errors).get(cls.__name__) is cls), type(error).__name__
+    )
 
 
 def install_ascii_fallback() -> None:
@@ -184,8 +213,11 @@ def _transliterate_to_ascii(character: str) -> str:
 
 
 def stdout_console() -> "Console":
-    """Create a console for standard output. It prints text literally, without rich markup or emoji codes."""
-    return _build_console(stderr=False)
+    """Create a console for standard output. It prints text literally, without rich markup or emoji codes.
+
+    While a command prints JSON, the console prints nothing.
+    """
+    return _build_console(stderr=False, quiet=json_output.is_json_output())
 
 
 def stderr_console() -> "Console":
@@ -193,10 +225,10 @@ def stderr_console() -> "Console":
     return _build_console(stderr=True)
 
 
-def _build_console(stderr: bool) -> "Console":
+def _build_console(*, stderr: bool, quiet: bool = False) -> "Console":
     from rich.console import Console
 
-    console = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    console = Console(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, MIN_WIDTH_WITHOUT_TERMINAL)  # tables in files and pipes are not cut
     return console
@@ -226,6 +258,14 @@ def format_error(error: Exception, redacted_text: str | None = None) -> str:
 def print_error(message: str) -> None:
     """Print `error: message` on stderr."""
     stderr_console().print(styled_text(("error: ", "bold red"), (display_text(message), "")), soft_wrap=True)
+
+
+def report_error(kind: str, message: str, exit_code: int, remedy: Remedy | None = None) -> None:
+    """Print the error that ends a command: as one line on stderr, or with `--json` as an object on stdout."""
+    if json_output.is_json_output():
+        json_output.print_json_error(kind, display_text(message), remedy, exit_code)
+    else:
+        print_error(message)
 
 
 def print_note(message: str) -> None:
@@ -274,6 +314,17 @@ def check_options_unset(context: typer.Context, parameter_names: Iterable[str], 
             raise option_error(parameter.opts[0], reason)
 
 
+def load_plugins(files: Iterable[str]) -> None:
+    """Execute the files of `--plugin`, which register methods. Print a note for each, and for each package that fails."""
+    with collect_warnings() as problems:
+        METHODS.load()
+    for text in problems:
+        print_note(text)
+    for file in files:
+        print_note(f"{file} is executed as code")
+        load_plugin_file(file)
+
+
 def parse_methods(method_names: str) -> "dict[str, type[Explainer]]":
     """Parse a comma-separated list of methods to a dict from name to class. `all` selects all but the slow methods."""
     fast_names = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
@@ -283,7 +334,7 @@ def parse_methods(method_names: str) -> "dict[str, type[Explainer]]":
     try:
         explainer_classes = [METHODS.find(name) for name in requested]
     except InputError as error:
-        raise option_error("--methods", str(error)) from error
+        raise option_error("--methods", f"{error}; to load a method from a file pass --plugin FILE.py") from error
     return {method.name: method for method in explainer_classes}
 
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from camscope.cli import base, option_parsing, progress, run_or_images, shared_options
+from camscope.cli import base, json_output, option_parsing, progress, run_or_images, shared_options
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
 
@@ -22,6 +22,7 @@ def run(
     weights: shared_options.WeightsOption = None,
     layer_names: shared_options.LayersOption = None,
     method_names: shared_options.MethodsOption = "gradcam",
+    plugins: shared_options.PluginOption = None,
     choice: shared_options.ChoiceOption = None,
     target: shared_options.TargetOption = None,
     targets: shared_options.TargetsOption = None,
@@ -66,10 +67,7 @@ def run(
     ] = None,
     window: shared_options.WindowOption = None,
     profile: shared_options.ProfileOption = None,
-    keep_columns: Annotated[
-        str | None,
-        option("--keep", "A,B", "Columns of the manifest to write in runs of scans, besides id and target."),
-    ] = None,
+    keep_columns: shared_options.KeepColumnsOption = None,
     allow_burned_in_text: shared_options.AllowBurnedInTextOption = False,
     retry_failed: Annotated[
         bool, option("--retry-failed", None, "Try the failed images again, for example after a disk was unavailable.")
@@ -77,6 +75,7 @@ def run(
     overwrite: shared_options.OverwriteOption = False,
     device: shared_options.DeviceOption = "cpu",
     setting_pairs: shared_options.SetOption = None,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Compute the attribution maps of many images. The same command resumes an interrupted run."""
     from camscope.batch import BatchOptions, OverlayOptions, PrivacyOptions, build_manifest, run_batch
@@ -133,6 +132,9 @@ def _print_outcome(outcome: "BatchOutcome", output: str) -> None:
     images = f"{done} of {plural(outcome.n_images, 'image')}" if outcome.n_failures else plural(done, "image")
     before = f" ({outcome.n_done_before} processed before)" if outcome.n_done_before else ""
     base.print_field("maps", f"{images}{before}: {output}")
+    counts = {name: getattr(outcome, name) for name in ("n_images", "n_done_before", "n_processed", "n_failures")}
+    failures = json_output.describe_failures(outcome)
+    json_output.print_result("batch", {"folder": output, **counts, "failures": failures})
     if outcome.n_failures:
         table = Table("images", "reason", "failure", title="failures")
         for (reason, kind), count in outcome.failure_counts_by_kind.most_common(20):

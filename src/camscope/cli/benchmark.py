@@ -21,6 +21,7 @@ def run(
         str, shared_options.argument("WHAT", "phantom: synthetic radiographs whose ground truth is known to the pixel.")
     ],
     method_names: shared_options.MethodsOption = "all",
+    plugins: shared_options.PluginOption = None,
     n_images: Annotated[int, option("--count", None, "Number of images.", min=2)] = 30,
     seed: Annotated[int, option("--seed", None, "Seed of the first image.", min=0)] = 1000,
     include_slow: Annotated[
@@ -33,6 +34,7 @@ def run(
     ] = "camscope-benchmark",
     overwrite: shared_options.OverwriteOption = False,
     setting_pairs: shared_options.SetOption = None,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Rank methods by how well they localize findings in synthetic images, with confidence intervals."""
     from camscope.batch import BatchOptions, run_batch

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, option_parsing, progress, shared_options
+from camscope.cli import base, json_output, option_parsing, progress, shared_options
 from camscope.cli.output_paths import check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
@@ -13,6 +13,7 @@ from camscope.plurals import plural
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from camscope.evaluation.selection.racing import CandidateState
     from camscope.evaluation.selection.select import MethodSelection
 
 EXAMPLE = "camscope choose camscope-demo/images --methods gradcam,layercam,eigencam --save choice.toml"
@@ -30,12 +31,13 @@ def run(
     method_names: Annotated[
         str | None, option("--methods", "A,B", "Methods to compare; default: ten that need one forward pass.")
     ] = None,
+    plugins: shared_options.PluginOption = None,
     target: shared_options.TargetOption = None,
     masks: shared_options.MasksOption = None,
     categories: shared_options.CategoryOption = None,
     group: shared_options.GroupOption = None,
-    n_images: Annotated[int, option("--images", None, "Largest number of images, sampled with --seed.", min=8)] = 64,
-    seed: Annotated[int, option("--seed", None, "Seed of the sampling.", min=0)] = 0,
+    n_images: Annotated[int, shared_options.sample_size_option(minimum=8)] = 64,
+    seed: shared_options.SeedOption = 0,
     exhaustive: Annotated[bool, option("--exhaustive", None, "Evaluate every candidate on every image.")] = False,
     save: Annotated[
         str | None,
@@ -46,6 +48,7 @@ def run(
     allow_outside_root: shared_options.AllowOutsideRootOption = False,
     overwrite: shared_options.OverwriteOption = False,
     device: shared_options.DeviceOption = "cpu",
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Compare methods and layers on your images, and recommend one. Clearly worse candidates are dropped early."""
     from camscope.batch import build_manifest
@@ -71,7 +74,8 @@ def run(
         samples, exclusions = load_samples(
             manifest, reader, parsed_target, ground_truth, group, max_images=n_images, seed=seed
         )
-        for line in format_exclusions(exclusions):
+        notes = list(format_exclusions(exclusions))
+        for line in notes:
             base.print_note(line)
         names = None if method_names is None else list(base.parse_methods(method_names))
         layers = None if layer_names is None else base.split_list(layer_names)
@@ -87,8 +91,27 @@ def run(
     if ground_truth is not None:
         base.print_field("evidence", ground_truth)
     base.print_field("choice", choice.recommendation)
-    if save is not None:
-        base.print_field("saved", save_selection(choice, save, overwrite=overwrite))
+    saved = None if save is None else save_selection(choice, save, overwrite=overwrite)
+    if saved is not None:
+        base.print_field("saved", saved)
+    evidence = None if ground_truth is None else str(ground_truth)
+    facts = {"recommendation": choice.recommendation, "evidence": evidence, "n_images": choice.n_images}
+    described = [_describe_candidate(candidate, choice) for candidate in choice.candidates]
+    json_output.print_result("choose", {"candidates": described, **facts, "notes": notes, "saved": saved})
+
+
+def _describe_candidate(candidate: "CandidateState", choice: "MethodSelection") -> dict[str, object]:
+    layer, names = getattr(candidate.explainer, "layer", None), list(candidate.metric_values)
+    return {
+        "method": candidate.explainer.composed_name,
+        "layer": layer if isinstance(layer, str) else None,
+        "title": candidate.title,
+        "n_images": candidate.n_images,
+        "seconds_per_image": candidate.seconds_per_image if candidate.n_images else None,
+        "drop_reason": candidate.drop_reason or None,
+        "is_best": candidate in choice.best,
+        "metrics": {name: json_output.describe_estimate(candidate.estimate_metric(name)) for name in names},
+    }
 
 
 def _build_candidate_table(choice: "MethodSelection") -> "Table":

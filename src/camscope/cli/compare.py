@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camscope.cli import base, option_parsing, progress, run_or_images, shared_options
+from camscope.cli import base, json_output, option_parsing, progress, run_or_images, shared_options
 from camscope.cli.evaluate import build_summary_table, check_figure_path, format_p_value, print_metric_heading
 from camscope.cli.output_paths import check_image_exists, check_overwrite_allowed, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
@@ -20,6 +20,7 @@ from camscope.safe_files import build_output_path, slug, write_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from camscope.batch import BatchOutcome
     from camscope.evaluation import ComparisonResult
     from camscope.evaluation.summary import MethodSummary
     from camscope.explainers import Comparison, Explainer
@@ -51,6 +52,7 @@ def run(
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
     layer_names: shared_options.LayersOption = None,
+    plugins: shared_options.PluginOption = None,
     method_names: shared_options.OptionalMethodsOption = None,
     targets: Annotated[
         str | None, option("--targets -t", "A,B", "Classes, by index or name; default: the top class.")
@@ -69,16 +71,15 @@ def run(
     categories: shared_options.CategoryOption = None,
     metrics: shared_options.MetricsOption = None,
     group: shared_options.GroupOption = None,
-    n_images: Annotated[
-        int | None, option("--images", None, "Largest number of images, sampled with --seed.", min=1)
-    ] = None,
-    seed: Annotated[int | None, option("--seed", None, "Seed of the sampling; default: 0.", min=0)] = None,
+    n_images: Annotated[int | None, shared_options.sample_size_option(minimum=1)] = None,
+    seed: shared_options.SeedOption = 0,
     root: shared_options.RootOption = None,
     figure: shared_options.FigureOption = None,
     fetch: shared_options.FetchOption = False,
     allow_outside_root: shared_options.AllowOutsideRootOption = False,
     device: shared_options.DeviceOption = "cpu",
     setting_pairs: shared_options.SetOption = None,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Compare methods on one image by a figure, or on many images by metrics.
 
@@ -136,6 +137,8 @@ def _compare_on_image(
     for text in dict.fromkeys(notes):
         console.print(f"note    {base.display_text(text)}", style="dim", soft_wrap=True)
     base.print_field("figure", file, "cyan")
+    facts = {"image": pseudonym or path, "maps": comparison.to_records(), "equivalences": comparison.equivalence_notes}
+    json_output.print_result("compare", {**facts, "notes": list(dict.fromkeys(notes)), "figure": file})
 
 
 def _compare_with_progress(
@@ -216,6 +219,7 @@ def _compare_on_dataset(
         with base.spinner("drawing"):
             comparison.save(figure_path)
     _print_dataset_comparison(comparison, figure_path)
+    json_output.print_result("compare-dataset", _describe_dataset_comparison(comparison, figure_path, outcome))
     run_or_images.print_failures(outcome)
 
 
@@ -239,6 +243,30 @@ def _choose_folder_name(source: str) -> str:
     if has_manifest and contains_scans(build_manifest(source)):
         return pseudonymize_source(source)
     return Path(source.rstrip("/")).stem or "images"
+
+
+def _describe_dataset_comparison(
+    comparison: "ComparisonResult", figure: Path, outcome: "BatchOutcome | None"
+) -> dict[str, Any]:
+    keys, names = comparison.agreement.keys, comparison.method_names
+    pairs = itertools.combinations(range(len(keys)), 2)
+    return {
+        "title": comparison.title,
+        "metrics": json_output.describe_summaries(comparison.summaries, comparison.seconds_per_image),
+        "agreement": [
+            {
+                "first": names[i],
+                "second": names[j],
+                "correlation": json_output.describe_estimate(comparison.agreement.get_correlation(keys[i], keys[j])),
+            }
+            for i, j in pairs
+        ],
+        "evidence": None if comparison.ground_truth is None else str(comparison.ground_truth),
+        "statements": comparison.statements,
+        "failures": json_output.describe_failures(outcome),
+        "folder": comparison.evaluation.folder,
+        "figure": figure,
+    }
 
 
 def _print_dataset_comparison(comparison: "ComparisonResult", figure: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from camscope.cli import base, progress, run_or_images, shared_options
+from camscope.cli import base, json_output, progress, run_or_images, shared_options
 from camscope.cli.output_paths import check_can_be_folder, check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.errors import UndefinedError
@@ -45,11 +45,13 @@ def run(
     ] = 4,
     seed: Annotated[int, option("--seed", None, "Seed of the synthetic radiographs.", min=0)] = 0,
     method_names: shared_options.MethodsOption = DEMO_METHODS,
+    plugins: shared_options.PluginOption = None,
     audit: Annotated[
         bool,
         option("--audit", None, "Train and audit two models instead, one of which relies on a marker (two minutes)."),
     ] = False,
     overwrite: shared_options.OverwriteOption = False,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Explain synthetic radiographs. Write one figure, and print how well each method localizes the known findings."""
     if audit:
@@ -76,6 +78,27 @@ def run(
     console.print(LEGEND, style="dim")
     base.print_field("figure", figure, "cyan")
     base.print_field("try", f"camscope explain {images[0]}")
+    described = [_describe_case(name, path, *case) for name, path, case in zip(names, images, cases, strict=True)]
+    json_output.print_result("demo", {"images": described, "figure": figure})
+
+
+def _describe_case(
+    name: str, path: Path, phantom: "Phantom", explanations: "Sequence[Explanation]"
+) -> dict[str, object]:
+    """Return the prediction of a radiograph, and how well each map localizes its finding."""
+    first, area, maps = explanations[0], float(phantom.mask.mean()) or None, []
+    for each in explanations:
+        hit, energy = compute_hit_and_energy(each.heatmap(scale=None), phantom.mask) if area else (None, None)
+        maps.append({"method": each.method, "score": each.score, "hit": hit, "energy": energy, "area": area})
+    return {
+        "name": name,
+        "file": path,
+        "finding": phantom.name,
+        "prediction": first.label,
+        "probability": first.probability,
+        "is_correct": first.target == phantom.label,
+        "maps": maps,
+    }
 
 
 def _explain_phantoms(
@@ -196,7 +219,7 @@ def run_demo_audits(output: Path, seed: int, *, overwrite: bool) -> None:
     _print_differing_verdicts(*audits)
     for audit in audits:
         base.print_field("report", audit.report_path, "cyan")
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() and not json_output.is_json_output():
             webbrowser.open(audit.report_path.resolve().as_uri())
 
 
@@ -205,8 +228,19 @@ def _print_differing_verdicts(clean: "AuditRun", confounded: "AuditRun") -> None
     from camscope.audit.comparison import find_verdict_changes
 
     table = base.new_table("claim", "clean", "confounded")
-    for change in find_verdict_changes(clean.verdicts, confounded.verdicts):
-        table.add_row(base.display_text(change.claim), change.first, change.second)
     areas = [run.summary.predict.performance[0].auroc.value or 0.0 for run in (clean, confounded)]
+    changes = list(find_verdict_changes(clean.verdicts, confounded.verdicts))
+    audits = zip(("clean", "confounded"), areas, (clean.report_path, confounded.report_path), strict=True)
+    json_output.print_result(
+        "demo-audit",
+        {
+            "audits": [{"name": name, "auroc": area, "report": report} for name, area, report in audits],
+            "differing_verdicts": [
+                {"claim": change.claim, "clean": change.first, "confounded": change.second} for change in changes
+            ],
+        },
+    )
+    for change in changes:
+        table.add_row(base.display_text(change.claim), change.first, change.second)
     base.print_field("AUROC", f"clean {areas[0]:.3f}, confounded {areas[1]:.3f}")
     base.stdout_console().print(table)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from camscope.cli import base, progress, run_or_images, shared_options
+from camscope.cli import base, json_output, progress, run_or_images, shared_options
 from camscope.cli.output_paths import check_can_be_folder, check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
@@ -19,6 +19,7 @@ from camscope.safe_files import write_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from camscope.batch import BatchOutcome
     from camscope.evaluation import EvaluationResult
     from camscope.evaluation.summary import MethodSummary
     from camscope.metrics import Estimate
@@ -52,6 +53,7 @@ def run(
     ] = None,
     weights: shared_options.WeightsOption = None,
     preprocess: shared_options.PreprocessOption = None,
+    plugins: shared_options.PluginOption = None,
     method_names: shared_options.OptionalMethodsOption = None,
     layer_names: shared_options.LayersOption = None,
     target: shared_options.TargetOption = None,
@@ -73,6 +75,7 @@ def run(
     allow_outside_root: shared_options.AllowOutsideRootOption = False,
     device: shared_options.DeviceOption = "cpu",
     overwrite: shared_options.OverwriteOption = False,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Evaluate attribution maps by metrics of localization and map properties. With --model, also measure faithfulness.
 
@@ -103,7 +106,7 @@ def run(
             )
     printed_metrics = [*(PRINTED_METRICS if masks else ()), *(PRINTED_MODEL_METRICS if net else ())]
     print_evaluation(
-        evaluation, (None if metrics else printed_metrics) or None, file, where, group, overwrite=overwrite
+        evaluation, (None if metrics else printed_metrics) or None, file, where, group, outcome, overwrite=overwrite
     )
     run_or_images.print_failures(outcome)
 
@@ -114,19 +117,20 @@ def print_evaluation(
     figure: Path | None = None,
     where: str | None = None,
     group: str | None = None,
+    outcome: "BatchOutcome | None" = None,
     *,
     overwrite: bool = False,
 ) -> None:
     """Print one table per metric, and draw a figure of all printed metrics if `figure` is a path.
 
-    Without `metrics`, all evaluated metrics are printed.
+    Without `metrics`, all evaluated metrics are printed. `outcome` is that of the maps, if they were computed too.
     """
     from camscope.evaluation.metric_plots import draw_summary_figure
     from camscope.evaluation.summary import check_some_ground_truth, summarize_values
 
     table, console = evaluation.table(where), base.stdout_console()
     if not table.num_rows:
-        base.print_error(f"no row matches {where}")
+        base.report_error("InputError", f"no row matches {where}", base.EXIT_FAILED)
         raise typer.Exit(base.EXIT_FAILED)
     check_some_ground_truth(table)
     summaries = summarize_values(table, group, metrics=metrics)
@@ -150,6 +154,10 @@ def print_evaluation(
     if has_differences:
         console.print(LEGEND, style="dim", soft_wrap=True)
     base.print_field("values", f"{plural(table.num_rows, 'row')}: {evaluation.folder}")
+    facts = {"metrics": json_output.describe_summaries(summaries), "evidence": evaluation.facts.get("evidence")}
+    files = {"folder": evaluation.folder, "figure": figure}
+    failures = json_output.describe_failures(outcome)
+    json_output.print_result("evaluate", {**facts, "n_rows": table.num_rows, "failures": failures, **files})
 
 
 def _format_advantage(summary: "MethodSummary") -> str:

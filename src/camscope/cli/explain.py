@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from camscope import errors
-from camscope.cli import base, option_parsing, progress, shared_options
-from camscope.cli.output_paths import MAP_FILE_FORMATS, Destination, OutputExistsError, check_image_exists, list_images
+from camscope.cli import base, json_output, option_parsing, progress, shared_options
+from camscope.cli.output_paths import (
+    MAP_FILE_FORMATS,
+    OUTPUT_FORMATS,
+    Destination,
+    OutputExistsError,
+    check_image_exists,
+    list_images,
+)
 from camscope.cli.scan_options import EXPORT_SUFFIXES, ScanOptions, read_named_masks
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
@@ -42,16 +49,29 @@ def run(
     weights: shared_options.WeightsOption = None,
     layer_names: shared_options.LayersOption = None,
     method_names: shared_options.MethodsOption = "gradcam",
+    plugins: shared_options.PluginOption = None,
     choice: shared_options.ChoiceOption = None,
     target: shared_options.TargetOption = None,
     targets: shared_options.TargetsOption = None,
+    expected: Annotated[
+        str | None,
+        option(
+            "--expected",
+            "CLASS",
+            "Compare the predicted class with this one: both maps on one scale, and their difference.",
+        ),
+    ] = None,
     preprocess: shared_options.PreprocessOption = None,
     output: Annotated[
         str, option("--output -o", "PATH", "Folder, or one file: .png, .jpg, .npz, .json ...")
     ] = "camscope-explain",
     formats: Annotated[
         str | None,
-        option("--format", "A,B", "png (default), jpg, webp (figures), gif (through a volume), npz, json (maps)."),
+        option(
+            "--format",
+            "A,B",
+            "png (default), jpg, webp (figures), gif (through a volume), npz, json (maps; json too with --expected).",
+        ),
     ] = None,
     overwrite: shared_options.OverwriteOption = False,
     colormap: shared_options.ColormapOption = "auto",
@@ -87,9 +107,21 @@ def run(
     device: shared_options.DeviceOption = "cpu",
     setting_pairs: shared_options.SetOption = None,
     n_top_classes: Annotated[int, option("--limit-top", None, "Number of top classes to list.", min=1, max=5)] = 5,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
-    """Explain images. Write a figure of each image, and print its scores."""
+    """Explain images. Write a figure of each image, and print its scores.
+
+    With --expected, the figure shows the map of the predicted class, that of the expected class, and their difference:
+    camscope explain photo.jpg --expected nodule --json
+    """
     parsed_targets = option_parsing.parse_targets(target, targets)
+    if expected is not None:
+        if target is not None or targets is not None:
+            raise base.option_error(
+                "--expected", "it is compared with the predicted class; omit --target and --targets"
+            )
+        parsed_targets = [None, *option_parsing.parse_targets(expected, None)]
+        formats = formats or (None if Path(output).suffix.lower()[1:] in OUTPUT_FORMATS else "png,json")
     chosen = option_parsing.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
     chosen.check_single_layer()
     overlay_options = option_parsing.parse_overlay_options(colormap, alpha, contour, boxes)
@@ -103,6 +135,7 @@ def run(
     all_private = profile == "research" or series or any(map(scan_settings.is_read_as_scan, paths))
     scan_settings = replace(scan_settings, all_private=all_private)
     failures: dict[Path, str | OutputExistsError] = {}
+    results: list[dict[str, Any]] = []
     debug = bool(context.find_root().params.get("debug"))
     for path in paths:
         try:
@@ -119,12 +152,19 @@ def run(
             destination,
             overlay_options,
             n_top_classes,
-            shared_scale=shared_scale,
+            shared_scale=shared_scale or expected is not None,
+            compare_classes=expected is not None,
             skip_unsupported=method_names == "all",
             scan_settings=scan_settings,
             mask_options=masks or (),
         )
-        _explain_images(writer, paths, failures, debug=debug)
+        results = _explain_images(writer, paths, failures, debug=debug)
+    from camscope.explainers.core.runner import get_library_versions
+
+    failed = [{"image": scan_settings.display_name(path), "message": str(error)} for path, error in failures.items()]
+    json_output.print_result(
+        "explain", {"images": results, "failures": failed, "versions": dict(get_library_versions())}
+    )
     _print_summary(failures, len(paths))
 
 
@@ -158,29 +198,32 @@ def _explain_images(
     failures: dict[Path, str | OutputExistsError],
     *,
     debug: bool,
-) -> None:
-    """Explain and print every image that is not in `failures`, and add the images that fail.
+) -> list[dict[str, Any]]:
+    """Explain and print every image that is not in `failures`, and add the images that fail. Return the facts of the others.
 
     An error of the target or the model is raised if no image was explained before.
     """
     from rich.text import Text
 
-    console, settings, n_explained = base.stdout_console(), writer.scan_settings, 0
+    console, settings = base.stdout_console(), writer.scan_settings
+    results: list[dict[str, Any]] = []
     with progress.progress_bar("explaining", len(paths) - len(failures), console) as bar:
         for image_number, path in enumerate(paths, start=1):
             if path in failures:
                 continue
             try:
-                for line in writer.explain_and_write(image_number, path, bar):
+                lines, facts = writer.explain_and_write(image_number, path, bar)
+                for line in lines:
                     console.print(line, soft_wrap=isinstance(line, Text))  # paths are never wrapped
-                n_explained += 1
+                results.append(facts)
             except Exception as error:  # decoder, model and disk may raise anything; other images continue
-                if isinstance(error, TARGET_AND_MODEL_ERRORS) and not n_explained:
+                if isinstance(error, TARGET_AND_MODEL_ERRORS) and not results:
                     if settings.is_private(path):
                         error.args = (settings.format_redacted_error(error, path),)
                     raise
                 failures[path] = _describe_failure(error, path, settings, debug=debug)
             bar.advance()
+    return results
 
 
 def _print_summary(failures: dict[Path, str | OutputExistsError], n_images: int) -> None:
@@ -216,11 +259,12 @@ class ImageExplanationWriter:
     skip_unsupported: bool = False
     scan_settings: ScanOptions = field(default_factory=ScanOptions)
     mask_options: Sequence[str] = ()
+    compare_classes: bool = False  # the targets are the predicted and the expected class
 
     def explain_and_write(
         self, image_number: int, path: Path, progress_bar: progress.ProgressBar
-    ) -> "list[Text | Padding]":
-        """Explain one image, write its files, and return the lines to print."""
+    ) -> "tuple[list[Text | Padding], dict[str, Any]]":
+        """Explain one image and write its files. Return the lines to print, and the facts for JSON."""
         settings, destination, n_targets = self.scan_settings, self.destination, len(self.targets)
         pseudonym = settings.pseudonym(path)
         export_suffixes = [EXPORT_SUFFIXES[kind] for kind in settings.export_formats]
@@ -238,7 +282,18 @@ class ImageExplanationWriter:
             written += settings.export_map(explanation, export_paths, path, overwrite=destination.overwrite)
         written += chain.from_iterable(map_files)
         notes = dict.fromkeys([*warnings, *(text for explanation in explanations for text in explanation.notes)])
-        return self._format_lines(pseudonym or base.display_text(path), explanations, written, notes)
+        facts: dict[str, Any] = {
+            "image": pseudonym or path,
+            "top_classes": explanations[0].top_classes[: self.n_top_classes],
+            "explanations": list(map(json_output.describe_explanation, explanations)),
+            "scan_steps": explanations[0].scan_steps,
+        }
+        if self.compare_classes:
+            facts["expected"] = _describe_expected_class(explanations)
+            if facts["expected"]["is_predicted"]:
+                notes["the model predicts the expected class: both maps are the same"] = None
+        facts |= {"notes": list(notes), "files": written}
+        return self._format_lines(pseudonym or base.display_text(path), explanations, written, notes), facts
 
     def _explain(self, source: Any, on_pass: "OnPass") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
         """Return the explainers that support the image, and their explanations, indexed by [explainer][class]."""
@@ -290,7 +345,7 @@ class ImageExplanationWriter:
     def _build_figure(self, explanations: "Sequence[Explanation]", masks: dict[str, Any] | None) -> "RGBImage":
         """Draw the image and its maps. Several methods and several classes give one row per class."""
         from camscope.explanation import shared_scales
-        from camscope.render import draw_image_grid
+        from camscope.render import DIVERGING, draw_image_grid
 
         is_volume, image, height = explanations[0].attribution.ndim == 3, explanations[0].image, MIN_FIGURE_HEIGHT
         if is_volume:  # its maps show the volume, in three planes of one image
@@ -306,7 +361,18 @@ class ImageExplanationWriter:
         for each, scale in zip(explanations, scales, strict=True):
             overlay = each.overlay(scale=scale, mask=masks, height=height, **self.overlay_options)
             cells.append((overlay, each.caption, each.warning_text))
-        if rows > 1 and len(explanations) > rows:
+        if self.compare_classes:  # one row per method: the image, both maps, and the difference
+            columns = len(first) + 3
+            options, differences = {**self.overlay_options, "colormap": DIVERGING}, []
+            for each, scale in zip(build_class_differences(explanations), scales[::2], strict=True):
+                limits: ScaleOption = (
+                    (-scale[1], scale[1]) if isinstance(scale, tuple) else "symmetric"
+                )  # the scale of both maps
+                overlay = each.overlay(scale=limits, mask=masks, height=height, **options)
+                differences.append((overlay, each.caption, None))
+            pairs = zip(cells[::2], cells[1::2], differences, strict=True)
+            cells = [cell for row in pairs for cell in [*first, *row]]
+        elif rows > 1 and len(explanations) > rows:
             columns = len(first) + len(explanations) // rows
             cells = [cell for row in range(rows) for cell in [*first, *cells[row::rows]]]
         else:
@@ -334,6 +400,47 @@ class ImageExplanationWriter:
             *(format_line("to   ", path) for path in files),
             base.styled_text(("", "")),
         ]
+
+
+def build_class_differences(explanations: "Sequence[Explanation]") -> "list[Explanation]":
+    """Return the map of the predicted minus that of the expected class for each method, in units of the score."""
+    differences = []
+    for predicted, expected in zip(explanations[::2], explanations[1::2], strict=True):
+        if predicted.layer != expected.layer:
+            raise errors.LayerError(
+                f"the maps of {predicted.label} and {expected.label} are of different layers, {predicted.layer} and "
+                f"{expected.layer}, and have no difference",
+                fix="pass layer=",
+                remedy=errors.Remedy.SET_LAYER,
+            )
+        difference = predicted.attribution - expected.attribution
+        label = f"{predicted.label} − {expected.label}"
+        subtracted = replace(predicted, attribution=difference, standard_error=None, target=None, probability=None)
+        differences.append(replace(subtracted, label=label, score=predicted.score - expected.score))
+    return differences
+
+
+def _describe_expected_class(explanations: "Sequence[Explanation]") -> dict[str, Any]:
+    """Compare the maps of the predicted and the expected class of each method."""
+    from camscope.metrics import spearman
+
+    predicted, expected = explanations[:2]
+    differences = []
+    for first, second, difference in zip(
+        explanations[::2], explanations[1::2], build_class_differences(explanations), strict=True
+    ):
+        try:
+            correlation = spearman(first.attribution, second.attribution)
+        except errors.UndefinedError:
+            correlation = None
+        values = [difference.attribution.min(), difference.attribution.max()]
+        differences.append({"method": first.method, "value_range": values, "correlation": correlation})
+    return {
+        "label": expected.label,
+        "predicted_label": predicted.label,
+        "is_predicted": predicted.target == expected.target,
+        "differences": differences,
+    }
 
 
 def _format_class_score(class_score: "ClassScore") -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, progress, run_or_images, shared_options
+from camscope.cli import base, json_output, progress, run_or_images, shared_options
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
 
@@ -27,7 +27,7 @@ def run(
     ] = "png",
     where: shared_options.WhereOption = None,
     sort: shared_options.SortOption = None,
-    limit: Annotated[int | None, option("--limit", None, "Largest number of rows.", min=1)] = None,
+    limit: shared_options.OptionalRowLimitOption = None,
     output: Annotated[str, option("--output -o", "PATH", "Folder; a file for csv or coco alone.")] = "camscope-export",
     threshold: Annotated[
         float,
@@ -36,6 +36,7 @@ def run(
     image_source: shared_options.ImageSourceOption = None,
     fetch: shared_options.FetchOption = False,
     overwrite: shared_options.OverwriteOption = False,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Export rows of a run as images, arrays, a table for spreadsheets, or COCO annotations."""
     from camscope.batch import BatchRun, Query
@@ -72,6 +73,12 @@ def _resolve_single_output_file(output: str, formats: list[str]) -> Path | None:
 def _print_export_result(result: "ExportResult", folder: str, output: str) -> None:
     """Print the number of written files and the reasons of failures. Exit with code 1 if a row failed."""
     base.print_field("export", f"{plural(result.n_files, 'file')} of {plural(result.n_rows, 'row')}: {output}")
+    counts = {name: getattr(result, name) for name in ("n_files", "n_rows", "n_rows_without_map", "n_escaped_cells")}
+    failures = [
+        {"reason": reason, "n_rows": count, "example": result.failure_examples[reason]}
+        for reason, count in result.failure_counts.items()
+    ]
+    json_output.print_result("export", {"output": output, **counts, "failures": failures})
     if result.n_rows_without_map:
         base.print_note(
             f"{result.n_rows_without_map} of them have no map; see: {base.build_failed_rows_command(folder)}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, shared_options
+from camscope.cli import base, json_output, shared_options
 from camscope.cli.output_paths import check_image_exists, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
 from camscope.cli.shared_options import option
@@ -30,6 +30,7 @@ def run(
     max_channels: Annotated[int, option("--limit", None, "Number of channels to draw.", min=1)] = 64,
     device: shared_options.DeviceOption = "cpu",
     overwrite: shared_options.OverwriteOption = False,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Draw the feature maps of a layer as a grid, one image per channel."""
     from camscope.render import draw_channel_grid, encode_image
@@ -48,6 +49,8 @@ def run(
     heading = base.styled_text((pseudonym or base.display_text(path), "bold cyan"), (f"  {layer}  {shape}", ""))
     console.print(heading, soft_wrap=True)
     console.print(f"  {drawn}: {base.display_text(file)}", soft_wrap=True)
+    facts = {"image": pseudonym or path, "layer": layer, "shape": maps.shape, "n_drawn": min(max_channels, len(maps))}
+    json_output.print_result("features", {**facts, "file": file})
 
 
 def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":

@@ -1,15 +1,12 @@
 """`camscope info`: versions, extras and devices for a bug report."""
 
-import json
 import platform
 import re
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
-import typer
-
-from camscope.cli import base, shared_options
+from camscope.cli import base, json_output, shared_options
 
 EXAMPLE = "camscope info --json"
 PACKAGES = ("torch", "torchvision", "numpy", "opencv-python-headless", "pillow", "pyarrow", "duckdb", "typer")
@@ -21,9 +18,7 @@ def run(
 ) -> None:
     """Show package versions, installed extras and devices for a bug report."""
     facts = collect_environment()
-    if as_json:
-        typer.echo(json.dumps(facts, indent=2))
-        return
+    json_output.print_result("info", facts)
     table = base.new_table("", "")
     for title in ("versions", "devices"):
         table.add_row(base.styled_text((title, "bold")), "")

@@ -1,6 +1,7 @@
 """`camscope inspect-images`: check a dataset of images before using it with a model."""
 
 import itertools
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,9 +48,7 @@ def run(
     root: shared_options.RootOption = None,
     allow_outside_root: shared_options.AllowOutsideRootOption = False,
     profile: shared_options.ProfileOption = None,
-    keep_columns: Annotated[
-        str | None, option("--keep", "A,B", "More columns for the table under the research profile.")
-    ] = None,
+    keep_columns: shared_options.KeepColumnsOption = None,
     strict: Annotated[bool, option("--strict", None, "Return exit code 1 for warnings too.")] = False,
     num_threads: shared_options.ThreadsOption = None,
     as_json: shared_options.JsonOption = False,
@@ -82,11 +81,10 @@ def run(
     for file, _ in files:
         inspection.save(file, overwrite=overwrite)
     if as_json:
-        typer.echo(inspection.to_json(), nl=False)
-    else:
-        _print_inspection(inspection)
-        for file, _ in files:
-            base.print_field("written", file)
+        typer.echo(json.dumps(inspection.summary, indent=2, sort_keys=True, allow_nan=False))
+    _print_inspection(inspection)
+    for file, _ in files:
+        base.print_field("written", file)
     if inspection.severity_counts["error"] or (strict and inspection.severity_counts["warning"]):
         raise typer.Exit(base.EXIT_FAILED)
 

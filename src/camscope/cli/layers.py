@@ -1,14 +1,11 @@
 """`camscope layers`: list the layers of a model, and mark those that can be explained."""
 
 import dataclasses
-import json
 import re
 from math import prod
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from camscope.cli import base, shared_options
+from camscope.cli import base, json_output, shared_options
 from camscope.cli.shared_options import option
 from camscope.errors import CamscopeError
 from camscope.plurals import plural
@@ -43,13 +40,12 @@ def run(
         x = _build_example_input(net, size)
         layer_table = inspect_layers(net, x)
         candidates, default = _find_spatial_layers(net, x)
-    if as_json:
-        facts = [
-            {**dataclasses.asdict(row), "has_grid": row.name in candidates, "is_default": row.name == default}
-            for row in layer_table
-        ]
-        typer.echo(json.dumps(facts, indent=2))
-        return
+    rows = [
+        {**dataclasses.asdict(row), "has_grid": row.name in candidates, "is_default": row.name == default}
+        for row in layer_table
+    ]
+    facts = {"model": layer_table.model, "input_shape": layer_table.input_shape, "default_layer": default}
+    json_output.print_result("layers", {**facts, "layers": rows, "notes": warnings})
     listed_names = {
         row.name for row in layer_table if list_all or row.name.count(".") < MAX_LISTED_DEPTH or row.name == default
     }

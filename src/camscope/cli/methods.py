@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from camscope.cli import base, shared_options
+from camscope.cli import base, json_output, shared_options
 from camscope.cli.option_parsing import list_settings
 from camscope.registry import METHODS
 
@@ -38,16 +36,18 @@ def run(
             autocompletion=shared_options.complete_method,
         ),
     ] = None,
+    plugins: shared_options.PluginOption = None,
     as_json: shared_options.JsonOption = False,
 ) -> None:
     """List all methods, or describe one method with its paper, settings and cost."""
     if name is not None:
         (method,) = base.parse_methods(name).values()
-        _print_json(describe_method(method)) if as_json else _print_method_page(method)
-    elif as_json:
-        _print_json([describe_method(method) for method in base.order_methods_by_cost(METHODS.values())])
+        _print_method_page(method)
+        methods = [method]
     else:
         _print_method_table()
+        methods = base.order_methods_by_cost(METHODS.values())
+    json_output.print_result("methods", {"methods": list(map(describe_method, methods))})
 
 
 def describe_method(explainer_cls: "type[Explainer]") -> dict[str, Any]:
@@ -72,10 +72,6 @@ def describe_method(explainer_cls: "type[Explainer]") -> dict[str, Any]:
             for name, value in defaults.items()
         },
     }
-
-
-def _print_json(facts: object) -> None:
-    typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
 
 
 def _print_method_page(explainer_cls: "type[Explainer]") -> None:

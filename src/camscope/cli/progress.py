@@ -84,12 +84,13 @@ def show_batch_progress(label: str = "") -> "Iterator[Callable[[BatchOutcome], N
 
 @contextlib.contextmanager
 def progress_bar(label: str, total: int, console: "Console") -> Iterator[ProgressBar]:
-    """Show a progress bar of `total` steps while the block runs.
+    """Show a progress bar of `total` steps while the block runs, on stderr if the command prints JSON.
 
     Methods draw their bars on rich's global console, which is redirected to stderr.
     """
     import rich
 
+    console = base.stderr_console() if console.quiet else console
     global_console = rich.get_console()
     original_state = global_console.__dict__
     rich.reconfigure(stderr=True)

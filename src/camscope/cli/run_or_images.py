@@ -38,7 +38,7 @@ class EvaluationRequest:
     preprocess: str | None = None
     root: str | None = None
     n_images: int | None = None
-    seed: int | None = None
+    seed: int = 0
     masks: str | None = None
     categories: str | None = None
     metrics: str | None = None
@@ -113,7 +113,7 @@ class EvaluationRequest:
         chosen = option_parsing.ExplainerOptions.parse(context, names, self.layer_names, self.setting_pairs)
         select_metrics(self.metric_names, self.masks is not None, True)
         all_images = build_manifest(self.source, "" if self.allow_outside_root else self.root)
-        manifest = sample_manifest(all_images, self.n_images, self.seed or 0)
+        manifest = sample_manifest(all_images, self.n_images, self.seed)
         self._check_group_column(manifest.table.column_names)
         if self.masks is not None:
             check_ground_truth(
@@ -181,7 +181,7 @@ def is_image_or_collection(source: str) -> bool:
 def count_matching_rows(run: "BatchRun", query: "Query") -> int:
     """Count the rows of a run that match a query. If no row matches, print an error and exit with code 1."""
     if not (n_rows := query.count_matching(run.dataset)):
-        base.print_error(f"no row of {len(run):,} matches: {query.where}")
+        base.report_error("InputError", f"no row of {len(run):,} matches: {query.where}", base.EXIT_FAILED)
         raise typer.Exit(base.EXIT_FAILED)
     return n_rows
 

@@ -8,8 +8,8 @@ import typer
 from camscope.registry import METHODS
 
 PANELS = {
-    "Model": ("model", "weights", "layer", "layers", "methods", "choice", "preprocess", "set", "device"),
-    "Target": ("target", "targets", "class-names"),
+    "Model": ("model", "weights", "layer", "layers", "methods", "plugin", "choice", "preprocess", "set", "device"),
+    "Target": ("target", "targets", "expected", "class-names"),
     "Data": (
         "root", "where", "sort", "images", "seed", "masks", "category", "metrics", "group", "patient", "split", "by",
         "finding", "fetch",
@@ -63,6 +63,11 @@ def option(names: str, metavar: str | None, description: str, **settings: Any) -
     return typer.Option(*names.split(), metavar=metavar, help=description, **settings)
 
 
+def sample_size_option(minimum: int) -> Any:
+    """Create the option for the number of images of a sample."""
+    return option("--images", None, "Largest number of images, sampled with --seed.", min=minimum)
+
+
 ModelOption = Annotated[
     str,
     option(
@@ -83,6 +88,14 @@ METHODS_HELP = "Methods, or all for every fast one; to list them: camscope metho
 _methods_option = option("--methods", "A,B", METHODS_HELP, autocompletion=complete_method)
 MethodsOption = Annotated[str, _methods_option]
 OptionalMethodsOption = Annotated[str | None, _methods_option]
+PluginOption = Annotated[
+    list[str] | None,
+    option(
+        "--plugin",
+        "FILE.py",
+        "File that registers methods, such as --plugin peak.py --methods peakcam. It is executed as code. Repeat for several.",
+    ),
+]
 ChoiceOption = Annotated[
     str | None, option("--choice", "FILE", "Method and layer from a file that camscope choose --save wrote.")
 ]
@@ -120,7 +133,9 @@ SourceArgument = Annotated[
         "A folder, a pattern in quotes, a .csv or .parquet manifest, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
     ),
 ]
-JsonOption = Annotated[bool, option("--json", None, "Print the facts as JSON, and nothing else.")]
+JsonOption = Annotated[
+    bool, option("--json", None, "Print one JSON object on stdout and nothing else, also for errors.")
+]
 WhereOption = Annotated[
     str | None,
     option("--where", "SQL", "SQL condition that selects rows, such as \"label = 'nodule'\"; default: all rows."),
@@ -145,6 +160,14 @@ MetricsOption = Annotated[
 ]
 GroupOption = Annotated[
     str | None, option("--group", "COLUMN", "Column of patients or scenes, resampled as a whole for intervals.")
+]
+SeedOption = Annotated[int, option("--seed", None, "Seed of the sampling.", min=0)]
+_row_limit_option = option("--limit", None, "Largest number of rows.", min=1)
+RowLimitOption = Annotated[int, _row_limit_option]
+OptionalRowLimitOption = Annotated[int | None, _row_limit_option]
+KeepColumnsOption = Annotated[
+    str | None,
+    option("--keep", "A,B", "Columns of the manifest that the research profile writes too, besides id and target."),
 ]
 FigureOption = Annotated[str | None, option("--figure", "FILE", "Figure of the results: .png, .svg or .pdf.")]
 ThreadsOption = Annotated[

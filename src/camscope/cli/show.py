@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from camscope.cli import base, progress, run_or_images, shared_options
+from camscope.cli import base, json_output, progress, run_or_images, shared_options
 from camscope.cli.output_paths import check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
@@ -16,12 +16,13 @@ def run(
     folder: shared_options.RunArgument,
     where: shared_options.WhereOption = None,
     sort: shared_options.SortOption = None,
-    limit: Annotated[int, option("--limit", None, "Largest number of rows.", min=1)] = 60,
+    limit: shared_options.RowLimitOption = 60,
     image_height: Annotated[int, option("--size", None, "Height of an image in pixels.", min=32, max=2048)] = 224,
     output: Annotated[str, option("--output -o", "FILE", "HTML file to write.")] = "page.html",
     image_source: shared_options.ImageSourceOption = None,
     fetch: shared_options.FetchOption = False,
     overwrite: shared_options.OverwriteOption = False,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Write a contact sheet of a run: one HTML page with the map and the table columns of each row."""
     file = Path(output)
@@ -42,3 +43,5 @@ def run(
     is_filtered = contact_sheet.n_matching != contact_sheet.n_rows
     rows_text += f" that match, of {contact_sheet.n_rows}" if is_filtered else ""
     base.print_field("page", f"{rows_text}: {file}")
+    counts = {name: getattr(contact_sheet, name) for name in ("n_displayed", "n_matching", "n_rows")}
+    json_output.print_result("show", {"file": file, **counts})

@@ -13,7 +13,7 @@ from camscope.batch.batch_worker import parse_target
 from camscope.batch.image_loading import prepare_input
 from camscope.batch.map_collection import require_unchanged
 from camscope.batch.result_rows import hash_parameters
-from camscope.errors import ImageError, InputError, PreprocessError, UndefinedError
+from camscope.errors import ImageError, InputError, PreprocessError, Remedy, UndefinedError
 from camscope.explainers import METHODS, Explainer, GradCAM
 from camscope.explainers.core.base_method import format_without_address
 from camscope.explainers.core.evaluation_context import Mode
@@ -109,6 +109,13 @@ class RunReplay:
     def _rebuild_explainer(self, method_key: str) -> Explainer:
         """Rebuild an explainer from its settings in the run, and check the digest of the settings."""
         title, _, digest = method_key.rpartition(" ")
+        plugins = self.run.run_info["run_config"].get("plugins", {})
+        if plugins and title not in METHODS:
+            raise InputError(
+                f"{title} is not a method of camscope; the run was made with the plugin {', '.join(plugins)}",
+                fix="import the module that registers it",
+                remedy=Remedy.LOAD_PLUGIN,
+            )
         settings = {name: _parse_setting(text) for name, text in self._get_method_settings(method_key).items()}
         reader = self.input_explainer
         settings |= {"preprocess": reader.preprocess, "class_names": reader.class_names}

@@ -445,7 +445,8 @@ def _is_window(name: str) -> bool:
 
 
 def _get_version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    with torch._C.DisableTorchFunction():  # of the tensor itself, where another mode passes on copies of buffers
+        return 0 if tensor.is_inference() else tensor._version
 
 
 def _get_source(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -59,8 +59,7 @@ def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
 
     """
     # a model on the meta device has no values, and loading weights into it does nothing
-    default_device = torch.empty(0).device  # torch.get_default_device() fails in PyTorch 2.6 after it was reset
-    with torch.device("cpu") if default_device.type == "meta" else nullcontext():
+    with torch.device("cpu") if _is_meta_default_device() else nullcontext():
         try:
             model, card = _load_model_and_card(spec, weights)
         except Exception as error:
@@ -72,6 +71,13 @@ def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
             ) from error
     attach_card(model.eval(), card)
     return model
+
+
+def _is_meta_default_device() -> bool:
+    try:
+        return torch.get_default_device().type == "meta"
+    except AttributeError:  # PyTorch 2.6, after a default device was set and reset
+        return False
 
 
 def redact_file_names(source: str) -> str:

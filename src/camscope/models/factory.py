@@ -11,12 +11,10 @@ The image is stretched to exactly (height, width). A `Preprocess` or any other c
 """
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +32,7 @@ from camscope.models.checkpoint import (
     read_state_dict,
 )
 from camscope.safe_files import describe_file_problem
+from camscope.user_code import execute_python_source, run_user_code
 
 
 def load_factory_model(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
@@ -47,7 +46,7 @@ def load_factory_model(spec: str, weights: WeightsSource) -> tuple[nn.Module, Mo
             local = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
             functions = ", ".join(key for key in local if callable(getattr(module, key)) and not key.startswith("_"))
             raise ModelError(f"{location} has no function {function_name!r}; its functions: {functions or 'none'}")
-        model = _call_user_code(function, spec)
+        model = run_user_code(function, spec, ModelError)
         if not isinstance(model, nn.Module):
             raise ModelError(f"{spec} returned a {type(model).__name__}; expected a torch.nn.Module")
         card = ModelCard(format_model_source(spec, weights), *_read_model_metadata(module, function_name, location))
@@ -61,37 +60,16 @@ def _import_module(location: str) -> Iterator[ModuleType]:
     """Import a Python file or an installed module and yield it."""
     file = Path(location).expanduser()
     if file.suffix != ".py":
-        yield _call_user_code(lambda: importlib.import_module(location), location)
+        yield run_user_code(lambda: importlib.import_module(location), location, ModelError)
         return
     if not file.is_file():
         raise ModelError(f"there is no file {location}: {describe_file_problem(file)}; expected FILE.py:FUNCTION")
     name = f"_camscope_{file.stem}_{os.urandom(4).hex()}"
-    spec = importlib.util.spec_from_file_location(name, file, loader=_NoBytecodeLoader(name, str(file)))
-    if spec is None or spec.loader is None:
-        raise ModelError(f"{location} cannot be imported as a Python file")
-    module, loader = importlib.util.module_from_spec(spec), spec.loader
-    sys.modules[name] = module
+    module = execute_python_source(file.read_bytes(), file, name, ModelError)
     try:
-        _call_user_code(lambda: loader.exec_module(module), location)
         yield module
     finally:
         del sys.modules[name]
-
-
-class _NoBytecodeLoader(SourceFileLoader):
-    """Imports a file without writing bytecode next to it."""
-
-    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
-        """Do not write bytecode next to the imported file."""
-
-
-def _call_user_code(action: Callable[[], Any], location: str) -> Any:
-    """Call a user's function. Convert any error or exit to a ModelError with the code's location."""
-    try:
-        return action()
-    except (Exception, SystemExit) as error:
-        hint = "; is it installed, or on PYTHONPATH?" if isinstance(error, ImportError) else ""
-        raise ModelError(f"{location} raised {type(error).__name__}: {error}{hint}") from error
 
 
 def _read_model_metadata(

@@ -1,0 +1,397 @@
+"""JSON output: what `--json` prints on stdout, one object per command, and the fields of these objects."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from camscope.batch import BatchOutcome
+    from camscope.evaluation.summary import MethodSummary
+    from camscope.explanation import Explanation
+    from camscope.metrics import Estimate
+
+SCHEMA_VERSION = 1  # of all results; a field that is renamed or removed raises it
+OPTION = "--json"
+_is_active = False
+
+
+@contextmanager
+def json_output_if(requested: bool) -> Iterator[None]:
+    """While the block runs, print JSON on stdout and nothing else, if it is requested."""
+    global _is_active
+    previous, _is_active = _is_active, requested
+    try:
+        yield
+    finally:
+        _is_active = previous
+
+
+def is_json_output() -> bool:
+    """Return whether the running command prints JSON."""
+    return _is_active
+
+
+def print_result(command: str, result: Mapping[str, Any]) -> None:
+    """Print the result of a command as one JSON object, if the command prints JSON. Otherwise print nothing."""
+    if _is_active:
+        _print({"schema": f"camscope/{command}/{SCHEMA_VERSION}", **result})
+
+
+def print_json_error(kind: str, message: str, remedy: str | None, exit_code: int) -> None:
+    """Print the error that ends a command as one JSON object."""
+    error = {"kind": kind, "message": message, "remedy": remedy, "exit_code": exit_code}
+    _print({"schema": f"camscope/error/{SCHEMA_VERSION}", "error": error})
+
+
+def _print(document: Mapping[str, Any]) -> None:
+    typer.echo(json.dumps(to_json_value(document), indent=2, allow_nan=False))  # ASCII, which every terminal can print
+
+
+def to_json_value(value: Any) -> Any:
+    """Convert a value to what JSON can hold: NaN and infinity become null, and paths and other objects become text."""
+    if isinstance(value, Mapping):
+        return {str(key): to_json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_json_value(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_json_value({each.name: getattr(value, each.name) for each in dataclasses.fields(value)})
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a number of NumPy
+        return to_json_value(value.item())
+    return str(value)
+
+
+def describe_explanation(explanation: "Explanation") -> dict[str, Any]:
+    """Return the facts of an explanation without its map and its images."""
+    from camscope.explanation import STATUS_MEANINGS
+
+    names = (
+        "method", "layer", "layout", "target", "label", "score", "probability", "status", "grid", "input_size", "notes",
+        "diagnostics", "parameters", "model",
+    )  # fmt: skip
+    return {
+        **{name: getattr(explanation, name) for name in names},
+        "title": explanation.method_title,
+        "status_meaning": STATUS_MEANINGS.get(explanation.status),
+        "value_range": [explanation.attribution.min(), explanation.attribution.max()],
+    }
+
+
+def describe_failures(outcome: "BatchOutcome | None") -> list[dict[str, Any]]:
+    """Return the reasons why images of a run have no map, with the number of images of each."""
+    counts = {} if outcome is None else outcome.failure_counts_by_kind
+    return [{"reason": reason, "kind": kind, "n_images": count} for (reason, kind), count in counts.items()]
+
+
+def describe_summaries(
+    summaries: "Mapping[str, Sequence[MethodSummary]]", seconds_per_image: Mapping[Any, float] | None = None
+) -> list[dict[str, Any]]:
+    """Return each metric with the means of its methods, the best first."""
+    from camscope.metrics import METRICS
+
+    described = []
+    for lines in summaries.values():
+        metric = METRICS[lines[0].metric]
+        described.append(
+            {
+                "metric": metric.name,
+                "title": metric.title,
+                "imputation": lines[0].imputation,
+                "higher_is_better": metric.higher_is_better,
+                "formula": metric.formula,
+                "methods": [
+                    {
+                        "method": line.method,
+                        "layer": line.layer,
+                        "title": line.title,
+                        "parameters_digest": line.parameters,
+                        "is_control": line.is_control,
+                        "n_values": line.n_values,
+                        "n_undefined": line.n_undefined,
+                        "estimate": describe_estimate(line.estimate),
+                        "difference_to_control": describe_estimate(line.advantage_over_control),
+                        "difference_to_best": describe_estimate(line.difference_to_best),
+                        "seconds_per_image": (seconds_per_image or {}).get(line.key),
+                    }
+                    for line in lines
+                ],
+            }
+        )
+    return described
+
+
+def describe_estimate(estimate: "Estimate | None") -> dict[str, Any] | None:
+    """Return a mean with its interval, or None if there is no value."""
+    names = ("mean", "low", "high", "p_value", "n_groups")
+    return None if estimate is None else {name: getattr(estimate, name) for name in names}
+
+
+def _with_prefix(prefix: str, fields: Mapping[str, str]) -> dict[str, str]:
+    return {f"{prefix}{name}": description for name, description in fields.items()}
+
+
+EXPLANATION_FIELDS = {
+    "method": "name of the method",
+    "title": "name of the method as in its paper",
+    "layer": "layer of the map, or null",
+    "layout": "how the layer's output holds its grid, or null",
+    "target": "class index, or null",
+    "label": "class as text",
+    "score": "value of the target",
+    "probability": "probability of the class, or null",
+    "status": "`ok`, or a flag",
+    "status_meaning": "the flag as a sentence, or null",
+    "grid[]": "size of the map in cells",
+    "input_size[]": "size of the model's input",
+    "value_range[]": "smallest and largest value of the map",
+    "notes[]": "remarks of the method",
+    "diagnostics.*": "numbers of the method about its map",
+    "parameters.*": "settings of the method",
+    "model": "where the model comes from",
+}
+FAILURE_FIELDS = {
+    "failures[].reason": "why images have no map",
+    "failures[].kind": "`transient` or `permanent`",
+    "failures[].n_images": "number of these images",
+}
+ESTIMATE_FIELDS = {
+    "mean": "mean, or mean difference",
+    "low": "lower end of the 95 % interval, or null",
+    "high": "upper end of the interval, or null",
+    "p_value": "corrected p-value of a difference, or null",
+    "n_groups": "number of independent images or groups",
+}
+METRIC_FIELDS = {
+    "metrics[].metric": "name of the metric",
+    "metrics[].title": "its display name",
+    "metrics[].imputation": "what replaces removed pixels, or null",
+    "metrics[].higher_is_better": "true, false, or null if neither is better",
+    "metrics[].formula": "its formula",
+    "metrics[].methods[].method": "name of the method; the best method is first",
+    "metrics[].methods[].layer": "its layer, or null",
+    "metrics[].methods[].title": "method and layer for display",
+    "metrics[].methods[].parameters_digest": "digest of its settings",
+    "metrics[].methods[].is_control": "whether it is a map without the model",
+    "metrics[].methods[].n_values": "maps with a value",
+    "metrics[].methods[].n_undefined": "maps without a value",
+    "metrics[].methods[].seconds_per_image": "time of a map, or null",
+    **_with_prefix("metrics[].methods[].estimate.", ESTIMATE_FIELDS),
+    **_with_prefix("metrics[].methods[].difference_to_control.", ESTIMATE_FIELDS),
+    **_with_prefix("metrics[].methods[].difference_to_best.", ESTIMATE_FIELDS),
+}
+METHOD_FIELDS = {
+    "name": "key of the method",
+    "title": "name as in its paper",
+    "paper": "link or DOI",
+    "description": "formula and summary",
+    "forward_passes": "cost, as text",
+    "backward_passes": "cost, as text",
+    "class_specific": "whether the map depends on the class",
+    "control": "whether it is a map without the model",
+    "slow": "whether it runs only when it is named",
+    "settings.*": "settings with their defaults",
+}
+VERDICT_FIELDS = {
+    "claim": "the claim",
+    "question": "key of the question",
+    "finding": "the finding",
+    "conclusion": "`supported`, `not supported` or `not testable`",
+    "direction": "`supports`, `contradicts` or `neither`",
+    "reason": "why, as text",
+    "effect": "the value, or null",
+    "low": "lower end of its 95 % interval, or null",
+    "high": "upper end, or null",
+}
+RESULT_FIELDS: dict[str, dict[str, str]] = {
+    "error": {
+        "error.kind": "class of the error, or `UsageError`, `Interrupted`, `OutOfMemory`",
+        "error.message": "the error as one line, with its fix",
+        "error.remedy": "the fix for programs, such as `set_layer`, or null",
+        "error.exit_code": "exit code of the command",
+    },
+    "info": {
+        "versions.*": "version of each package",
+        "devices.*": "devices of PyTorch",
+        "extras.*[]": "missing packages of each extra",
+    },
+    "methods": {"methods[]." + name: text for name, text in METHOD_FIELDS.items()},
+    "layers": {
+        "model": "class of the model",
+        "input_shape[]": "shape of the input",
+        "default_layer": "layer that is explained by default, or null",
+        "layers[].name": "name of the layer",
+        "layers[].type": "its class",
+        "layers[].output_shape[]": "shape of its output, or null",
+        "layers[].stride[]": "input pixels per cell, or null",
+        "layers[].n_parameters": "parameters, with those of nested layers",
+        "layers[].n_direct_parameters": "parameters without those of nested layers",
+        "layers[].n_calls": "calls in one forward pass",
+        "layers[].has_grid": "whether maps can be computed there",
+        "layers[].is_default": "whether it is the default layer",
+        "notes[]": "warnings",
+    },
+    "demo": {
+        "images[].name": "name of the radiograph",
+        "images[].file": "its file",
+        "images[].finding": "the true class",
+        "images[].prediction": "the predicted class",
+        "images[].probability": "its probability",
+        "images[].is_correct": "whether both are the same",
+        "images[].maps[].method": "name of the method",
+        "images[].maps[].score": "score of the class",
+        "images[].maps[].hit": "whether the peak lies in the finding, or null",
+        "images[].maps[].energy": "share of the map inside the finding, or null",
+        "images[].maps[].area": "share of the image inside the finding, or null",
+        "figure": "file of the figure",
+    },
+    "demo-audit": {
+        "audits[].name": "`clean` or `confounded`",
+        "audits[].auroc": "AUROC of the model",
+        "audits[].report": "file of the report",
+        "differing_verdicts[].claim": "the claim",
+        "differing_verdicts[].clean": "conclusion for the clean model",
+        "differing_verdicts[].confounded": "conclusion for the confounded model",
+    },
+    "explain": {
+        "images[].image": "path of the image, or a pseudonym",
+        "images[].top_classes[].index": "class index",
+        "images[].top_classes[].label": "class as text",
+        "images[].top_classes[].score": "score of the class",
+        "images[].top_classes[].probability": "its probability, or null",
+        **_with_prefix("images[].explanations[].", EXPLANATION_FIELDS),
+        "images[].scan_steps[]": "for a scan: what was done to its values",
+        "images[].notes[]": "warnings and remarks",
+        "images[].files[]": "the written files",
+        "images[].expected.label": "with `--expected`: the expected class",
+        "images[].expected.predicted_label": "the predicted class",
+        "images[].expected.is_predicted": "whether both are the same",
+        "images[].expected.differences[].method": "name of the method",
+        "images[].expected.differences[].value_range[]": "smallest and largest difference of the maps, predicted - expected",
+        "images[].expected.differences[].correlation": "rank correlation of both maps, or null",
+        "failures[].image": "an image that was not explained",
+        "failures[].message": "the reason",
+        "versions.*": "versions of the libraries",
+    },
+    "compare": {
+        "image": "path of the image, or a pseudonym",
+        "maps[].method": "method, with settings that differ",
+        "maps[].layer": "its layer, or null",
+        "maps[].target": "class index, or null",
+        "maps[].label": "class as text",
+        "maps[].score": "score of the class",
+        "maps[].probability": "its probability, or null",
+        "maps[].status": "`ok`, or a flag",
+        "maps[].forward_passes": "cost, as text",
+        "maps[].backward_passes": "cost, as text",
+        "maps[].seconds": "time; that of shared passes is divided",
+        "maps[].correlation": "with the first map of the class, or null",
+        "equivalences[]": "sentences about methods with the same maps",
+        "notes[]": "warnings and remarks",
+        "figure": "file of the figure",
+    },
+    "compare-dataset": {
+        "title": "model, layer and number of images",
+        **METRIC_FIELDS,
+        "agreement[].first": "a method",
+        "agreement[].second": "another method",
+        **_with_prefix("agreement[].correlation.", ESTIMATE_FIELDS),
+        "evidence": "the ground truth, or null",
+        "statements[]": "sentences about what differs significantly",
+        **FAILURE_FIELDS,
+        "folder": "folder of the values",
+        "figure": "file of the figure",
+    },
+    "features": {
+        "image": "path of the image, or a pseudonym",
+        "layer": "name of the layer",
+        "shape[]": "shape of its output, channels first",
+        "n_drawn": "number of channels that are drawn",
+        "file": "the written file",
+    },
+    "batch": {
+        "folder": "folder of the run",
+        "n_images": "images of the run or shard",
+        "n_done_before": "images that an earlier start processed",
+        "n_processed": "images that this start processed",
+        "n_failures": "images without a map",
+        **FAILURE_FIELDS,
+    },
+    "show": {
+        "file": "the page",
+        "n_displayed": "rows on the page",
+        "n_matching": "rows that match",
+        "n_rows": "rows of the run",
+    },
+    "export": {
+        "output": "folder or file",
+        "n_files": "number of files",
+        "n_rows": "selected rows",
+        "n_rows_without_map": "rows that have no map",
+        "n_escaped_cells": "cells of a table that got an apostrophe",
+        "failures[].reason": "why rows have no file",
+        "failures[].n_rows": "number of these rows",
+        "failures[].example": "id of one of them",
+    },
+    "evaluate": {
+        **METRIC_FIELDS,
+        "evidence": "the ground truth, or null",
+        "n_rows": "number of values",
+        **FAILURE_FIELDS,
+        "folder": "folder of the values",
+        "figure": "file of the figure, or null",
+    },
+    "choose": {
+        "candidates[].method": "name of the method",
+        "candidates[].layer": "its layer, or null",
+        "candidates[].title": "method and layer for display",
+        "candidates[].n_images": "images that it explained",
+        "candidates[].seconds_per_image": "time of a map, or null",
+        "candidates[].drop_reason": "why it was dropped, or null",
+        "candidates[].is_best": "whether it is recommended",
+        **{f"candidates[].metrics.*.{name}": f"of each criterion: {text}" for name, text in ESTIMATE_FIELDS.items()},
+        "recommendation": "the choice as a sentence",
+        "evidence": "the ground truth, or null",
+        "n_images": "images that the best candidate explained",
+        "notes[]": "images that were left out",
+        "saved": "the written file, or null",
+    },
+    "audit-init": {"config": "the written file"},
+    "audit-run": {
+        **_with_prefix("verdicts[].", VERDICT_FIELDS),
+        "warnings[]": "warnings of the audit",
+        "n_failures": "images without prediction or map",
+        "summary": "file of the summary",
+        "report": "file of the report",
+    },
+    "audit-verify": {
+        "is_intact": "whether every check passed",
+        "checks[].name": "file or part",
+        "checks[].is_intact": "whether it is unchanged",
+        "checks[].message": "the outcome",
+        "not_recomputed[]": "parts that are never recomputed",
+    },
+}
+OTHER_SCHEMAS = {
+    "benchmark": "the object of `camscope evaluate`",
+    "inspect-images": "the same object as the file of `--output`: see [Batches](../how-to/batch.md)",
+    "audit compare": "the same object as the file of `--output`, with the field `schema_version`",
+}
+
+
+def describe_json_output() -> str:
+    """Return the reference page's part on the fields of each result, as Markdown."""
+    sections = []
+    for command, fields in RESULT_FIELDS.items():
+        rows = "\n".join(f"| `{path}` | {text} |" for path, text in fields.items())
+        heading = f"## `camscope/{command}/{SCHEMA_VERSION}`"
+        sections.append(f"{heading}\n\n| field | content |\n|---|---|\n{rows}")
+    other_schemas = "\n".join(f"- `camscope {command}`: {text}." for command, text in OTHER_SCHEMAS.items())
+    return "\n\n".join([*sections, f"## Other schemas\n\n{other_schemas}"])

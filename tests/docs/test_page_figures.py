@@ -1,0 +1,229 @@
+"""Figures in sentences: each is the one in the file of results that it was measured into.
+
+A row is a page, a sentence with `{}` for its figures, and where they come from. The tables of benchmarks/README.md, of the
+leaderboard and of the metrics have tests of their own in tests/benchmarks.
+"""
+
+import json
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from camscope.explainers import METHODS
+
+ROOT = Path(__file__).resolve().parents[2]
+RAW, DRAWN = "ResNet-18, raw maps", "ResNet-18, overlays (JPEG)"
+COSTS, METRICS, AUDIT = "benchmarks/README.md", "docs/explanation/metrics/intervals.md", "docs/explanation/audit.md"
+
+
+@cache
+def results(name):
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
+
+
+def measured(name, section, work, tool="camscope"):
+    """The figure of one tool, at the work whose name begins so."""
+    rows = [row for row in results(name)["figures"] if (row["section"], row["tool"]) == (section, tool)]
+    (value,) = [row["value"] for row in rows if row["work"].startswith(work)]
+    return value
+
+
+def ratio_to_fastest(method):
+    """The time of camscope divided by that of the fastest other toolkit."""
+    return measured("cpu", "family", method, "camscope / the fastest")
+
+
+def judged_correctly(name):
+    """How many models of the audits with known shortcuts got the right verdict, and how many there are."""
+    rows = results("audit_power")[name]
+    return sum(row["word"] == ("not supported" if row["p"] == 0.5 else "supported") for row in rows), len(rows)
+
+
+def coverage(section, words, key=None):
+    return [
+        value if key is None else value[key] for name, value in results("coverage")[section].items() if words in name
+    ]
+
+
+def grids(verdict):
+    return sum(row.get("verdict") == verdict for row in results("layout_probe")["families"])
+
+
+def layers():
+    """The layers of all families, those that are contradicted, and the families that have such layers."""
+    counts = [row["layers"] for row in results("layout_probe")["families"] if "layers" in row]
+    contradicted = [count.get("contradicted", 0) for count in counts]
+    return sum(sum(count.values()) for count in counts), sum(contradicted), sum(map(bool, contradicted))
+
+
+def planted_grids():
+    """How often each planted grid is contradicted at least and at most, of how many models."""
+    grids = [row["planted"] for row in results("layout_probe")["families"] if row.get("planted")]
+    counts = Counter(name for planted in grids for name, verdict in planted.items() if verdict == "contradicted")
+    return min(counts.values()), max(counts.values()), len(grids)
+
+
+def quarter_shuffled(verdict):
+    families = results("layout_probe")["families"]
+    return sum(row.get("planted", {}).get("a quarter shuffled") == verdict for row in families)
+
+
+def near_float64(way, distance):
+    """The percentage of maps that are at most so far from float64 on the CPU."""
+    maps = [one[way][0] for network in results("devices")["maps"].values() for one in network.values() if one.get(way)]
+    return 100 * sum(value <= distance for value in maps) / len(maps)
+
+
+def damaged_files():
+    """All damaged files, those that are read, those that are refused, and those that are reported as damaged."""
+    rows, facts = results("fuzz_files")["rows"], ("files", "mutation", "slowest s", "most MiB")
+    counts = {}
+    for row in rows:
+        for name, count in row.items():
+            counts[name] = counts.get(name, 0) + (0 if name in facts else count)
+    refused, damaged = counts.pop("refused"), counts.pop("damaged")
+    return results("fuzz_files")["files"], sum(counts.values()), refused, damaged
+
+
+def acceptance():
+    scale = results("audit_acceptance")["scale"]
+    bare, maps, metrics = (scale[name] for name in ("bare_loop", "maps", "metrics"))
+    memory = [scale[name] / 1e6 for name in ("memory_at_a_tenth", "memory_at_the_end")]
+    return scale["maps_over_bare"], maps, bare, metrics, (maps + metrics) / bare, *memory
+
+
+FIGURES = [
+    ("README.md", "{} methods for classifiers, detectors", lambda: [len(METHODS)]),
+    (
+        "README.md",
+        "A batch run with Grad-CAM processes {:.2f} times the images per second of a bare decode and forward loop. A script "
+        "around grad-cam reaches {:.2f}",
+        lambda: [
+            measured("cpu", "batch", f"{RAW}: of", tool) for tool in ("camscope", "script with grad-cam, batches")
+        ],
+    ),
+    (
+        COSTS,
+        "explained at {:.0f} images per second, {:.1f} times a bare decode and forward loop. With overlays it is {:.0f}, or "
+        "{:.2f} of that loop",
+        lambda: [measured("cuda", "batch", f"{work}: {unit}") for work in (RAW, DRAWN) for unit in ("images", "of")],
+    ),
+    (
+        COSTS,
+        "Score-CAM takes {:.2f} times its plain",
+        lambda: [measured("cuda", "score", "ResNet-18 `layer4`, 510 passes in batches of 32, float32")],
+    ),
+    (COSTS, "SmoothGrad takes {:.1f} times its loop", lambda: [measured("cuda", "loops", "smoothgrad")]),
+    (
+        COSTS,
+        "take {:,.0f} MB at most with the default threads of 16 cores, and {:,.0f} MB with two. The goal is {:,.0f} MB",
+        lambda: [
+            *(run["peak_mb"] for run in results("batch_memory")["runs"]),
+            results("batch_memory")["runs"][0]["goal_mb"],
+        ],
+    ),
+    (COSTS, "for each of {} families of timm", lambda: [len(results("layout_probe")["families"])]),
+    (
+        COSTS,
+        "known by construction in {}, verified by a probe in {}, and undecided, which a note reports, in {}",
+        lambda: [grids(verdict) for verdict in ("by construction", "verified", "undecided")],
+    ),
+    (COSTS, "at the layer are rejected in {} to {} of {} models", planted_grids),
+    (
+        COSTS,
+        "a quarter of the cells shuffled: undecided in {}, wrongly verified in {}",
+        lambda: [quarter_shuffled(verdict) for verdict in ("undecided", "verified")],
+    ),
+    (
+        COSTS,
+        "{:.0f} and {:.0f} % of the maps are within 1e-4, {:.0f} % within 1e-2",
+        lambda: [
+            near_float64("float32", 1e-4),
+            near_float64("CPU, float32", 1e-4),
+            near_float64("float32", 1e-2),
+        ],
+    ),
+    (COSTS, "Of all {:,} layers {} are contradicted, in {} families", layers),
+    (COSTS, "of {:,} damaged files {:,} are read, {:,} refused and {:,} reported as damaged", damaged_files),
+    (COSTS, "{} of {} models are judged correctly. None", lambda: judged_correctly("nets")),
+    (COSTS, "None of {1} further clean models is flagged", lambda: judged_correctly("clean")),
+    (COSTS, "{} of {} models of volumes are judged correctly", lambda: judged_correctly("volumes")),
+    (
+        AUDIT,
+        "{:.0f} s; the estimate before the start was {:.0f} s; the report has {:.1f} MB",
+        lambda: [
+            results("audit_acceptance")["time"]["seconds"],
+            results("audit_acceptance")["time"]["foreseen"][0],
+            results("audit_acceptance")["time"]["page_bytes"] / 1e6,
+        ],
+    ),
+    (
+        AUDIT,
+        "maps take {:.2f} times as long as a bare loop that reads the files and runs forward and backward, in three alternating "
+        "rounds ({:.1f} s and {:.1f} s); the metrics, at the size of the images and for four control maps too, take {:.0f} s "
+        "more, in total {:.1f} times the loop; {:.0f} MB after a tenth of the rows, {:.0f} MB at the end",
+        acceptance,
+    ),
+    (
+        COSTS,
+        "(rank correlation {:.3f}, the maximum for three values of p)",
+        lambda: set(results("audit_power")["dose"].values()),
+    ),
+    (
+        AUDIT,
+        "the rank correlation is {:.2f} for insertion, IG and occlusion",
+        lambda: [results("audit_power")["dose"]["insertion"]],
+    ),
+    (
+        "docs/how-to/evaluate.md",
+        "{:.0f} to {:.0f} of 100 comparisons find a difference from the first",
+        lambda: [100 * end(coverage("comparisons", "any differs")) for end in (min, max)],
+    ),
+    (
+        METRICS,
+        "{:.2f} to {:.2f} for lognormal values",
+        lambda: [end(coverage("coverage", "lognormal(1)", "coverage")) for end in (min, max)],
+    ),
+    (
+        METRICS,
+        'is still called "not supported" in {:.0f} to {:.0f} % of samples',
+        lambda: [
+            100
+            * end(
+                coverage("absences", "100 patients, 3 SD in 5 %", "not supported")
+                + coverage("absences", "100 patients, 5 SD in 3 %", "not supported")
+            )
+            for end in (min, max)
+        ],
+    ),
+    (COSTS, "`liftcam` ({:.2f})", lambda: [ratio_to_fastest("liftcam")]),
+    (
+        COSTS,
+        "`dff` ({:.2f} for eight images, {:.2f} for one",
+        lambda: [ratio_to_fastest(f"dff, batch {n}") for n in (8, 1)],
+    ),
+    (COSTS, "`cam` ({:.2f})", lambda: [ratio_to_fastest("cam, batch 8")]),
+]
+
+
+def sentences(page):
+    return " ".join((ROOT / page).read_text("utf-8").split())
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence", "find"), FIGURES, ids=[f"{page}: {text[:40]}" for page, text, _ in FIGURES]
+)
+def test_a_figure_in_a_sentence_is_the_measured_one(page, sentence, find):
+    assert sentence.format(*find()) in sentences(page)
+
+
+def test_every_model_without_a_shortcut_is_cleared():
+    assert all(row["word"] == "not supported" for row in results("audit_power")["clean"])
+
+
+def test_another_figure_is_found():
+    page, sentence, find = next(row for row in FIGURES if row[1].startswith("A batch run"))
+    first, second = find()
+    assert sentence.format(first + 0.01, second) not in sentences(page)
