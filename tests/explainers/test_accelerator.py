@@ -10,7 +10,7 @@ from camscope.errors import InputError
 from camscope.explainers import METHODS
 from tests.nets import CASES, DEVICE
 from tests.refusals import answers, first_answered, residual_or_plainer
-from tests.tools import explainer
+from tests.tools import by_family, explainer
 from tests.untouched import untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -18,10 +18,17 @@ CPU = torch.device("cpu")
 ON_A_CARD = pytest.mark.skipif(DEVICE == CPU, reason="CAMSCOPE_DEVICE names no card")
 ON_CUDA = pytest.mark.skipif(DEVICE.type != "cuda", reason="CAMSCOPE_DEVICE names no CUDA card")
 EVERY_METHOD = pytest.mark.parametrize("method", METHODS)
-EVERY_METHOD_AND_CASE = pytest.mark.parametrize(
+# Without a card each of these is one skipped test, not one for every method.
+EVERY_METHOD_OF_A_CARD = pytest.mark.parametrize("method", METHODS if DEVICE != CPU else ["every method"])
+EVERY_METHOD_AND_CASE_OF_A_CARD = pytest.mark.parametrize(
     ("method", "case"),
-    [pytest.param(m, CASES[c], id=f"{m}-{c}") for m in METHODS for c in CASES if answers(m, c)],
+    [pytest.param(m, CASES[c], id=f"{m}-{c}") for m in METHODS for c in CASES if answers(m, c)]
+    if DEVICE != CPU
+    else [("every method", "every case")],
 )
+# On the CPU the methods of a family share what keeps threads apart; all methods share one model among
+# threads in test_semantics_state.
+REPRESENTATIVES_OR_EVERY_METHOD = pytest.mark.parametrize("method", by_family(METHODS) if DEVICE == CPU else METHODS)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value of a map
 # Steps of an optimizer follow the sign of a gradient that may be rounding, and probabilities differ less than scores.
 IN_FLOAT32 = {"extremalperturbation": 0.1, "vitcx": 1e-3}
@@ -41,7 +48,7 @@ def apart(one, other):
 
 
 @ON_A_CARD
-@EVERY_METHOD_AND_CASE
+@EVERY_METHOD_AND_CASE_OF_A_CARD
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_the_map_of_a_card_is_the_map_of_the_cpu(method, case, dtype):
     (model, x), (there, y) = case.make(dtype=dtype, device=CPU), case.make(dtype=dtype)
@@ -55,7 +62,7 @@ def test_the_map_of_a_card_is_the_map_of_the_cpu(method, case, dtype):
 
 
 @ON_A_CARD
-@EVERY_METHOD
+@EVERY_METHOD_OF_A_CARD
 def test_a_tensor_that_is_not_where_the_model_is_is_refused(method):
     case = residual_or_plainer(method)
     model, x = case.make()
@@ -90,7 +97,7 @@ def test_channels_last_changes_no_map_beyond_rounding(method):
 
 
 @ON_CUDA
-@EVERY_METHOD
+@EVERY_METHOD_OF_A_CARD
 def test_a_stream_of_its_own_has_the_same_map(method):
     case = residual_or_plainer(method)
     model, x = case.make(dtype=torch.float64)
@@ -105,7 +112,7 @@ def test_a_stream_of_its_own_has_the_same_map(method):
     assert apart(expected, found) <= TOLERANCE[torch.float64]
 
 
-@EVERY_METHOD
+@REPRESENTATIVES_OR_EVERY_METHOD
 def test_threads_share_a_model_and_have_their_own_maps(method):
     case = residual_or_plainer(method)
     model, x = case.make(dtype=torch.float64)
