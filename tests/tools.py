@@ -33,6 +33,12 @@ def by_family(methods):
     return [one if one in REPRESENTATIVES else pytest.param(one, marks=pytest.mark.thorough) for one in methods]
 
 
+def by_family_with(methods, *others):
+    """Parameters: pairs of a method and each of the others, of the representatives, and with `--thorough` of all methods."""
+    marks = {method: () if method in REPRESENTATIVES else (pytest.mark.thorough,) for method in methods}
+    return [pytest.param(method, other, marks=marks[method]) for other in others for method in methods]
+
+
 def quarters(x):
     """(C,*S) -> (*S): each half of the last axis, and of the first of several."""
     device = x.device
