@@ -4,6 +4,7 @@ import inspect
 from contextlib import suppress
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +26,17 @@ REPRESENTATIVES = (
     "refinecam",
     "fullgrad",
 )  # of each family of methods, for tests of what a family shares
+
+
+def by_family(methods):
+    """Parameters: the representatives of the families among the methods, and with `--thorough` the other methods."""
+    return [one if one in REPRESENTATIVES else pytest.param(one, marks=pytest.mark.thorough) for one in methods]
+
+
+def by_family_with(methods, *others):
+    """Parameters: pairs of a method and each of the others, of the representatives, and with `--thorough` of all methods."""
+    marks = {method: () if method in REPRESENTATIVES else (pytest.mark.thorough,) for method in methods}
+    return [pytest.param(method, other, marks=marks[method]) for other in others for method in methods]
 
 
 def quarters(x):

@@ -10,18 +10,23 @@ from camscope.errors import InputError
 from camscope.explainers import METHODS
 from tests.nets import CASES, DEVICE
 from tests.refusals import answers, first_answered, residual_or_plainer
-from tests.tools import explainer
+from tests.tools import by_family, by_family_with, explainer
 from tests.untouched import untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 CPU = torch.device("cpu")
 ON_A_CARD = pytest.mark.skipif(DEVICE == CPU, reason="CAMSCOPE_DEVICE names no card")
 ON_CUDA = pytest.mark.skipif(DEVICE.type != "cuda", reason="CAMSCOPE_DEVICE names no CUDA card")
-EVERY_METHOD = pytest.mark.parametrize("method", METHODS)
-EVERY_METHOD_AND_CASE = pytest.mark.parametrize(
+# Without a card each of these is one skipped test, not one for every method.
+EVERY_METHOD_OF_A_CARD = pytest.mark.parametrize("method", METHODS if DEVICE != CPU else ["every method"])
+EVERY_METHOD_AND_CASE_OF_A_CARD = pytest.mark.parametrize(
     ("method", "case"),
-    [pytest.param(m, CASES[c], id=f"{m}-{c}") for m in METHODS for c in CASES if answers(m, c)],
+    [pytest.param(m, CASES[c], id=f"{m}-{c}") for m in METHODS for c in CASES if answers(m, c)]
+    if DEVICE != CPU
+    else [("every method", "every case")],
 )
+# On the CPU all methods meet threads in test_semantics_state, and channels last and bfloat16 in test_semantics_numbers.
+REPRESENTATIVES_OR_EVERY_METHOD = pytest.mark.parametrize("method", by_family(METHODS) if DEVICE == CPU else METHODS)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value of a map
 # Steps of an optimizer follow the sign of a gradient that may be rounding, and probabilities differ less than scores.
 IN_FLOAT32 = {"extremalperturbation": 0.1, "vitcx": 1e-3}
@@ -41,7 +46,7 @@ def apart(one, other):
 
 
 @ON_A_CARD
-@EVERY_METHOD_AND_CASE
+@EVERY_METHOD_AND_CASE_OF_A_CARD
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_the_map_of_a_card_is_the_map_of_the_cpu(method, case, dtype):
     (model, x), (there, y) = case.make(dtype=dtype, device=CPU), case.make(dtype=dtype)
@@ -55,7 +60,7 @@ def test_the_map_of_a_card_is_the_map_of_the_cpu(method, case, dtype):
 
 
 @ON_A_CARD
-@EVERY_METHOD
+@EVERY_METHOD_OF_A_CARD
 def test_a_tensor_that_is_not_where_the_model_is_is_refused(method):
     case = residual_or_plainer(method)
     model, x = case.make()
@@ -63,8 +68,14 @@ def test_a_tensor_that_is_not_where_the_model_is_is_refused(method):
         explainer(method, model, case.layer).explain(x[0].cpu(), 1)
 
 
-@EVERY_METHOD
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [
+        *((method, torch.float16) for method in METHODS),
+        *(by_family_with(METHODS, torch.bfloat16) if DEVICE == CPU else ((m, torch.bfloat16) for m in METHODS)),
+    ],
+    ids=str,
+)
 def test_autocast_leaves_maps_finite_and_nothing_else(method, dtype):
     case = first_answered(method, "pooled", "flat", "tokens")
     model, x = case.make()
@@ -78,7 +89,7 @@ def test_autocast_leaves_maps_finite_and_nothing_else(method, dtype):
     assert heat.isfinite().all()
 
 
-@EVERY_METHOD
+@REPRESENTATIVES_OR_EVERY_METHOD
 def test_channels_last_changes_no_map_beyond_rounding(method):
     case = first_answered(method, "pooled", "flat", "tokens")
     model, x = case.make(dtype=torch.float64)
@@ -90,7 +101,7 @@ def test_channels_last_changes_no_map_beyond_rounding(method):
 
 
 @ON_CUDA
-@EVERY_METHOD
+@EVERY_METHOD_OF_A_CARD
 def test_a_stream_of_its_own_has_the_same_map(method):
     case = residual_or_plainer(method)
     model, x = case.make(dtype=torch.float64)
@@ -105,7 +116,7 @@ def test_a_stream_of_its_own_has_the_same_map(method):
     assert apart(expected, found) <= TOLERANCE[torch.float64]
 
 
-@EVERY_METHOD
+@REPRESENTATIVES_OR_EVERY_METHOD
 def test_threads_share_a_model_and_have_their_own_maps(method):
     case = residual_or_plainer(method)
     model, x = case.make(dtype=torch.float64)

@@ -9,7 +9,7 @@ from torch import nn
 from camscope.errors import InputError, LayerError, ModelError
 from camscope.explainers import METHODS, GradCAM, LayerExplainer
 from tests.refusals import ATTENTION, NO_RELU, RECTIFIED
-from tests.tools import REPRESENTATIVES
+from tests.tools import REPRESENTATIVES, by_family_with
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -98,8 +98,12 @@ def small(method):
 
 
 @pytest.mark.parametrize(
-    ("make", "method"),
-    [(make, method) for make in ARCHITECTURES for method in (METHODS if make in (vit, densenet) else REPRESENTATIVES)],
+    ("method", "make"),
+    [
+        *((method, vit) for method in METHODS),
+        *by_family_with(METHODS, densenet),
+        *((method, make) for make in (swin, convnext, video) for method in REPRESENTATIVES),
+    ],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_a_map_of_the_right_size_without_any_glue(built, make, method):
@@ -141,15 +145,14 @@ def test_a_map_of_the_right_size_without_any_glue(built, make, method):
 
 
 @pytest.mark.parametrize("make", ARCHITECTURES, ids=lambda make: make.__name__)
-def test_all_methods_agree_on_layer_class_and_score(built, make):
+def test_all_methods_agree_on_layer_class_and_score(built, make, pytestconfig):
     model, x, _ = built(make)
+    every_method = make is vit or (make is not video and pytestconfig.getoption("--thorough"))
     without = {"cam", *(ATTENTION if make in REFUSES_ATTENTION else ()), *(RECTIFIED if make in NO_RELUS else ())}
     without |= {"excitationbackprop"} if make in NO_RULE else set()
     without |= {"xrai"} if x.ndim != 4 else set()
     without |= {"lrp"} if make in NO_RULE_OF_LRP else set()
-    tools = [
-        small(method)(model) for method in (REPRESENTATIVES if make is video else METHODS) if method not in without
-    ]
+    tools = [small(method)(model) for method in (METHODS if every_method else REPRESENTATIVES) if method not in without]
     answers = GradCAM(model).explain_methods(x[0], tools)
     assert len({(one.target, round(one.score, 4)) for one in answers}) == 1
     assert len({one.layer for one in answers if one.layer and "+" not in one.layer}) == 1

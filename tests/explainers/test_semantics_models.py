@@ -22,7 +22,7 @@ from camscope.layers.layout import LayoutHints, infer_layout
 from camscope.targets import Box, Classes, Difference, LogProbability, Region, TextSimilarity
 from camscope.targets import OutputPart as Part
 from tests.nets import CASES, Plain, Tokens, plain, truth
-from tests.tools import explainer
+from tests.tools import by_family_with, explainer
 from tests.untouched import untouched
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -242,8 +242,10 @@ class Summed(nn.Module):
         return self.fc(doubled.mean((2, 3)))
 
 
-@pytest.mark.parametrize("functions", ["FloatFunctional", "FXFloatFunctional"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "functions"),
+    [*((method, "FloatFunctional") for method in METHODS), *by_family_with(METHODS, "FXFloatFunctional")],
+)
 def test_a_model_that_is_ready_to_be_quantized_is_explained_as_the_float_model_that_it_is(method, functions):
     torch.manual_seed(0)
     plain_model = Summed(None).eval()

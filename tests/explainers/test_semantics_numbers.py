@@ -15,7 +15,7 @@ from camscope.errors import CamscopeWarning, InputError, LayerError, NonFiniteEr
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
 from tests.nets import CASES, Flat, Plain, Pooled, conv, plain, truth
 from tests.refusals import first_answered, residual_or_plainer
-from tests.tools import explainer, looks_at_layers
+from tests.tools import by_family_with, explainer, looks_at_layers
 
 QUIET = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -70,8 +70,10 @@ def assert_alike(method, heat, expected, error):
 
 
 @QUIET
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [*((method, torch.float16) for method in METHODS), *by_family_with(METHODS, torch.bfloat16)],
+)
 def test_half_precision_models_give_float32_maps_close_to_the_float32_map(method, dtype):
     case = first_answered(method, "pooled", "tokens")
     model, x = case.make()
