@@ -155,12 +155,13 @@ class SESS:
         window = self.window_size or min(size)
         patches, places = self.collect_patches(input_tensor, window, self.step_size or window)
         scores = self.get_scores(patches, target)
+        weights = scores / scores.max() if scores.max() > 0 else np.ones_like(scores)
         indices = np.sort(np.argsort(scores)[int(len(patches) * self.pre_filter_ratio) :])
         maps: list[Array] = []
         for part in np.array_split(indices, range(self.batch_size, len(indices), self.batch_size)):
             cams = self.base_cam(torch.cat([patches[i] for i in part]), [target] * len(part), eigen_smooth=eigen_smooth)
             maps += [
-                self.paste_cam(cam * scores[i], places[i], (size[0], size[1]))
+                self.paste_cam(cam * weights[i], places[i], (size[0], size[1]))
                 for i, cam in zip(part, cams, strict=True)
             ]
         joined = self._join(np.stack(maps))

@@ -116,6 +116,6 @@ class ROADCombined:
 
     def __call__(self, input_tensor: Tensor, cams: Array, targets: Sequence[OutputTarget], model: nn.Module) -> Array:
         """Return the scores (N,)."""
-        morf = self.morf_averager(input_tensor, cams, targets, model)
-        lerf = self.lerf_averager(input_tensor, cams, targets, model)
+        averagers = (self.lerf_averager, self.morf_averager)  # in this order: each draws noise
+        lerf, morf = (averager(input_tensor, cams, targets, model) for averager in averagers)
         return (lerf - morf) / 2
