@@ -45,7 +45,7 @@ _NAMES_BY_MODULE = {
         GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GradientSHAP GroupCAM
         GuidedBackprop GuidedGradCAM GuidedIG HiResCAM InputXGradient IntegratedGradients KernelSHAP LayerCAM
         LayerExplainer LayerFeatures LeGrad MeaningfulPerturbation Occlusion OptiCAM RandomCAM ReciproCAM
-        RefineCAM Rollout Saliency ScoreCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad
+        RefineCAM Rollout Saliency ScoreCAM SegEigenCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad
         SmoothGradCAMPlusPlus SmoothGradSquared Sobol VarGrad ViTCX XGradCAM compare completeness fuse register
     """,
     "camscope.explanation": "Explanation",

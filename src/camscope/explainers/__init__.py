@@ -6,7 +6,7 @@ from camscope.explainers.adapters.surrogate import LIME, KernelSHAP
 from camscope.explainers.attention.methods import Chefer, GradECLIP, GradientRollout, LeGrad, Rollout
 from camscope.explainers.cam.ablation_cams import LIFTCAM, AblationCAM, ReciproCAM
 from camscope.explainers.cam.base import SPATIAL_AXIS, BaseCAM, BaseWeightedChannels, LayerExplainer
-from camscope.explainers.cam.decomposition import FEM, KPCACAM, EigenCAM, EigenGradCAM
+from camscope.explainers.cam.decomposition import FEM, KPCACAM, EigenCAM, EigenGradCAM, SegEigenCAM
 from camscope.explainers.cam.feature_factorization import ClassGain, Concepts, DeepFeatureFactorization
 from camscope.explainers.cam.gradient import (
     BagCAM,
@@ -123,6 +123,7 @@ __all__ = [
     "Rollout",
     "Saliency",
     "ScoreCAM",
+    "SegEigenCAM",
     "SegmentAblation",
     "ShapleyCAM",
     "SimpleFullGrad",
