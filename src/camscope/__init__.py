@@ -39,7 +39,7 @@ _NAMES_BY_MODULE = {
     "camscope.batch": "BatchRun inspect_images run_batch",
     "camscope.errors": "CamscopeError CamscopeWarning",
     "camscope.explainers": """
-        CAM DRISE FEM HSIC ISCAM KPCACAM LIFTCAM LIME LRP METHODS RISE SPATIAL_AXIS SSCAM XRAI AblationCAM
+        CAM DRISE FEM HSIC ISCAM KPCACAM LIFTCAM LIME LRP METHODS RISE SESS SPATIAL_AXIS SSCAM XRAI AblationCAM
         Augmented BagCAM BaseCAM BaseWeightedChannels BlurIG CenterGaussian Chefer ClassGain Comparison Concepts
         Contrast Deconvnet DeepFeatureFactorization DeepLIFT DeepLIFTSHAP Denoised EdgeDetector EigenCAM
         EigenGradCAM ExcitationBackprop ExpectedGradients Explainer ExtremalPerturbation FinerCAM FullGrad Fused
