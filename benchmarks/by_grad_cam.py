@@ -25,6 +25,7 @@ NAMES = {
     "ablationcam": "AblationCAM",
     "eigencam": "EigenCAM",
     "eigengradcam": "EigenGradCAM",
+    "segeigencam": "SegEigenCAM",
     "kpcacam": "KPCA_CAM",
     "fem": "FEM",
     "dff": "DeepFeatureFactorization",

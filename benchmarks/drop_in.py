@@ -2,6 +2,7 @@
 
 python -m benchmarks.drop_in            # prints the table
 python -m benchmarks.drop_in --write    # and writes benchmarks/results/drop_in.json
+python -m benchmarks.drop_in --record   # writes the maps of pytorch-grad-cam that tests/compat/test_recorded_maps.py loads
 """
 
 import argparse
@@ -10,7 +11,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from torch import Tensor, nn
 
 OURS, THEIRS = "camscope.compat.pytorch_grad_cam", "pytorch_grad_cam"
 RESULTS = Path(__file__).parent / "results" / "drop_in.json"
+RECORDED_MAPS = Path(__file__).parents[1] / "tests" / "compat" / "grad_cam_maps.npz"
+RECORDED_LEVELS = 65535  # of a map in 0..1 that is stored as uint16
+RECORDED_STEP = 2  # every second row and column is stored
 TOLERANCE = 1e-4
 SEED = 3
 METHODS = [
@@ -93,6 +97,67 @@ def build_vit(size: int = 32, samples: int = 2, depth: int = 4, width: int = 48)
 
 
 MODELS: dict[str, Callable[[], Setting]] = {"CNN": build_cnn, "ViT": build_vit}
+
+
+def build_recorded(kind: str) -> Setting:
+    """A smaller model whose weights and input come from NumPy's legacy generator, which gives the same numbers everywhere."""
+    setting = build_cnn(24, width=8) if kind == "CNN" else build_vit(depth=3, width=16)
+    random: Any = np.random.RandomState(SEED)
+    for name, values in sorted(setting.model.state_dict().items()):
+        if values.is_floating_point():
+            drawn = torch.from_numpy(random.standard_normal(tuple(values.shape)))
+            values.copy_(drawn.abs() + 0.5 if "var" in name else drawn / max(1, values[0].numel()) ** 0.5)
+    return replace(setting, x=torch.from_numpy(random.standard_normal(tuple(setting.x.shape))).float())
+
+
+def recorded_combinations() -> list[tuple[str, str, int, str]]:
+    """What is recorded: plain maps of one and two layers, smoothed maps of one layer."""
+    return [
+        (method, kind, n_layers, smoothing)
+        for kind in MODELS
+        for method in METHODS
+        for n_layers, smoothing in ((1, "plain"), (2, "plain"), (1, "eigen"), (1, "aug"))
+        if offered(method, kind, n_layers, smoothing)
+    ]
+
+
+def run_others(package: str, setting: Setting) -> dict[str, Any]:
+    """The metrics of random maps, Deep Feature Factorization and guided backpropagation of one package."""
+    modules = ("metrics.road", "metrics.arcc", "metrics.cam_mult_image", "utils.model_targets")
+    road, arcc, multiplied, targets = (importlib.import_module(f"{package}.{name}") for name in modules)
+    module: Any = importlib.import_module(package)
+    cams = np.random.RandomState(0).random_sample((len(setting.x), *setting.x.shape[2:])).astype(np.float32)
+    chosen = [targets.ClassifierOutputSoftmaxTarget(k) for k in (1, 2)]
+    metrics = {
+        "ROAD, most relevant first": road.ROADMostRelevantFirst(70),
+        "ROAD, least relevant first": road.ROADLeastRelevantFirst(30),
+        "ROAD, combined": road.ROADCombined([30, 60]),
+        "ARCC": arcc.ARCC(module.GradCAM(setting.model, setting.layers), [30, 60]),
+        "change of the score": multiplied.CamMultImageConfidenceChange(),
+        "drop": multiplied.DropInConfidence(),
+        "increase": multiplied.IncreaseInConfidence(),
+    }
+    results = {}
+    for name, metric in metrics.items():
+        torch.manual_seed(0)  # of the noise
+        results[name] = metric(setting.x, cams, chosen, setting.model)
+    concepts, maps = module.DeepFeatureFactorization(setting.model, setting.layers[1])(setting.x, 3)
+    signal = module.GuidedBackpropReLUModel(setting.model, "cpu")(setting.x[:1].clone(), 2)
+    results |= {"concepts": concepts, "maps of concepts": np.array(maps), "guided backpropagation": signal}
+    return {name: np.float32(values) for name, values in results.items()}
+
+
+def record() -> None:
+    """Write the maps of pytorch-grad-cam as uint16, and the other results as they are."""
+    maps: dict[str, Any] = run_others(THEIRS, build_recorded("CNN"))
+    for kind in MODELS:
+        setting = build_recorded(kind)
+        for method, of_kind, n_layers, smoothing in recorded_combinations():
+            if of_kind == kind:
+                values = run(THEIRS, method, setting, n_layers, smoothing)[0][:, ::RECORDED_STEP, ::RECORDED_STEP]
+                maps[f"{method} {kind} {n_layers} {smoothing}"] = np.uint16(np.round(values * RECORDED_LEVELS))
+    np.savez_compressed(RECORDED_MAPS, **maps)
+    print(f"{len(maps)} arrays, {RECORDED_MAPS.stat().st_size} bytes")
 
 
 def run(package: str, method: str, setting: Setting, n_layers: int, smoothing: str) -> tuple[Any, float]:
@@ -175,7 +240,11 @@ def main() -> None:
     """Print the table; write it with `--write`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/drop_in.json")
+    parser.add_argument("--record", action="store_true", help=f"write {RECORDED_MAPS.name} for the tests, and stop")
     arguments = parser.parse_args()
+    if arguments.record:
+        record()
+        return
     rows = []
     print(
         f"{'method':20s} {'model':5s} {'layers':>6s} {'smooth':>6s} {'difference':>10s} {'ours':>9s} {'grad-cam':>9s}"

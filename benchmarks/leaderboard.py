@@ -39,9 +39,9 @@ from camscope.explainers import METHODS, Explainer
 
 QUICK = (
     "gradcam", "gradcam++", "smoothgradcam++", "xgradcam", "hirescam", "gradcam-elementwise", "layercam", "finercam",
-    "shapleycam", "bagcam", "refinecam", "cam", "liftcam", "eigencam", "eigengradcam", "kpcacam", "fem", "dff", "rollout",
-    "gradrollout", "chefer", "legrad", "gradeclip", "fullgrad", "simplefullgrad", "saliency", "inputxgradient", "smoothgrad",
-    "guidedbackprop", "deconvnet", "guidedgradcam", "excitationbackprop", "randomcam",
+    "shapleycam", "bagcam", "refinecam", "cam", "liftcam", "eigencam", "eigengradcam", "segeigencam", "kpcacam", "fem",
+    "dff", "rollout", "gradrollout", "chefer", "legrad", "gradeclip", "fullgrad", "simplefullgrad", "saliency",
+    "inputxgradient", "smoothgrad", "guidedbackprop", "deconvnet", "guidedgradcam", "excitationbackprop", "randomcam",
 )  # fmt: skip
 BRISK = ("reciprocam", "ablationcam", "lrp", "deeplift")  # each a run of its own, as are the slow ones
 SLOW = tuple(name for name, kind in METHODS.items() if not kind.control and name not in QUICK + BRISK)

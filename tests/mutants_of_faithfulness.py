@@ -51,9 +51,9 @@ OF_FAITHFULNESS = [
     Mutant(
         "MoRF less LeRF",
         deletion_insertion,
-        "_compute_road",
-        "first - others[0]",
-        "others[0] - first",
+        "compute_road_gap",
+        "weakest - strongest",
+        "strongest - weakest",
         faithful.test_road_by_hand,
     ),
     Mutant(

@@ -12,6 +12,7 @@ Every name is loaded on first use, so `import camscope` is cheap. Targets other 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from camscope.names_elsewhere import describe_name_elsewhere
 from camscope.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -38,14 +39,14 @@ _NAMES_BY_MODULE = {
     "camscope.batch": "BatchRun inspect_images run_batch",
     "camscope.errors": "CamscopeError CamscopeWarning",
     "camscope.explainers": """
-        CAM DRISE FEM HSIC ISCAM KPCACAM LIFTCAM LIME LRP METHODS RISE SPATIAL_AXIS SSCAM XRAI AblationCAM
+        CAM DRISE FEM HSIC ISCAM KPCACAM LIFTCAM LIME LRP METHODS RISE SESS SPATIAL_AXIS SSCAM XRAI AblationCAM
         Augmented BagCAM BaseCAM BaseWeightedChannels BlurIG CenterGaussian Chefer ClassGain Comparison Concepts
         Contrast Deconvnet DeepFeatureFactorization DeepLIFT DeepLIFTSHAP Denoised EdgeDetector EigenCAM
         EigenGradCAM ExcitationBackprop ExpectedGradients Explainer ExtremalPerturbation FinerCAM FullGrad Fused
         GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GradientSHAP GroupCAM
         GuidedBackprop GuidedGradCAM GuidedIG HiResCAM InputXGradient IntegratedGradients KernelSHAP LayerCAM
         LayerExplainer LayerFeatures LeGrad MeaningfulPerturbation Occlusion OptiCAM RandomCAM ReciproCAM
-        RefineCAM Rollout Saliency ScoreCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad
+        RefineCAM Rollout Saliency ScoreCAM SegEigenCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad
         SmoothGradCAMPlusPlus SmoothGradSquared Sobol VarGrad ViTCX XGradCAM compare completeness fuse register
     """,
     "camscope.explanation": "Explanation",
@@ -62,6 +63,8 @@ __all__ = sorted([*_HOMES, "__version__"], key=lambda name: (not name.isupper(),
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
+        if (advice := describe_name_elsewhere(name)) is not None:
+            raise ImportError(advice)  # an AttributeError would lose its message in `from camscope import name`
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value

@@ -10,6 +10,11 @@ FIRST, SECOND = -4.0, 14 + sqrt(212)
 LENGTH = sqrt(FIRST**2 + SECOND**2)
 GRADIENT = [(FIRST * p1 + SECOND * p2) / LENGTH for p1, p2 in zip((1, -2, 0, 0), (-4, 0, 1, -4), strict=True)]
 
+# Seg-Eigen-CAM: |g| A of the channels: P1 and P2 with the sign of A1 and A2: Q1 = 1 2 0 0 and Q2 = 4 0 1 -4:
+# Q1·Q1 = 5, Q2·Q2 = 33, Q1·Q2 = 4: eigenvalue 19 + √212, its vector (4, 14 + √212)
+# the largest value of 4 Q1 + (14 + √212) Q2 is at the first cell, 4 + 4 (14 + √212), and positive
+SIZED = [(4 * q1 + SECOND * q2) / LENGTH for q1, q2 in zip((1, 2, 0, 0), (4, 0, 1, -4), strict=True)]
+
 # KPCA-CAM: the mean cell is (1, 1/2); less it, the cells are a = (0, 3/2), b = (1, -1/2), -b and -a. With γ = 1/2 the
 # kernel of two cells is tanh(x·y / 2 + 1): a·a = 9/4, b·b = 5/4, a·b = -3/4. A component is either the same at x and at
 # -x, or of opposite signs; of the latter, on (a - -a) / √2 and (b - -b) / √2, the kernel is [[P, R], [R, Q]]
@@ -23,6 +28,7 @@ AT_A, AT_B = (TOP - Q) * SCALE, R * SCALE  # 5 a + 4 b - b - 2 a is positive: to
 NUMBERS = {
     "eigencam": [[3 / sqrt(2), 2 / sqrt(2)], [1 / sqrt(2), 0.0]],
     "eigengradcam": [GRADIENT[:2], GRADIENT[2:]],
+    "segeigencam": [SIZED[:2], SIZED[2:]],
     "kpcacam": [[AT_A, AT_B], [-AT_B, -AT_A]],
     # of four cells none can be more than √3 standard deviations above the mean
     "fem": [[0.0, 0.0], [0.0, 0.0]],

@@ -221,6 +221,26 @@ def test_the_batch_size_of_score_cam_changes_no_map(model, x):
     assert np.allclose(maps, cam(x, targets(1, 2)), atol=1e-6)
 
 
+def test_removed_channels_have_the_most_and_the_least_of_their_values_in_the_mask():
+    activations = np.full((4, 2, 2), 7, np.float32)  # of each, the smallest absolute value counts as 0
+    activations[:, 0] += [[0, 8], [2, 6], [4, 4], [6, 2]]
+    layer = compat.AblationLayer()
+    layer.objectiveness_mask_from_svd = lambda values: np.array([[False, True], [True, True]])
+    assert layer.activations_to_be_ablated(activations, 0.25).tolist() == [0, 3]
+    assert layer.activations_to_be_ablated(-activations, 0.5).tolist() == [0, 1, 3, 2]
+
+
+@quiet
+def test_windows_of_sess_weigh_relative_to_the_best(model, x):
+    cams = [compat.SESS(model, [model.last], scales=[8, 8], smooth=False, theta=theta) for theta in (0, 0.6)]
+    for cam in cams:
+        cam.get_scores = lambda windows, target: np.float32([0.02] + [0.01] * (len(windows) - 1))
+    low, high = (cam.forward_single_image(x[:1, :, :, :8], targets(1)[0]) for cam in cams)
+    window = compat.GradCAM(model, [model.last])(x[:1, :, :, :8], targets(1))[0]
+    assert np.allclose(low, 0.75 * window, atol=1e-6)  # the mean of the map and its half
+    assert np.allclose(high, np.where(window > 0.6, window, 0), atol=1e-6)  # the half of it is nowhere above 0.6
+
+
 @quiet
 def test_a_subclass_computes_with_arrays(model, x):
     class Mean(compat.methods.BaseCAM):

@@ -26,7 +26,8 @@ from tests.tools import Counting, seen_before
 from tests.untouched import untouched
 
 ASKED = sorted(name for name, one in METRICS.items() if one.input_kind == "perturbation_test")
-ALL = [*ASKED, "adcc"]
+WITH_MAPS = ("adcc", "arcc")
+ALL = [*ASKED, *WITH_MAPS]
 
 
 class Linear(nn.Module):
@@ -43,7 +44,7 @@ class Linear(nn.Module):
 
 def ask(name, trial, **settings):
     """The metric; where it makes the map anew, that of x times its shares is the map times them."""
-    if name == "adcc":
+    if name in WITH_MAPS:
         settings["compute_maps"] = lambda z: trial.maps.nan_to_num() * (z.sum(1) / trial.scorer.x.sum(1))
     return METRICS[name](trial, **settings)
 
@@ -110,6 +111,15 @@ def test_adcc_by_hand():
     drop = 1 - sigmoid(7.5) / sigmoid(10)
     expected = 3 / (1 / coherency + 1 / (1 - a.mean()) + 1 / (1 - drop))
     assert said("adcc", WEIGHTS, WEIGHTS) == pytest.approx(expected, abs=1e-12)
+
+
+def test_arcc_by_hand():
+    # a = (0, 1, 0) is its own map again. The second of (1, 9, 2) is removed, and becomes 1.5
+    settings = {"x": [1, 9, 2], "shares": (0.33,), "noise_std": 0}
+    gap = sigmoid(9) - sigmoid(1.5)
+    expected = 3 / (1 / 1 + 1 / (2 / 3) + 1 / gap)
+    assert said("arcc", [0, 1, 0], [0, 1, 0], **settings) == pytest.approx(expected, rel=1e-6)
+    assert said("arcc", [0, -1, 0], [0, 1, 0], **settings) == 0  # ROAD is not positive
 
 
 def test_infidelity_by_hand():
@@ -362,8 +372,8 @@ def test_squares_lie_inside_and_everywhere():
 # --- what has no number
 
 
-NEEDS_POSITIVE = {"average-drop", "average-increase", "average-gain", "adcc"}
-NEEDS_SPREAD = {"faithfulness-correlation", "sensitivity-n", "adcc"}
+NEEDS_POSITIVE = {"average-drop", "average-increase", "average-gain", *WITH_MAPS}
+NEEDS_SPREAD = {"faithfulness-correlation", "sensitivity-n", *WITH_MAPS}
 UNDEFINED = {
     "nan": (float("nan"), set(ALL)),
     "infinite": (float("inf"), set(ALL)),
@@ -390,7 +400,7 @@ def test_a_map_that_says_nothing_has_a_number_or_a_reason(name, kind):
             found[0]
     else:
         assert math.isfinite(found[0])
-    if kind == "constant" and name in NEEDS_POSITIVE - {"adcc"}:
+    if kind == "constant" and name in NEEDS_POSITIVE - set(WITH_MAPS):
         assert found[0] == 0  # nothing is masked: the flaw of these metrics, said in their page
 
 

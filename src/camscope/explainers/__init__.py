@@ -6,7 +6,7 @@ from camscope.explainers.adapters.surrogate import LIME, KernelSHAP
 from camscope.explainers.attention.methods import Chefer, GradECLIP, GradientRollout, LeGrad, Rollout
 from camscope.explainers.cam.ablation_cams import LIFTCAM, AblationCAM, ReciproCAM
 from camscope.explainers.cam.base import SPATIAL_AXIS, BaseCAM, BaseWeightedChannels, LayerExplainer
-from camscope.explainers.cam.decomposition import FEM, KPCACAM, EigenCAM, EigenGradCAM
+from camscope.explainers.cam.decomposition import FEM, KPCACAM, EigenCAM, EigenGradCAM, SegEigenCAM
 from camscope.explainers.cam.feature_factorization import ClassGain, Concepts, DeepFeatureFactorization
 from camscope.explainers.cam.gradient import (
     BagCAM,
@@ -29,6 +29,7 @@ from camscope.explainers.controls import CenterGaussian, EdgeDetector, RandomCAM
 from camscope.explainers.core.base import METHODS, Explainer, register
 from camscope.explainers.ensemble.explainer_wrappers import Augmented, Contrast, Denoised
 from camscope.explainers.ensemble.fusion import Fused, RefineCAM, fuse
+from camscope.explainers.ensemble.sliding_windows import SESS
 from camscope.explainers.fullgrad import FullGrad, SimpleFullGrad, completeness
 from camscope.explainers.gradient.excitation_backprop import ExcitationBackprop
 from camscope.explainers.gradient.input_gradients import (
@@ -66,6 +67,7 @@ __all__ = [
     "LRP",
     "METHODS",
     "RISE",
+    "SESS",
     "SPATIAL_AXIS",
     "SSCAM",
     "XRAI",
@@ -123,6 +125,7 @@ __all__ = [
     "Rollout",
     "Saliency",
     "ScoreCAM",
+    "SegEigenCAM",
     "SegmentAblation",
     "ShapleyCAM",
     "SimpleFullGrad",

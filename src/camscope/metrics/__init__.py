@@ -2,7 +2,7 @@
 
 from camscope.metrics.base import METRICS, Metric, MetricValues
 from camscope.metrics.complexity import effective_area, entropy, sparseness
-from camscope.metrics.confidence_drop import adcc, average_drop, average_gain, average_increase
+from camscope.metrics.confidence_drop import adcc, arcc, average_drop, average_gain, average_increase
 from camscope.metrics.deletion_insertion import (
     aopc,
     deletion,
@@ -85,6 +85,7 @@ __all__ = [
     "adcc",
     "adjust_holm",
     "aopc",
+    "arcc",
     "average_drop",
     "average_gain",
     "average_increase",

@@ -4,7 +4,7 @@ The map a is the positive part divided by its maximum. Maps with NaN or nothing 
 nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from camscope.errors import GeometryError
 from camscope.metrics.base import MetricValues, register_metric
+from camscope.metrics.deletion_insertion import compute_road_gap
 from camscope.metrics.faithfulness_correlation import correlate_tensor_rows
 from camscope.metrics.model_scorer import OutputKind
 from camscope.metrics.perturbation_test import NONFINITE_MAP, PerturbationTest, get_score_row
@@ -22,6 +23,7 @@ NO_POSITIVE_VALUE = "nothing in the map is positive"
 NONPOSITIVE_SCORE = "the clean output is not positive: a relative drop is not defined"
 NO_ROOM_FOR_GAIN = "the clean output is already 1: there is no room for a gain"
 NONFINITE_MASKED_MAP = "the map of the masked image contains NaN or infinity"
+ARCC_SHARES = (0.2, 0.4, 0.6, 0.8)
 _register = partial(register_metric, input_kind="perturbation_test")
 CONSTANT_MAP = "the map of the clean or of the masked image is constant: their correlation is not defined"
 
@@ -90,6 +92,42 @@ def adcc(
     same method for other inputs (N,C,*S), for the classes of x.
     """
     clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
+    coherency, simplicity, reasons = _compute_coherency_and_simplicity(test, compute_maps)
+    kept = 1 - _compute_relative_drop(clean, masked)
+    reasons[NONPOSITIVE_SCORE] = clean <= 0
+    return test.build_values(_compute_harmonic_mean(coherency, simplicity, kept), masked, undefined | reasons)
+
+
+@register_metric(
+    "arcc",
+    title="ARCC",
+    input_kind="perturbation_test_and_maps",
+    formula="3 / (1 / coherency + 1 / (1 - complexity) + 1 / ROAD)",
+    paper="Domeniconi et al. 2026, arXiv:2605.14641",
+)
+def arcc(
+    test: PerturbationTest,
+    compute_maps: Callable[[Tensor], Tensor],
+    shares: Sequence[float] = ARCC_SHARES,
+    noise_std: float = 0.01,
+    output_kind: OutputKind = "probability",
+) -> MetricValues:
+    """Return the harmonic mean (N,) of coherency, 1 - complexity and ROAD, 0..1.
+
+    It is `adcc` with `road` over `shares` in place of 1 - average drop, so an image is not shown times its map to measure
+    faithfulness. The value is 0 where one of the three is not positive.
+    """
+    _, _, undefined = _get_clean_and_masked_scores(test, output_kind)
+    coherency, simplicity, reasons = _compute_coherency_and_simplicity(test, compute_maps)
+    gap = compute_road_gap(test, shares, noise_std, output_kind)
+    mean = _compute_harmonic_mean(coherency, simplicity, gap.mean(1))
+    return test.build_values(mean, gap, undefined | reasons)
+
+
+def _compute_coherency_and_simplicity(
+    test: PerturbationTest, compute_maps: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return coherency (N,), 1 - complexity (N,), and undefined images by reason."""
     a, x = test.normalized_maps, test.scorer.x
     masked_maps = compute_maps(x * a[:, None].to(x.dtype)).detach().to(a)
     if masked_maps.shape != a.shape:
@@ -98,13 +136,16 @@ def adcc(
             f"compute_maps returned maps of shape {tuple(masked_maps.shape)}; expected {expected_shape}"
         )
     clean_flat, masked_flat = a.flatten(1), masked_maps.flatten(1)
-    undefined[NONFINITE_MASKED_MAP] = ~masked_flat.isfinite().all(1)
     correlation, constant = correlate_tensor_rows(clean_flat, masked_flat.clamp(min=0))
-    undefined |= {NONPOSITIVE_SCORE: clean <= 0, CONSTANT_MAP: constant}
-    parts = [(1 + correlation) / 2, 1 - clean_flat.mean(1), 1 - _compute_relative_drop(clean, masked)]
+    undefined = {NONFINITE_MASKED_MAP: ~masked_flat.isfinite().all(1), CONSTANT_MAP: constant}
+    return (1 + correlation) / 2, 1 - clean_flat.mean(1), undefined
+
+
+def _compute_harmonic_mean(*parts: Tensor) -> Tensor:
+    """Return the harmonic mean (N,) of numbers (N,), 0 where one of them is not positive."""
     smallest = torch.stack(parts).amin(0)
-    harmonic = 3 / torch.stack([1 / torch.where(part > 0, part, 1) for part in parts]).sum(0)
-    return test.build_values(torch.where(smallest > 0, harmonic, 0), masked, undefined)
+    harmonic = len(parts) / torch.stack([1 / torch.where(part > 0, part, 1) for part in parts]).sum(0)
+    return torch.where(smallest > 0, harmonic, 0)
 
 
 def _get_clean_and_masked_scores(

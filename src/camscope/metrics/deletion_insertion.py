@@ -145,7 +145,7 @@ def road_morf(
 
     `noise_std` is the noise of the imputation in shares of the channel's standard deviation.
     """
-    return _compute_road(test, ["strongest"], shares, noise_std, output_kind)
+    return _compute_road(test, "strongest", shares, noise_std, output_kind)
 
 
 @_register_road(
@@ -160,7 +160,7 @@ def road_lerf(
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
     """Return the mean output (N,) after the weakest regions are removed (see `road_morf`)."""
-    return _compute_road(test, ["weakest"], shares, noise_std, output_kind)
+    return _compute_road(test, "weakest", shares, noise_std, output_kind)
 
 
 @_register_road(
@@ -177,21 +177,38 @@ def road(
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
     """Return `road_lerf` minus `road_morf` (N,), -1..1 for a probability."""
-    return _compute_road(test, ["weakest", "strongest"], shares, noise_std, output_kind)
+    gap = compute_road_gap(test, shares, noise_std, output_kind)
+    return test.build_values(gap.mean(1), gap)
+
+
+def compute_road_gap(
+    test: PerturbationTest, shares: Sequence[float], noise_std: float, output_kind: OutputKind
+) -> Tensor:
+    """Return the output without the weakest share of the regions minus that without the strongest (N,shares)."""
+    weakest, strongest = (
+        _score_imputed(test, order, shares, noise_std, output_kind) for order in ("weakest", "strongest")
+    )
+    return weakest - strongest
 
 
 def _compute_road(
     test: PerturbationTest,
-    orders: Sequence[RemovalOrder],
+    order: RemovalOrder,
     shares: Sequence[float],
     noise_std: float,
     output_kind: OutputKind,
 ) -> MetricValues:
-    """Return the mean output (N,) for the first removal order minus the mean output for a second order."""
+    """Return the mean output (N,) over the shares, for one removal order."""
+    scores = _score_imputed(test, order, shares, noise_std, output_kind)
+    return test.build_values(scores.mean(1), scores)
+
+
+def _score_imputed(
+    test: PerturbationTest, order: RemovalOrder, shares: Sequence[float], noise_std: float, output_kind: OutputKind
+) -> Tensor:
+    """Return the output (N,shares) after each share of the regions is imputed."""
     if not len(shares):
         raise InputError("shares is empty: pass at least one share, such as 0.2")
     counts = [test.count_regions(share, "shares") for share in shares]
     imputed = test.with_imputation(NoisyLinearImputation(noise_std))
-    first, *others = (imputed.score_after_removal(order, counts)[get_score_row(output_kind)] for order in orders)
-    gap = first - others[0] if others else first
-    return test.build_values(gap.mean(1), gap)
+    return imputed.score_after_removal(order, counts)[get_score_row(output_kind)]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from camscope.errors import InputError
-from camscope.explainers import FEM, KPCACAM, EigenCAM, EigenGradCAM, HiResCAM
+from camscope.explainers import FEM, KPCACAM, EigenCAM, EigenGradCAM, HiResCAM, SegEigenCAM
 from camscope.explainers.cam import decomposition
 from camscope.explainers.core import batching
 from tests.by_hand import A
@@ -60,6 +60,22 @@ def test_eigengrad_cam_keeps_the_largest_part_of_hires_cam_and_its_sign():
         for values, found in zip(torch.from_numpy(activation(model, x, model.features)), heat, strict=True):
             largest = torch.linalg.matrix_norm(row * values, 2)
             torch.testing.assert_close(found.norm(), largest, rtol=1e-10, atol=0)
+
+
+def test_seg_eigen_cam_weighs_by_the_size_of_the_gradient_and_makes_its_largest_value_positive():
+    model, x, _ = case("flat")
+    for target in range(3):
+        heat = SegEigenCAM(model, "features").attribute(x, target).flatten(1).numpy()
+        sizes = model.head.weight[target].detach().abs().view(6, 12).numpy()
+        for values, found in zip(activation(model, x, model.features), heat, strict=True):
+            matrix = sizes * values
+            expected = matrix.T @ np.linalg.svd(matrix.T)[2][0]
+            expected *= np.sign(expected[np.abs(expected).argmax()])
+            np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+    with torch.no_grad():
+        negated = type(model)(model.features, 72, classes=3).double()
+        negated.head.load_state_dict({name: -weights for name, weights in model.head.state_dict().items()})
+    np.testing.assert_allclose(SegEigenCAM(negated, "features").attribute(x, 2).flatten(1).numpy(), heat, rtol=1e-9)
 
 
 def kernel_of(kind, gamma, a, b):

@@ -12,6 +12,7 @@ from torch import nn
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import (
     METHODS,
+    SESS,
     AblationCAM,
     Augmented,
     Contrast,
@@ -542,6 +543,7 @@ WRAPPED = {
     "denoised": lambda model, layer: Denoised(LayerCAM(model, layer)),
     "fused": lambda model, layer: Fused([GradCAM(model, layer), HiResCAM(model, layer)], "mean"),
     "nested": lambda model, layer: Augmented(Denoised(HiResCAM(model, layer)), 0),
+    "sess": lambda model, layer: SESS(GradCAM(model, layer), n_scales=2, scale_step=1.0),
     "refinecam": lambda model, layer: RefineCAM(model),  # with the layers that it finds
 }
 EVERY_WRAPPER = pytest.mark.parametrize("build", WRAPPED.values(), ids=WRAPPED)

@@ -32,13 +32,19 @@ class AblationLayer(nn.Module):
         return mask
 
     def activations_to_be_ablated(self, activations: Array, ratio_channels_to_ablate: float = 1.0) -> Array:
-        """Return the channels to remove: all, or those with the most and with the least of their values in the mask."""
+        """Return the channels to remove: all, or those with the most and with the least of their values in the mask.
+
+        The values of a channel are the absolute ones minus the least of them.
+        """
         n_channels = len(activations)
         if ratio_channels_to_ablate == 1.0:
             return np.arange(n_channels)
         mask, sizes = self.objectiveness_mask_from_svd(activations), np.abs(activations)
-        inside = (sizes * mask).reshape(n_channels, -1).sum(1) / (sizes.reshape(n_channels, -1).sum(1) + EPSILON)
-        order = np.argsort(-inside)
+        sizes = sizes - sizes.min((1, 2), keepdims=True)
+        with np.errstate(invalid="ignore"):  # a constant channel has no share, and counts as the most inside
+            sizes = sizes / sizes.max((1, 2), keepdims=True)
+            share_inside = (sizes * mask).sum((1, 2)) / sizes.sum((1, 2))
+        order = np.argsort(share_inside)[::-1]  # unstable, as in pytorch-grad-cam: many channels lie inside as a whole
         count = int(n_channels * ratio_channels_to_ablate)
         return np.append(order[:count], order[::-1][:count])
 

@@ -59,6 +59,11 @@ class BaseCAM:
     camscope_call: ClassVar[str] = "camscope.GradCAM(model, layer).explain(image)"
     batch_size: int
 
+    def __init_subclass__(cls) -> None:
+        name = cls.__name__.replace("_", "")
+        if "camscope_call" not in vars(cls) and name in explainers.__all__:
+            cls.camscope_call = f"camscope.{name}(model, layer).explain(image)"
+
     def __init__(
         self,
         model: nn.Module,

@@ -13,6 +13,7 @@ from camscope.compat.pytorch_grad_cam.base_cam import Array, BaseCAM, OutputTarg
 from camscope.compat.pytorch_grad_cam.methods import GradCAM, GradCAMPlusPlus, Reshape
 from camscope.compat.pytorch_grad_cam.utils.image import scale_cam_image
 from camscope.compat.pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget, FinerWeightedTarget
+from camscope.explainers.ensemble.sliding_windows import list_window_corners
 
 DEFAULT_COMPARISON_CATEGORIES = (1, 2, 3)
 BLUR_SIZE, BLUR_SIGMA = (11, 11), 5.0
@@ -155,12 +156,13 @@ class SESS:
         window = self.window_size or min(size)
         patches, places = self.collect_patches(input_tensor, window, self.step_size or window)
         scores = self.get_scores(patches, target)
+        weights = scores / scores.max() if scores.max() > 0 else np.ones_like(scores)
         indices = np.sort(np.argsort(scores)[int(len(patches) * self.pre_filter_ratio) :])
         maps: list[Array] = []
         for part in np.array_split(indices, range(self.batch_size, len(indices), self.batch_size)):
             cams = self.base_cam(torch.cat([patches[i] for i in part]), [target] * len(part), eigen_smooth=eigen_smooth)
             maps += [
-                self.paste_cam(cam * scores[i], places[i], (size[0], size[1]))
+                self.paste_cam(cam * weights[i], places[i], (size[0], size[1]))
                 for i, cam in zip(part, cams, strict=True)
             ]
         joined = self._join(np.stack(maps))
@@ -230,13 +232,7 @@ class SESS:
         return self.base_cam.__exit__(*details)
 
 
-def window_starts(length: int, step_size: int, window_size: int) -> list[int]:
-    """Return the first place of each window. The last window ends at the border."""
-    starts = list(range(0, max(length - window_size, 0) + 1, step_size))
-    return starts if starts[-1] + window_size >= length else [*starts, length - window_size]
-
-
 def sliding_window(height: int, width: int, step_size: int, window_size: int) -> list[tuple[int, int]]:
     """Return the left upper corners (x,y) of the windows, row by row."""
-    columns = window_starts(width, step_size, window_size)
-    return [(left, top) for top in window_starts(height, step_size, window_size) for left in columns]
+    corners = list_window_corners((height, width), (step_size,) * 2, (window_size,) * 2)
+    return [(left, top) for top, left in corners]

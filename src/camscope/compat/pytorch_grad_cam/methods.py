@@ -76,28 +76,24 @@ class HiResCAM(_LayerCAM):
     """HiResCAM."""
 
     explainer = explainers.HiResCAM
-    camscope_call = "camscope.HiResCAM(model, layer).explain(image)"
 
 
 class LayerCAM(_LayerCAM):
     """LayerCAM."""
 
     explainer = explainers.LayerCAM
-    camscope_call = "camscope.LayerCAM(model, layer).explain(image)"
 
 
 class GradCAMElementWise(_LayerCAM):
     """Grad-CAM element-wise."""
 
     explainer = explainers.GradCAMElementWise
-    camscope_call = "camscope.GradCAMElementWise(model, layer).explain(image)"
 
 
 class ShapleyCAM(_LayerCAM):
     """ShapleyCAM."""
 
     explainer = explainers.ShapleyCAM
-    camscope_call = "camscope.ShapleyCAM(model, layer).explain(image)"
     input_gradients = True
 
 
@@ -115,7 +111,6 @@ class XGradCAM(_LayerCAM):
     """XGrad-CAM with the epsilon of pytorch-grad-cam."""
 
     explainer = _XGradCAMExplainer
-    camscope_call = "camscope.XGradCAM(model, layer).explain(image)"
 
 
 class _GradCAMPlusPlusExplainer(explainers.BaseCAM):
@@ -134,7 +129,6 @@ class GradCAMPlusPlus(_LayerCAM):
     """Grad-CAM++ with the epsilon of pytorch-grad-cam."""
 
     explainer = _GradCAMPlusPlusExplainer
-    camscope_call = "camscope.GradCAMPlusPlus(model, layer).explain(image)"
 
 
 class RandomCAM(_LayerCAM):
@@ -156,7 +150,10 @@ class _EigenCAMExplainer(LayerExplainer):
     name, title, paper = "eigencam", "Eigen-CAM", "arXiv:2008.00299"
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        return torch.from_numpy(get_2d_projection(features.activation.cpu().numpy()))
+        return torch.from_numpy(get_2d_projection(self.multiply(features).cpu().numpy()))
+
+    def multiply(self, features: LayerFeatures) -> Tensor:
+        return features.activation
 
 
 class EigenCAM(_ProjectionCAM):
@@ -164,29 +161,25 @@ class EigenCAM(_ProjectionCAM):
 
     explainer = _EigenCAMExplainer
     gradients = False
-    camscope_call = "camscope.EigenCAM(model, layer).explain(image)"
 
 
-class _EigenGradCAMExplainer(LayerExplainer):
-    """The first component of the centered product of gradient and activation."""
+class _EigenGradCAMExplainer(_EigenCAMExplainer):
+    """The same of the product of gradient and activation."""
 
-    name, title, paper, needs_gradient = "eigengradcam", "Eigen-Grad-CAM", "arXiv:2008.00299", True
+    needs_gradient = True
 
-    def combine(self, features: LayerFeatures) -> Tensor:
-        return torch.from_numpy(get_2d_projection((features.gradient * features.activation).cpu().numpy()))
+    def multiply(self, features: LayerFeatures) -> Tensor:
+        return features.gradient * features.activation
 
 
 class EigenGradCAM(_ProjectionCAM):
     """Eigen-CAM of the centered product of gradient and activation."""
 
     explainer = _EigenGradCAMExplainer
-    camscope_call = "camscope.EigenGradCAM(model, layer).explain(image)"
 
 
-class _SegEigenCAMExplainer(LayerExplainer):
-    """The first component of |g| A, with its largest absolute value positive."""
-
-    name, title, paper, needs_gradient = "segeigencam", "Seg-Eigen-CAM", "doi:10.3390/app15137562", True
+class _SegEigenCAMExplainer(_EigenGradCAMExplainer):
+    """The same of |g| A, with its largest absolute value positive."""
 
     def combine(self, features: LayerFeatures) -> Tensor:
         products = (features.gradient.abs() * features.activation).cpu().numpy()
@@ -194,10 +187,9 @@ class _SegEigenCAMExplainer(LayerExplainer):
 
 
 class SegEigenCAM(_ProjectionCAM):
-    """Seg-Eigen-CAM."""
+    """Seg-Eigen-CAM of the centered products."""
 
     explainer = _SegEigenCAMExplainer
-    camscope_call = "camscope.EigenGradCAM(model, layer).explain(image)"
 
 
 class _KPCACAMExplainer(explainers.KPCACAM):
@@ -216,7 +208,6 @@ class KPCA_CAM(_ProjectionCAM):  # noqa: N801 - the name in pytorch-grad-cam
 
     explainer = _KPCACAMExplainer
     gradients = False
-    camscope_call = "camscope.KPCACAM(model, layer).explain(image)"
 
     def __init__(
         self,
@@ -248,7 +239,6 @@ class FEM(_ProjectionCAM):
 
     explainer = _FEMExplainer
     gradients = False
-    camscope_call = "camscope.FEM(model, layer).explain(image)"
 
     def __init__(
         self,
@@ -287,7 +277,6 @@ class ScoreCAM(_LayerCAM):
     explainer = _ScoreCAMExplainer
     gradients = False
     batch_size = 16
-    camscope_call = "camscope.ScoreCAM(model, layer).explain(image)"
 
 
 class AblationCAM(BaseCAM):
@@ -297,7 +286,6 @@ class AblationCAM(BaseCAM):
     """
 
     explainer = explainers.AblationCAM
-    camscope_call = "camscope.AblationCAM(model, layer).explain(image)"
 
     def __init__(
         self,

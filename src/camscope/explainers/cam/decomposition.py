@@ -65,6 +65,24 @@ class EigenGradCAM(LayerExplainer):
 
 
 @register
+class SegEigenCAM(LayerExplainer):
+    """Eigen-CAM of |gradient| x activation, with its largest absolute value positive (Chung & Ying 2025, eqs. 10 and 13).
+
+    The paper makes it for segmentation: explain the class in a `Region`. The size of the gradient weighs each cell, so the map
+    says where the score depends on the layer, and not whether a cell raises or lowers it. The products are not centered, as
+    in Eigen-CAM. If the largest and the smallest value are equal in size, the sum over the channels decides the sign.
+    """
+
+    name, title, paper, backward_passes = "segeigencam", "Seg-Eigen-CAM", "doi:10.3390/app15137562", "1"
+    needs_gradient = True
+
+    def combine(self, features: LayerFeatures) -> Tensor:
+        """Return the projection of each cell on the first component, with the sign of its largest absolute value."""
+        cells = project_on_first_component((features.gradient.abs() * features.activation).flatten(2))
+        return torch.where(-cells.amin(1, keepdim=True) > cells.amax(1, keepdim=True), -cells, cells)
+
+
+@register
 class KPCACAM(LayerExplainer):
     """Projection of each cell of A on the first kernel principal component of all cells (Karmani et al. 2024).
 

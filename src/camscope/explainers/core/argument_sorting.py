@@ -23,19 +23,47 @@ BATCH_SIZE_HINT = "batch_size= of the constructor"
 FOREIGN_KEYWORD_HINTS = {  # keywords of captum, pytorch-grad-cam and torchcam
     "aug_smooth": "Augmented(GradCAM(model))",
     "class_idx": "target=",
+    "comparison_idx": "Contrast(GradCAM(model), a, b)",
     "eigen_smooth": "Denoised(GradCAM(model))",
     "input_tensor": "the first argument of the call",
+    "feature_mask": "segments= of SegmentAblation",
     "internal_batch_size": BATCH_SIZE_HINT,
+    "nt_samples": "n_samples= of the constructor of SmoothGrad",
+    "nt_type": "SmoothGrad, SmoothGradSquared or VarGrad",
+    "num_references": "n_references= of the constructor",
+    "num_samples": "n_samples= of the constructor",
     "perturbations_per_eval": BATCH_SIZE_HINT,
     "reshape_transform": "reshape= of the constructor",
     "return_convergence_delta": "explain(...).diagnostics['completeness_gap']",
     "show_progress": "progress= of the constructor",
+    "sliding_window_shapes": "window= of the constructor",
+    "std": "sigma= of the constructor",
+    "strides": "stride= of the constructor",
     "stdevs": "sigma= of the constructor",
     "target_category": "target=",
     "target_layer": "layer= of the constructor",
     "target_layers": "layer= of the constructor (Fused.at_layers(...) for several layers)",
     "targets": "target=",
 }
+
+UNNECESSARY_KEYWORDS = {  # of torchcam and captum, and why they are not needed
+    "enable_hooks": "no hook stays on the model",
+    "input_shape": "the shape is that of the input",
+    "interpolate_mode": "maps are enlarged bilinearly",
+    "normalized": "attribute(...) returns the raw map, and heatmap() of an explanation scales it",
+    "prefix_tokens": "the tokens of the image are found",
+    "relu_attributions": "the map has a ReLU where the method's paper has one",
+    "scores": "a call runs the model itself",
+}
+
+
+def describe_foreign_keyword(keyword: str) -> str | None:
+    """Return what to use instead of a keyword of another toolkit, or None if the keyword is unknown."""
+    if keyword in UNNECESSARY_KEYWORDS:
+        return f"{keyword}= is not a keyword of camscope: it is not needed, because {UNNECESSARY_KEYWORDS[keyword]}"
+    if keyword in FOREIGN_KEYWORD_HINTS:
+        return f"{keyword}= is not a keyword of camscope: use {FOREIGN_KEYWORD_HINTS[keyword]} instead"
+    return None
 
 
 def resolve_call_arguments(
@@ -106,8 +134,8 @@ def _describe_unknown_keyword(keyword: str, setting_names: Collection[str], owne
         own_names = CAPTUM_SETTING_NAMES[keyword]
         meaning = "is" if keyword in own_names else f"stands for {' or '.join(own_names)},"
         return f"{keyword}= {meaning} a setting that {owner_name} does not have"
-    if keyword in FOREIGN_KEYWORD_HINTS:
-        return f"{keyword}= is not a keyword of camscope: use {FOREIGN_KEYWORD_HINTS[keyword]} instead"
+    if (advice := describe_foreign_keyword(keyword)) is not None:
+        return advice
     if keyword in setting_names:
         return f"{keyword}= is a setting of {owner_name}: pass it to the constructor"
     return f"{keyword}= is not a keyword of {owner_name}"
@@ -137,7 +165,7 @@ def translate_setting_names(
     settings: dict[str, Any] = {}
     for word, value in keywords.items():
         name = word
-        if word not in setting_names and word in (*CAPTUM_SETTING_NAMES, *FOREIGN_KEYWORD_HINTS):
+        if word not in setting_names and (word in CAPTUM_SETTING_NAMES or describe_foreign_keyword(word) is not None):
             name = next((alias for alias in CAPTUM_SETTING_NAMES.get(word, ()) if alias in setting_names), "")
             if not name:
                 raise InputError(_describe_unknown_keyword(word, setting_names, owner_name))
@@ -174,10 +202,8 @@ def reject_foreign_keywords(function: Callable[P, T]) -> Callable[P, T]:
                 raise InputError(
                     f"{word}= is not a keyword of {function.__name__}: pass it to the method, as {CAPTUM_SETTING_NAMES[word][0]}="
                 )
-            if word not in parameters and word in FOREIGN_KEYWORD_HINTS:
-                raise InputError(
-                    f"{word}= is not a keyword of {function.__name__}: use {FOREIGN_KEYWORD_HINTS[word]} instead"
-                )
+            if word not in parameters and (advice := describe_foreign_keyword(word)) is not None:
+                raise InputError(advice.replace("camscope", function.__name__, 1))
         return function(*args, **kwargs)
 
     return check_and_call

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from functools import wraps
 from importlib.util import find_spec
 from inspect import isabstract, signature
-from typing import Any, TypeVar, dataclass_transform, final
+from typing import Any, NoReturn, TypeVar, dataclass_transform, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from camscope import registry
-from camscope.errors import InputError, TargetError
+from camscope.errors import InputError, ModelError, TargetError
 from camscope.explainers.core.argument_sorting import (
     apply_captum_settings,
     build_extra_inputs,
@@ -131,6 +131,15 @@ class Explainer(BaseMethod):
         return run_methods([explainer], inputs, [target], extra)[0].maps[0].attribution
 
     __call__ = attribute
+
+    def __enter__(self) -> NoReturn:
+        name = type(self).__name__
+        raise ModelError(
+            f"{name} is not a context manager: it leaves no hooks; call {name}(model).attribute(x, target)"
+        )
+
+    def __exit__(self, *details: object) -> None:
+        """Do nothing: `__enter__` raises an error."""
 
     @final
     def explain(

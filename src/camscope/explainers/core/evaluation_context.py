@@ -284,6 +284,8 @@ def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings)
                 ": pass a batch as torch.stack(images), or a bag of instances as torch.stack(instances)[None] with "
                 "frames_first=True"
             )
+        if isinstance(x, int) or (isinstance(x, list | tuple) and x and all(isinstance(part, int) for part in x)):
+            hint = f": it comes first and the target second, as in attribute(x, {x})"
         raise InputError(
             f"the input is a {type(x).__name__}; expected a float tensor (N,C,H,W) as the model takes it{hint}"
         )
