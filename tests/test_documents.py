@@ -16,7 +16,17 @@ import camscope
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
-OTHERS = {"transforms", "default_rng", "to_pylist", "to_pandas", "show_cam_on_image"}  # of other packages
+OTHERS = {
+    "transforms",
+    "default_rng",
+    "to_pylist",
+    "to_pandas",
+    "show_cam_on_image",
+    "fromarray",
+    "create_model",
+    "step",
+}
+OTHERS |= {"reset_parameters", "add_image", "add_scalar", "add_text"}  # of other packages
 
 
 @cache

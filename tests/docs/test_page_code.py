@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
-from torchvision import models as torchvision_models
 
 import camscope
-from camscope.explainers import METHODS
-from camscope.models import load_model
+from assets.recipes import create_offline_loader, find_blocks, find_needs
+from camscope.errors import CamscopeError
+from camscope.explainers import METHODS, Explainer
 from camscope.phantom import draw_radiograph
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,38 +23,18 @@ PAGES = [
         if "_build" not in page.parts and "```python" in page.read_text("utf-8")
     ),
 ]
-NOT_RUN = "<!-- not run: "  # before a block, with the reason
 MAX_NOT_RUN = 10
+RECIPES = [page for page in PAGES if page.parent.name == "recipes"]
 
 pytestmark = pytest.mark.filterwarnings(
     "default::camscope.errors.CamscopeWarning"
 )  # maps of random weights may be flagged
 
 
-def find_blocks(page: Path) -> tuple[list[str], list[str]]:
-    """Return the blocks of a page that run, at their lines, and those that are marked as not run."""
-    text = page.read_text("utf-8")
-    run, not_run = [], []
-    for block in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        code = "\n" * text[: block.start(1)].count("\n") + block[1]
-        is_marked = text[: block.start()].rstrip().rpartition("\n")[2].startswith(NOT_RUN)
-        (not_run if is_marked else run).append(code)
-    return run, not_run
-
-
 @pytest.fixture
 def random_weights(tmp_path, monkeypatch):
     """Replace what `load_model` would download by random weights of the same architecture."""
-
-    def load_randomly(spec, *, weights=None):
-        name = spec.removeprefix("torchvision:")
-        if weights is None and name in torchvision_models.list_models():
-            weights = tmp_path / f"{name}.safetensors"
-            torch.manual_seed(0)
-            save_file(torchvision_models.get_model(name).state_dict(), weights)
-        return load_model(spec, weights=weights)
-
-    monkeypatch.setattr(camscope, "load_model", load_randomly)
+    monkeypatch.setattr(camscope, "load_model", create_offline_loader(tmp_path, {}))
 
 
 @pytest.fixture
@@ -74,13 +53,15 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_code_of_a_page_runs(page, files, random_weights):
+def run_page(page, text):
+    """Run the blocks of a page and return its names."""
+    for package in find_needs(text):
+        pytest.importorskip(package)
     torch.manual_seed(0)
     np.random.seed(0)
     registered = dict(METHODS)
     names = {"__name__": "__main__"}
-    run, not_run = find_blocks(page)
+    run, not_run = find_blocks(text)
     try:
         for code in run:
             exec(compile(code, str(page), "exec"), names)
@@ -89,10 +70,50 @@ def test_the_code_of_a_page_runs(page, files, random_weights):
             del METHODS[name]
     for code in not_run:
         compile(code, str(page), "exec")
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_code_of_a_page_runs(page, files, random_weights):
+    text = page.read_text("utf-8")
+    names = run_page(page, text)
+    if page in RECIPES:
+        assert f"`{names['explanation'].layer}`" in text.partition("## The layer")[2], "another layer is chosen"
     if page.name == "README.md":
         with Image.open("why.png") as overlay, Image.open(ROOT / "assets" / "astronaut.jpg") as photo:
             assert overlay.width == photo.width
 
 
+@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+def test_a_recipe_has_a_picture(page):
+    pictures = re.findall(r"^!\[.+\]\((.+)\)$", page.read_text("utf-8"), re.MULTILINE)
+    assert pictures
+    assert all((page.parent / picture).is_file() for picture in pictures)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+def test_methods_that_a_recipe_lists_have_no_map(page, files, random_weights, monkeypatch):
+    text, calls, explain = page.read_text("utf-8"), [], Explainer.explain
+
+    def explain_and_record(explainer, *args, **kwargs):
+        calls.append((explainer, args, kwargs))
+        return explain(explainer, *args, **kwargs)
+
+    monkeypatch.setattr(Explainer, "explain", explain_and_record)
+    run_page(page, text)
+    section = text.partition("## Methods without a map")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
+    listed = {name for cell in cells for name in re.findall(r"`(\S+)`", cell)}
+    without = set()
+    for explainer, args, kwargs in list(calls):
+        for name in listed - without:
+            try:
+                explainer.create_sibling(name).explain(*args, **kwargs)
+            except (CamscopeError, RuntimeError):  # torchvision's region pooling has no second derivative
+                without.add(name)
+    assert without == listed
+
+
 def test_few_blocks_are_not_run():
-    assert sum(len(find_blocks(page)[1]) for page in PAGES) <= MAX_NOT_RUN
+    assert sum(len(find_blocks(page.read_text("utf-8"))[1]) for page in PAGES) <= MAX_NOT_RUN
