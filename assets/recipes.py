@@ -36,7 +36,8 @@ MAX_WIDTH, QUALITY = 1200, 82
 
 def find_blocks(text: str) -> tuple[list[str], list[str]]:
     """Return the Python blocks of a page that run, at their lines, and those that are marked as not run."""
-    run, not_run = [], []
+    run: list[str] = []
+    not_run: list[str] = []
     for block in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         code = "\n" * text[: block.start(1)].count("\n") + block[1]
         is_marked = text[: block.start()].rstrip().rpartition("\n")[2].startswith(NOT_RUN)

@@ -1,14 +1,17 @@
 """Sphinx configuration of the documentation: `make docs` builds it strictly and without a network."""
 
+import base64
+import io
 import re
 import shutil
 import sys
 from pathlib import Path
 
+from PIL import Image
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS))
+sys.path[:0] = [str(DOCS), str(DOCS.parent)]  # tutorials use benchmarks/
 
 from build_reference import write_generated_pages, write_inventories  # noqa: E402 - beside this file
 
@@ -61,7 +64,7 @@ shutil.copytree(DOCS.parent / "examples", EXAMPLES, dirs_exist_ok=True, ignore=s
 sphinx_gallery_conf = {
     "examples_dirs": str(EXAMPLES),
     "gallery_dirs": "tutorials",
-    "filename_pattern": r"(quickstart|custom_method|hooks_tour)\.py$",
+    "filename_pattern": r"(quickstart|custom_method|hooks_tour|batch_heatmaps|chest_xray|segmentation|mri_volume)\.py$",
     "abort_on_example_error": True,
     "download_all_examples": False,
     "show_memory": False,
@@ -86,6 +89,16 @@ def escape_markup(app: Sphinx, kind: str, name: str, documented: object, options
         if not re.match(r"\s*(>>>|\.\.\.|\*+\w+:)", line):
             parts = re.split(r"(`[^`]*`)", line)
             lines[index] = "".join(part if part.startswith("`") else re.sub(r"([*|])", r"\\\1", part) for part in parts)
+
+
+def show_image(image: Image.Image) -> str:
+    """Return an image as HTML, for cells of a tutorial that end in an image."""
+    buffer = io.BytesIO()
+    image.convert("RGB").save(buffer, "WEBP", quality=85)
+    return f'<img alt="" src="data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+
+
+Image.Image._repr_html_ = show_image
 
 
 def setup(app: Sphinx) -> None:
