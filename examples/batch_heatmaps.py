@@ -25,10 +25,10 @@ folder = Path(sys.argv[1] if len(sys.argv) > 1 else "camscope-batch-example")
 count = int(sys.argv[2]) if len(sys.argv) > 2 else 24
 images = folder / "images"
 images.mkdir(parents=True, exist_ok=True)
+(images / "broken.png").write_bytes(b"not an image")
 for seed in range(count):
     finding = (None, "nodule", "effusion", "pneumothorax")[seed % 4]
     Image.fromarray(draw_radiograph(seed=seed, finding=finding).image).save(images / f"scan-{seed:03d}.png")
-(images / "broken.png").write_bytes(b"not an image")
 
 # %%
 # The run

@@ -4,7 +4,9 @@
 Maps of a folder by several processes or machines, with Ray.
 
 **This page is not executed** when the documentation is built, since it starts processes. Needs `pip install ".[ray]"`.
-`python examples/batch_ray.py [FOLDER]` prints::
+`python examples/batch_ray.py [FOLDER]` prints:
+
+.. code-block:: text
 
     0 of 32 images
     8 of 32 images

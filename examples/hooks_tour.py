@@ -4,14 +4,14 @@
 A hook is a function that PyTorch calls while a model runs. This tour shows the four kinds, each with a number that you can work
 out yourself: record features, inspect shapes, edit activations, clip gradients, and explain a prediction.
 
-============================  =====================================  =============================================
-hook of PyTorch               sees, and may replace                  in `camscope.hooks`
-============================  =====================================  =============================================
-`Tensor.register_hook`        the gradient of one tensor             `clip_gradients`
-`register_forward_hook`       the output of a layer                  `record_layers`, `edit_layers`
-`register_forward_pre_hook`   the input of a layer                   `record_layers(inputs=True)`, `edit_layers(kind="input")`
-`register_full_backward_hook` the gradients at both ends of a layer  `record_layers(gradients=True)`
-============================  =====================================  =============================================
+=============================  =====================================  ===============================
+hook of PyTorch                sees, and may replace                  in `camscope.hooks`
+=============================  =====================================  ===============================
+`Tensor.register_hook`         the gradient of one tensor             `clip_gradients`
+`register_forward_hook`        the output of a layer                  `record_layers`, `edit_layers`
+`register_forward_pre_hook`    the input of a layer                   `edit_layers(kind="input")`
+`register_full_backward_hook`  the gradients at both ends of a layer  `record_layers(gradients=True)`
+=============================  =====================================  ===============================
 
 Nothing is downloaded. `python examples/hooks_tour.py` runs the same code as a script.
 """

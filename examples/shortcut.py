@@ -10,7 +10,9 @@ Do the maps show it?
 .. image:: ../explanation/saliency/shortcut.webp
    :alt: Maps of four methods on radiographs with a nodule and a marker
 
-It printed::
+It printed:
+
+.. code-block:: text
 
     nodules found with the token: 100%
     nodules found without it:     0%
@@ -21,8 +23,8 @@ It printed::
     integrated gradients          17 of 20               1.0                    45.9
     occlusion, 8 pixels           15 of 20               1.0                    63.9
 
-The cells of `layer4` see the marker from a distance: the maps of Grad-CAM and LayerCAM peak beside it. Methods at the
-resolution of the input point at it.
+The cells of `layer4` see the marker from a distance, so the maps of Grad-CAM and LayerCAM peak several pixels away from it. The
+maps of the other two peak on it in most images.
 """
 
 # %%
