@@ -1,15 +1,18 @@
 """Sphinx configuration of the documentation: `make docs` builds it strictly and without a network."""
 
+import base64
+import io
 import re
 import shutil
 import sys
 from pathlib import Path
 
 from docutils.nodes import paragraph as paragraph_node
+from PIL import Image
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS))
+sys.path[:0] = [str(DOCS), str(DOCS.parent)]  # tutorials use benchmarks/
 
 from build_reference import write_generated_pages, write_inventories  # noqa: E402 - beside this file
 
@@ -68,7 +71,7 @@ shutil.copytree(DOCS.parent / "examples", EXAMPLES, dirs_exist_ok=True, ignore=s
 sphinx_gallery_conf = {
     "examples_dirs": str(EXAMPLES),
     "gallery_dirs": "tutorials",
-    "filename_pattern": r"(quickstart|custom_method|hooks_tour)\.py$",
+    "filename_pattern": r"(quickstart|custom_method|hooks_tour|batch_heatmaps|chest_xray|segmentation|mri_volume)\.py$",
     "abort_on_example_error": True,
     "download_all_examples": False,
     "show_memory": False,
@@ -111,6 +114,16 @@ def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
         text = " ".join(paragraph.astext().split()) if paragraph is not None else ""
         lines.append(f"- [{app.env.titles[name].astext()}]({name}.html): {text[:200]}")
     (Path(app.outdir) / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def show_image(image: Image.Image) -> str:
+    """Return an image as HTML, for cells of a tutorial that end in an image."""
+    buffer = io.BytesIO()
+    image.convert("RGB").save(buffer, "WEBP", quality=85)
+    return f'<img alt="" src="data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+
+
+Image.Image._repr_html_ = show_image
 
 
 def setup(app: Sphinx) -> None:

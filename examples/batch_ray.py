@@ -1,10 +1,29 @@
 """A batch on a Ray cluster
 ========================
 
-Heatmaps by several processes, or machines, with Ray: `python examples/batch_ray.py [FOLDER]` works there.
+Maps of a folder by several processes or machines, with Ray.
 
-Needs: pip install "camscope[ray]"
+**This page is not executed** when the documentation is built, since it starts processes. Needs `pip install ".[ray]"`.
+`python examples/batch_ray.py [FOLDER]` prints:
+
+.. code-block:: text
+
+    0 of 32 images
+    8 of 32 images
+    16 of 32 images
+    24 of 32 images
+    32 of 32 images
+    32 images by Ray, 0 without a map
+    32 were there, 0 to do
+
+:doc:`/how-to/batch` describes clusters, shards and Slurm.
 """
+
+# %%
+# The run
+# -------
+# Each worker has its own copy of the explainer and computes one part of eight images after the other. Both engines write the same
+# parts, so the local engine finds nothing left to do.
 
 import sys
 from pathlib import Path

@@ -1,11 +1,18 @@
 """Chest radiographs as DICOM
 ==========================
 
-Chest X-rays as DICOM: `python examples/chest_xray.py [FOLDER]` explains them and writes what a workstation opens.
+Explain DICOM files, compare the map with a known nodule, and write objects that a workstation opens.
 
-The radiographs are drawn here, with a nodule whose outline is known, and written as DICOM; one is MONOCHROME1, in which white is
-black. Nothing of the patient that the files name reaches the overlays, the numbers or the run.
+The radiographs are drawn here and written as DICOM. One of them is MONOCHROME1, in which white is black. The files name a
+patient. Nothing of this reaches the overlays, the numbers or the run.
+
+Needs `pip install ".[medical,batch]"`. `python examples/chest_xray.py [FOLDER]` runs the same code as a script.
 """
+
+# %%
+# Two files
+# ---------
+# This function writes a computed radiograph with 12 bits of gray, as a device would.
 
 import sys
 from pathlib import Path
@@ -21,44 +28,9 @@ from camscope.medical import export
 from camscope.phantom import Phantom, draw_radiograph
 
 
-def main(folder: Path) -> None:
-    """Write radiographs, read them, explain them one by one and all together, and export."""
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = [draw_radiograph(seed, "nodule") for seed in (11, 12)]
-    files = [folder / "Doe_Jane.dcm", folder / "Doe_John.dcm"]
-    for file, truth, inverted in zip(files, drawn, (False, True), strict=True):
-        write_radiograph(file, truth, inverted=inverted)
-
-    # What a file says, and what was done to its numbers; its name and the patient's are not there.
-    for file in files:
-        print(read_scan(file))
-
-    model = load_model("phantom")
-    tool = GradCAM(model)
-    for file, truth in zip(files, drawn, strict=True):
-        one = tool.explain(file, "nodule")
-        inside = one.heatmap(scale=None)[truth.mask].sum() / one.heatmap(scale=None).sum()
-        area = truth.mask.mean()
-        print(
-            f"{one.name}: {one.label_and_score}, {inside:.0%} of the map in the nodule, which is {area:.1%} of the image"
-        )
-        picture = one.overlay(mask={"nodule": truth.mask}, colorbar=True, height=512)
-        Image.fromarray(picture).save(folder / f"{one.name}.png")
-
-    # For the archive, and only on request: objects in the patient's own study.
-    one = tool.explain(files[0], "nodule")
-    capture = export(one, folder / "capture.dcm", "sc", source=files[0], profile="clinical", overwrite=True)
-    print(f"{capture.name}: {pydicom.dcmread(capture).DerivationDescription}")
-
-    # All of a folder: the run names no file.
-    run_batch(tool, files, folder / "run", ["nodule"], overlays="png", overwrite=True)
-    for row in BatchRun(folder / "run").table(["id", "path", "label", "probability"]).to_pylist():
-        print(row)
-
-
-def write_radiograph(path: Path, one: Phantom, *, inverted: bool) -> None:
-    """A computed radiograph with 12 bits of gray, MONOCHROME1 where it is `inverted`."""
-    gray = one.image.astype(np.uint16) * 16
+def write_radiograph(path: Path, phantom: Phantom, *, inverted: bool) -> None:
+    """Write a radiograph, as MONOCHROME1 if it is `inverted`."""
+    gray = phantom.image.astype(np.uint16) * 16
     data = Dataset()
     data.file_meta = FileMetaDataset()
     data.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
@@ -77,5 +49,53 @@ def write_radiograph(path: Path, one: Phantom, *, inverted: bool) -> None:
     data.save_as(path, enforce_file_format=True)
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("camscope-xray-example"))
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else "camscope-xray-example")
+folder.mkdir(parents=True, exist_ok=True)
+phantoms = [draw_radiograph(seed, "nodule") for seed in (11, 12)]
+files = [folder / "Doe_Jane.dcm", folder / "Doe_John.dcm"]
+for file, phantom, inverted in zip(files, phantoms, (False, True), strict=True):
+    write_radiograph(file, phantom, inverted=inverted)
+
+# %%
+# What is read
+# ------------
+# A scan reports its modality, its value range and what was done to its stored values. It has a pseudonym instead of its name.
+
+for file in files:
+    print(read_scan(file))
+
+# %%
+# The map
+# -------
+# The map lies on the pixels of the file, so it can be compared with a mask of the same size.
+
+model = load_model("phantom")
+cam = GradCAM(model)
+for file, phantom in zip(files, phantoms, strict=True):
+    explanation = cam.explain(file, "nodule")
+    values = explanation.heatmap(scale=None)
+    share, area = values[phantom.mask].sum() / values.sum(), phantom.mask.mean()
+    print(f"{explanation.name}: {explanation.label_and_score}")
+    print(f"  {share:.0%} of the map in the nodule, which is {area:.1%} of the image")
+    picture = explanation.overlay(mask={"nodule": phantom.mask}, colorbar=True, height=512)
+    Image.fromarray(picture).save(folder / f"{explanation.name}.png")
+Image.fromarray(picture)
+
+# %%
+# For the archive
+# ---------------
+# An export into the study of the patient needs an explicit request, `profile="clinical"`. Here it is a secondary capture, whose
+# text says that it is not a diagnosis.
+
+explanation = cam.explain(files[0], "nodule")
+capture = export(explanation, folder / "capture.dcm", "sc", source=files[0], profile="clinical", overwrite=True)
+print(f"{capture.name}: {pydicom.dcmread(capture).DerivationDescription}")
+
+# %%
+# A whole folder
+# --------------
+# A batch run has the profile "research" by default: its rows name no file and no patient.
+
+run_batch(cam, files, folder / "run", ["nodule"], overlays="png", overwrite=True)
+for row in BatchRun(folder / "run").table(["id", "path", "label", "probability"]).to_pylist():
+    print(row)

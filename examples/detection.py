@@ -1,10 +1,22 @@
 """One box of a detector
 =====================
 
-Why this box: a small detector, trained here on drawn radiographs with two findings, explained box by box.
+Why does a detector see a nodule here? A small RetinaNet is trained on synthetic radiographs with two findings and explained box
+by box.
 
-python examples/detection.py        # about three minutes on two cores; writes detection.png
+**This page is not executed** when the documentation is built, since the training takes about three minutes on two cores.
+`python examples/detection.py` runs it and writes this picture:
+
+.. image:: ../explanation/targets/detection.webp
+   :alt: Detections, and for each of the two boxes LayerCAM, Grad-CAM and D-RISE
+
+LayerCAM has a map for each box. Grad-CAM weighs a channel as a whole, so its map shows the class wherever such features are.
 """
+
+# %%
+# The detector
+# ------------
+# Torchvision's RetinaNet on the layers of the bundled model. Images come as the model's own input.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -54,6 +66,12 @@ def detector() -> RetinaNet:
     return model.eval()
 
 
+# %%
+# Training
+# --------
+# Each radiograph has two findings, and a box for each. Only the heads are trained.
+
+
 def radiograph(seed: int) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.bool_]]]:
     """A drawing with two findings, and the mask of each."""
     return draw_findings(seed, [1 + seed % 3, 1 + (seed + 1) % 3])
@@ -94,11 +112,24 @@ def train(model: RetinaNet, steps: int = STEPS, seed: int = 0) -> None:
     model.eval()
 
 
+# %%
+# Three methods for one box
+# -------------------------
+# LayerCAM and Grad-CAM read a layer. D-RISE only uses the detections of 1000 masked images. A target `Box` is matched in every
+# forward pass, so each box has its own map.
+
+
 def asked(model: RetinaNet, x: Tensor, question: Box) -> Iterator[Callable[[], Explanation]]:
     """Three methods of one box: two of a layer, and D-RISE, which only looks at what the detector says."""
     for method in (LayerCAM, GradCAM):
         yield partial(method(model, "backbone.body.layer4", class_names=NAMES).explain, x, question)
     yield partial(DRISE(model, n_samples=MASKS, class_names=NAMES).explain, x, question)
+
+
+# %%
+# Two boxes of one image
+# ----------------------
+# The figure has a row for each radiograph: the detections, then three maps for each of the two boxes.
 
 
 def main(folder: Path = Path(), steps: int = STEPS) -> None:

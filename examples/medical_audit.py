@@ -1,10 +1,24 @@
 """An audit that finds a shortcut
 ==============================
 
-Two classifiers of radiographs with the same accuracy: one looks at the lesion, one at a token in the corner.
+Two classifiers of radiographs have the same accuracy. One looks at the lesion, the other at a marker in the corner. An audit
+tells them apart.
 
-Trains both on drawn radiographs (seconds), audits both, and prints the verdicts that differ: `python examples/medical_audit.py`.
+**This page is not executed** when the documentation is built, since it takes several minutes. Needs `pip install ".[audit]"`.
+`python examples/medical_audit.py --quick` trains both models on synthetic radiographs, audits both, and prints the verdicts
+that differ. Each audit writes a report, whose first page looks like this:
+
+.. image:: ../explanation/audit/front.webp
+   :alt: The first page of the report of an audit
+
+:doc:`/explanation/audit` describes what is measured.
 """
+
+# %%
+# Two studies, two audits
+# -----------------------
+# `write_demo_study` draws the images of a study, trains a classifier, and writes the configuration of an audit. The audits
+# remove regions, insert markers and compare the answers.
 
 import argparse
 from pathlib import Path

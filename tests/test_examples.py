@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from camscope import Explanation
+from camscope import Explanation, render
 from camscope.explainers import METHODS
 from camscope.render import draw_contact_sheet
 
@@ -35,10 +35,23 @@ def test_quickstart_finds_the_nodule_and_keeps_the_map(tmp_path, capsys, monkeyp
     assert kept.label == "nodule"
 
 
-def test_radiographs_as_dicom_are_explained_and_nobody_is_named(tmp_path, capsys):
+@pytest.fixture
+def run_script(tmp_path, monkeypatch):
+    """Run an example in an empty folder, with arguments as on the command line."""
+
+    def run(name, *arguments):
+        script = str(EXAMPLES / f"{name}.py")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        runpy.run_path(script)
+
+    return run
+
+
+def test_radiographs_as_dicom_are_explained_and_nobody_is_named(tmp_path, capsys, run_script):
     for package in ("pydicom", "highdicom", "pyarrow"):
         pytest.importorskip(package)
-    runpy.run_path(str(EXAMPLES / "chest_xray.py"))["main"](tmp_path)
+    run_script("chest_xray", tmp_path)
     printed = capsys.readouterr().out
     assert "MONOCHROME1: inverted" in printed
     assert "capture.dcm: Model attribution, not a diagnosis" in printed
@@ -64,9 +77,9 @@ def test_two_nets_of_the_same_accuracy_are_told_apart_by_their_audits(tmp_path, 
 
 
 @pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
-def test_a_volume_is_trained_for_explained_exported_and_opened_again(tmp_path, capsys):
+def test_a_volume_is_trained_for_explained_exported_and_opened_again(tmp_path, capsys, run_script):
     pytest.importorskip("nibabel")
-    runpy.run_path(str(EXAMPLES / "mri_volume.py"))["main"](tmp_path, steps=4)
+    run_script("mri_volume", tmp_path, 4)
     printed = capsys.readouterr().out
     assert "map.nii.gz: (32, 32, 32), axes ASL, affine equal: True\nvalues equal: True" in printed
     simple = pytest.importorskip("SimpleITK")
@@ -77,9 +90,9 @@ def test_a_volume_is_trained_for_explained_exported_and_opened_again(tmp_path, c
         assert animation.n_frames > 8
 
 
-def test_a_folder_of_heatmaps_is_there_when_it_is_asked_for_again(tmp_path, capsys):
+def test_a_folder_of_heatmaps_is_there_when_it_is_asked_for_again(tmp_path, capsys, run_script):
     pytest.importorskip("pyarrow")
-    runpy.run_path(str(EXAMPLES / "batch_heatmaps.py"))["main"](tmp_path, count=8)
+    run_script("batch_heatmaps", tmp_path, 8)
     printed = capsys.readouterr().out
     assert "9 images, 1 without a map\n  1 x this is not an image of a format that Pillow knows" in printed
     assert "started again: 9 were there, 0 to do" in printed
@@ -161,17 +174,21 @@ def test_a_method_of_ones_own_is_registered_and_explains(registry_restored, caps
 
 @pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 @pytest.mark.parametrize("name", ["detection", "segmentation"])
-def test_a_net_is_trained_and_asked_for_places(name, tmp_path, capsys, monkeypatch):
-    main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
-    monkeypatch.setitem(main.__globals__, "DRAWN", 12)
-    monkeypatch.setitem(main.__globals__, "MASKS", 8)
+def test_a_net_is_trained_and_asked_for_places(name, tmp_path, capsys, monkeypatch, run_script):
     drawn = []
-    monkeypatch.setitem(
-        main.__globals__,
-        "draw_contact_sheet",
-        lambda rows, **how: drawn.append(rows) or draw_contact_sheet(rows, **how),
-    )
-    main(tmp_path, steps=2)  # what a net that has learnt nothing misses is said, and left out
+
+    def draw_and_record(rows, **settings):
+        drawn.append(rows)
+        return draw_contact_sheet(rows, **settings)
+
+    if name == "detection":
+        main = runpy.run_path(str(EXAMPLES / "detection.py"))["main"]
+        for setting, value in {"DRAWN": 12, "MASKS": 8, "draw_contact_sheet": draw_and_record}.items():
+            monkeypatch.setitem(main.__globals__, setting, value)
+        main(tmp_path, steps=2)  # what a net that has learnt nothing misses is said, and left out
+    else:
+        monkeypatch.setattr(render, "draw_contact_sheet", draw_and_record)
+        run_script("segmentation", 2, 12)
     assert {len(row) for row in drawn[0]} == {7}, "what is missed leaves a hole"
     assert (tmp_path / f"{name}.png").stat().st_size > 0
     printed = capsys.readouterr().out

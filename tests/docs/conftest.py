@@ -1,0 +1,34 @@
+"""What the code of pages needs: files, and weights without a download."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import camscope
+from assets.recipes import create_offline_loader
+from camscope.phantom import draw_radiograph
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def random_weights(tmp_path, monkeypatch):
+    """Replace what `load_model` would download by random weights of the same architecture."""
+    monkeypatch.setattr(camscope, "load_model", create_offline_loader(tmp_path, {}))
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with the files that pages read."""
+    (tmp_path / "assets").mkdir()
+    for name in ("assets/astronaut.jpg",):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    for folder in ("photos", "images"):
+        (tmp_path / folder).mkdir()
+    for seed, name in enumerate(
+        ["photo.jpg", "other.jpg", "cat.jpg", "photos/a.png", "photos/b.png", "images/a.png", "images/b.png"]
+    ):
+        image = Image.fromarray(draw_radiograph(seed=seed, finding="nodule").image).convert("RGB")
+        image.save(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
