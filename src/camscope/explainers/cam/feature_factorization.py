@@ -29,7 +29,17 @@ from camscope.targets import AllClassScores, Score
 
 @dataclass(frozen=True)
 class ClassGain:
-    """A class whose score a concept raises, and the size of the increase."""
+    """A class whose score a concept raises, and the size of the increase.
+
+    Attributes:
+        class_index: Index of the class.
+        label: Name of the class, or its index as text.
+        gain: Increase of the class score, in units of the score.
+
+    >>> ClassGain(class_index=1, label="nodule", gain=2.5).label
+    'nodule'
+
+    """
 
     class_index: int
     label: str
@@ -44,7 +54,8 @@ class Concepts:
         maps: (N,C,h,w), the amount of each concept in each cell, at least 0, in units of the activation.
         vectors: (C,K), the channels of each concept, of length 1. Σ_c map x vector is the layer's positive activation.
         shares: (C,), the share of each concept in the sum of all concepts. They sum to 1.
-        gains: (C,classes), the class scores with only this concept at the layer, minus those with an empty layer. Mean over
+        gains: (C,classes), the class scores with only this concept at the layer, minus those with an empty layer. Mean
+            over
             the images, weighted by the amount of the concept. A model without class scores has 0 classes.
         top_classes: The classes with the largest gains.
         relative_error: Norm of the difference between activation and concepts, divided by the norm of the activation.
@@ -53,6 +64,13 @@ class Concepts:
         placements: Where the maps lie on the images.
         images: The images (H,W,3) under the maps, or None.
         notes: Notes about the layer.
+
+    >>> from camscope import DeepFeatureFactorization, load_model
+    >>> from camscope.phantom import draw_radiograph
+    >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+    >>> concepts = DeepFeatureFactorization(model, "layer4", n_concepts=2).factorize([image])
+    >>> concepts.layer, concepts.gains.shape, 0 <= concepts.relative_error <= 1
+    ('layer4', (2, 4), True)
 
     """
 
@@ -133,12 +151,24 @@ MAX_CLASSES_PER_CONCEPT = 3
 class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
     """Non-negative matrix factorization of a layer into concepts: relu(A) ≈ Σ_c h_c w_c (Collins et al. 2018).
 
-    h_c holds the amount of concept c in each cell, w_c its channels. `factorize` finds the concepts of several images. The
-    map of a class, which the paper does not have, spreads the effect of each concept over its cells: Σ_c (y_c - y_0) h_c / Σ
-    h_c. y_c is the score with only h_c w_c at the layer, y_0 that with an empty layer. If a linear head reads the layer, the
-    map sums to the score of the factorization minus the bias. Each sample is factorized separately, without the negative part
-    of the layer. `n_concepts`: number of concepts, limited by the number of channels and of cells. `n_iterations`,
-    `tolerance`: see `factorize_nonnegative`.
+    h_c holds the amount of concept c in each cell, w_c its channels. `factorize` finds the concepts of several images.
+    The map of a class, which the paper does not have, spreads the effect of each concept over its cells: Σ_c (y_c -
+    y_0) h_c / Σ h_c. y_c is the score with only h_c w_c at the layer, y_0 that with an empty layer. If a linear head
+    reads the layer, the map sums to the score of the factorization minus the bias. Each sample is factorized
+    separately, without the negative part of the layer. Use it to see which parts the layer tells apart, before asking
+    for a class.
+
+    Args:
+        n_concepts: Number of concepts, limited by the number of channels and of cells.
+        n_iterations: Largest number of updates of the factorization.
+        tolerance: The updates end if ten of them lower the relative error by less than this.
+
+    >>> concepts = DeepFeatureFactorization(model, "layer4", n_concepts=3).factorize([image])
+    >>> concepts.maps.shape, concepts.vectors.shape
+    ((1, 3, 16, 16), (3, 96))
+    >>> round(float(concepts.shares.sum()), 6)
+    1.0
+
     """
 
     name, title, paper = "dff", "Deep Feature Factorization", "arXiv:1806.10206"

@@ -79,12 +79,18 @@ def _make_dataclass_with_captum_names(cls: type["Explainer"]) -> None:
 
 @dataclass(eq=False, repr=False)
 class Explainer(BaseMethod):
-    """Base class of all methods: what a user calls. A method implements `attribution`; its settings are in `BaseMethod`.
+    """Base class of all methods: what a user calls. A method implements `attribution`.
 
-    Extra inputs of the model are passed with every call: positional arguments after the target, keywords that the model's
-    `forward` names, and `additional_forward_args` (a tuple of positional arguments, a dict of keywords, or one argument).
-    The keywords `n_steps`, `n_samples` and `baselines` have the meaning of captum and apply to that call alone. Any other
-    keyword raises an InputError.
+    Extra inputs of the model are passed with every call: positional arguments after the target, keywords that the
+    model's `forward` names, and `additional_forward_args` (a tuple of positional arguments, a dict of keywords, or one
+    argument). The keywords `n_steps`, `n_samples` and `baselines` have the meaning of captum and apply to that call
+    alone. Any other keyword raises an InputError.
+
+    >>> from camscope import METHODS, Explainer
+    >>> all(issubclass(method, Explainer) for method in METHODS.values())
+    True
+    >>> METHODS["gradcam"].title, METHODS["gradcam"].paper
+    ('Grad-CAM', 'arXiv:1610.02391')
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

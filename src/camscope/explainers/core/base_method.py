@@ -26,6 +26,7 @@ from camscope.explainers.core.evaluation_context import (
     inspect_model,
 )
 from camscope.explainers.core.inputs import ExtraInputs, ModelInput, read_model_input
+from camscope.explainers.core.method_docstrings import complete_docstring
 from camscope.explainers.core.setting_types import check_settings
 from camscope.explanation import STATUS_OK
 from camscope.hooks.base import unwrap
@@ -70,15 +71,20 @@ DeferredMap = Callable[[], AttributionMaps]  # computes a map that needs its own
 class BaseMethod(ABC):
     """A method that computes maps. A subclass implements `attribution`, and overrides more to share passes.
 
-    `preprocess`: how an image becomes the model's input (default: that of a model loaded by camscope). `class_names`: names
-    by class index. `mode`: "eval", or "as_is" to explain a model in train mode. `on_nonfinite`: "raise", or "warn" to
-    accept NaN and infinity. `precision`: "bf16" runs the model in bfloat16 with channels last in memory, about twice as
-    fast. Grad-CAM maps keep their order then (three models, 40 photographs: rank correlations of 0.977 or more). Where terms
-    cancel, as in Grad-CAM++ and XGrad-CAM at a LayerNorm, the map may be lost. Default: the model's own precision.
-    `input_key`: the keyword, or the key of a dict, by which the model's forward takes the image; None: the first argument,
-    or `pixel_values` if forward names it. `frames_first`: True for a model whose input is (N,T,C,H,W), frames of a video or
-    instances of a bag, with maps (N,T,H,W); False for (N,C,D,H,W); None: the latter, or an error if the channels seem to be
-    at the third axis.
+    Args:
+        model: The model. It runs in eval mode during a call and is restored afterwards.
+        preprocess: How an image becomes the model's input. Default: that of a model loaded by `load_model`.
+        class_names: Names by class index, as a sequence or a dict. Default: those of a model loaded by `load_model`.
+        mode: "eval", or "as_is" to explain a model in train mode.
+        on_nonfinite: "raise" an error for NaN and infinity, or "warn" to accept them.
+        precision: "bf16" runs the model in bfloat16 with channels last in memory, about twice as fast. Grad-CAM maps
+            keep their order then (three models, 40 photographs: rank correlations of 0.977 or more). Where terms
+            cancel, as in Grad-CAM++ and XGrad-CAM at a LayerNorm, the map may be lost. None: the model's own precision.
+        input_key: The keyword, or the key of a dict, by which the model's forward takes the image. None: the first
+            argument, or `pixel_values` if forward names it.
+        frames_first: True for inputs (N,T,C,H,W), frames of a video or instances of a bag, with maps (N,T,H,W). False
+            for (N,C,D,H,W). None: the latter, or an error if the channels seem to be at the third axis.
+
     """
 
     model: nn.Module
@@ -100,6 +106,10 @@ class BaseMethod(ABC):
     class_specific: ClassVar[bool] = True  # whether the map depends on the target
     slow: ClassVar[bool] = False  # whether it runs only when it is named: it takes hundreds of passes or more
     runs_partial_forward: ClassVar[bool] = False  # whether later passes are of the same input, up to a layer
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__doc__ = complete_docstring(cls) or cls.__doc__
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
