@@ -25,9 +25,22 @@ LAYER_TABLE_COLUMNS = ("layer", "type", "output", "stride", "parameters", "calls
 class LayerRow:
     """One layer of a model.
 
-    `output_shape` is that of the floating tensor of highest rank in its last output, or None where it returned none. `stride` is
-    input pixels per output cell along each spatial axis, or None where the output is not a grid over the input. `n_parameters`
-    counts the layer and all layers inside it, `n_direct_parameters` only the layer itself. `n_calls` is how often it ran.
+    Attributes:
+        name: Name of the layer.
+        type: Name of its class.
+        output_shape: Shape of the floating tensor of highest rank in its last output, or None where it returned none.
+        stride: Input pixels per output cell along each spatial axis, or None where the output is not a grid over the
+            input.
+        n_parameters: Number of parameters of the layer and all layers inside it.
+        n_direct_parameters: Number of parameters of the layer itself.
+        n_calls: How often it ran.
+
+    >>> import torch
+    >>> from camscope.hooks import inspect_layers
+    >>> row = inspect_layers(nn.Sequential(nn.Conv2d(1, 4, 2, stride=2)), torch.zeros(1, 1, 8, 8)).rows[0]
+    >>> row.type, row.output_shape, row.stride, row.n_parameters
+    ('Conv2d', (1, 4, 4, 4), (2.0, 2.0), 20)
+
     """
 
     name: str
@@ -47,7 +60,21 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class LayerTable:
-    """Every layer of a model except the model itself, in its own order: rows as data, and a table for display."""
+    """Every layer of a model except the model itself, in its own order: rows as data, and a table for display.
+
+    Attributes:
+        model: Name of the model's class.
+        input_shape: Shape of the input that was passed.
+        n_parameters: Number of parameters of the model.
+        rows: The layers.
+
+    >>> import torch
+    >>> from camscope.hooks import inspect_layers
+    >>> table = inspect_layers(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU()), torch.zeros(1, 1, 8, 8))
+    >>> table.n_parameters, [row.name for row in table.rows]
+    (40, ['0', '1'])
+
+    """
 
     model: str
     input_shape: tuple[int, ...]

@@ -48,7 +48,8 @@ class Preprocess:
     """Convert pixels (H,W,3) uint8 to a tensor (C,H,W) float32 and its placement: gray, resize, center crop, scale, normalize.
 
     Args:
-        mean, std: One number per channel, for the scaled values.
+        mean: One number per channel, for the scaled values.
+        std: One number per channel, for the scaled values.
         resize: Length of the shorter side, or (height, width).
         crop: Side or (height, width) of the center crop. Where it is larger than the image, `fill` surrounds the image.
         interpolation: A filter of Pillow. All filters are antialiased.
@@ -58,6 +59,9 @@ class Preprocess:
         fill: One uint8 value per channel.
         channels: 3 for RGB, 1 for gray by luminance.
         scale: Factor applied to pixel values.
+
+    Raises:
+        PreprocessError: A setting has an invalid value.
 
     >>> tensor, placement = Preprocess.from_preset("imagenet")(np.zeros((300, 400, 3), np.uint8))
     >>> tuple(tensor.shape), placement.image_size

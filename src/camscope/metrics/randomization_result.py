@@ -34,6 +34,10 @@ class RandomizationVerdict(NamedTuple):
         null_high: High end of that interval.
         reason: The verdict as text.
 
+    >>> verdict = RandomizationVerdict(True, 0.1, -0.2, 0.3, "the maps change as much as those of different images")
+    >>> verdict.passes
+    True
+
     """
 
     passes: bool | None
@@ -95,6 +99,14 @@ class RandomizationResult:
         is_signed: Whether maps were compared as signed maps, with zero at 1/2 for SSIM (see `ssim`).
         first_image_maps: (1+steps,*S) the first image's maps: of the trained model, then of the first seed.
         covers_whole_model: Whether the steps together randomize the whole model.
+
+    >>> import torch
+    >>> from camscope import GradCAM, load_model
+    >>> from camscope.metrics import run_randomization_test
+    >>> explainer, x = GradCAM(load_model("phantom"), "layer4"), torch.rand(2, 1, 64, 64)
+    >>> result = run_randomization_test(explainer, x, 1, layers=["fc"], seeds=[0], similarities=["pearson"])
+    >>> result.part_names, result.similarities["pearson"].shape
+    (('fc',), (1, 1, 2))
 
     """
 

@@ -49,11 +49,18 @@ class Comparison:
     """Explanations of one image: a row for each target (and layer), a column for each method.
 
     Attributes:
-        entries: The explanations row by row, with their position and cost; a method without a layer to choose appears once
+        entries: The explanations row by row, with their position and cost; a method without a layer to choose appears
+            once
             per target.
         row_labels: One label per row.
         column_labels: One label per column: the method, with the settings that distinguish it.
         equivalent_maps: Groups of explanations of one target whose displayed maps are equal, to 1e-4 of the maximum.
+
+    >>> from camscope import compare, load_model
+    >>> from camscope.phantom import draw_radiograph
+    >>> comparison = compare(load_model("phantom"), draw_radiograph(0, "nodule").image, ["gradcam", "layercam"])
+    >>> comparison.column_labels, len(comparison.entries)
+    (('gradcam', 'layercam'), 2)
 
     """
 
@@ -223,7 +230,8 @@ def compare(
         precision: "bf16", or None for the model's own.
         args: Extra positional inputs of the model.
         kwargs: Extra keyword inputs of the model.
-        skip_unsupported: Leave out a method that cannot explain this model, with a warning, instead of raising its error.
+        skip_unsupported: Leave out a method that cannot explain this model, with a warning, instead of raising its
+            error.
         on_pass: Called before each pass with the methods that share it.
 
     Returns:
@@ -231,6 +239,12 @@ def compare(
 
     Raises:
         CamscopeError: The image, a layer, a target or the model cannot be explained; the subclass and message say why.
+
+    >>> from camscope import load_model
+    >>> from camscope.phantom import draw_radiograph
+    >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+    >>> compare(model, image, ["gradcam", "hirescam"], targets=["nodule", "effusion"]).row_labels
+    ('nodule (p=0.99)', 'effusion (p=0.00)')
 
     """
     if isinstance(methods, str) or isinstance(layers, str | nn.Module):

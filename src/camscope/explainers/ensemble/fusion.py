@@ -153,6 +153,14 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
     Raises:
         InputError: The explanations are not of one input, target and method.
 
+    >>> from camscope import LayerCAM, load_model
+    >>> from camscope.phantom import draw_radiograph
+    >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+    >>> explanations = [LayerCAM(model, layer).explain(image, "nodule") for layer in ("layer2", "layer4")]
+    >>> fused = fuse(explanations)
+    >>> fused.layer, fused.grid
+    ('layer2 + layer4', (32, 32))
+
     """
     if not explanations:
         raise InputError("fuse got no explanations: pass one explanation per layer")
