@@ -69,6 +69,12 @@ class ComparisonResult:
         n_images: The number of images.
         ground_truth: The annotations, for the figure.
 
+    >>> import tempfile
+    >>> from camscope.evaluation import compare_methods
+    >>> comparison = compare_methods(run, tempfile.mkdtemp(), metrics=["sparseness"])  # `run`: of `run_batch`
+    >>> comparison.n_images, list(comparison.summaries)
+    (4, ['sparseness'])
+
     """
 
     run: BatchRun = field(repr=False)

@@ -287,8 +287,8 @@ class CaptionedImage(NamedTuple):
         caption: Text below the image.
         flag: Warning above the caption, or None.
 
-    >>> CaptionedImage(np.zeros((8, 8, 3), np.uint8), "nodule").flag is None
-    True
+    >>> CaptionedImage(np.zeros((8, 8, 3), np.uint8), "nodule", flag="flat").flag
+    'flat'
 
     """
 

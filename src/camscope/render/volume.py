@@ -328,7 +328,7 @@ def compute_cell_affine(affine: ArrayLike | None, cells_to_voxels: NDArray[np.fl
         cells_to_voxels: (3,4) from cell edges to voxel edges.
 
     Returns:
-        (4,4) from the index of a cell to millimeters, or None if `affine` is None.
+        (4,4) from the index of a cell to millimeters, or None if the affine is unknown.
 
     >>> twice = np.hstack([2 * np.eye(3), np.zeros((3, 1))])  # a cell is two voxels long
     >>> compute_cell_affine(np.eye(4), twice).tolist()

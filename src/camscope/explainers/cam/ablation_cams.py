@@ -16,8 +16,7 @@ from camscope.hooks.tap import Tap
 
 @register
 class AblationCAM(BaseWeightedChannels, BatchedMixin):
-    """Sum of the channels, each weighted by the score that is lost without it: relu Σ_k (y - y_k) A_k (Desai & Ramaswamy
-    2020).
+    """Sum of the channels, each weighted by the score that is lost without it: relu Σ_k (y - y_k) A_k (Desai & Ramaswamy 2020).
 
     y_k is the score with channel k set to zero. The division by y in the paper is left out: it only scales the map if y
     is positive, and inverts it if a logit is negative. A channel of zeros has no weight and no cost.
@@ -108,8 +107,7 @@ MAX_RELATIVE_COMPLETENESS_GAP = 0.01  # of the score's change
 
 @register
 class LIFTCAM(BaseWeightedChannels):
-    """Sum of the channels, each weighted by its DeepLIFT contribution: relu Σ_k a_k A_k, a_k = Σ m_k ∘ A_k (Jung & Oh
-    2021).
+    """Sum of the channels, each weighted by its DeepLIFT contribution: relu Σ_k a_k A_k, a_k = Σ m_k ∘ A_k (Jung & Oh 2021).
 
     m is the gradient with the Rescale rule: elementwise functions pass on Δout/Δin between A and the reference 0. Products,
     max pooling, softmax and normalizations behind the layer keep their gradient. A note reports if Σ_k a_k differs from y(A)

@@ -17,8 +17,7 @@ LinearHeads = dict[str, tuple[Tensor, Tensor]]
 
 @register
 class CAM(BaseWeightedChannels):
-    """Sum of the channels, each weighted by the classifier's weight for the class: Σ_k w_ck A_k, signed (Zhou et al.
-    2016).
+    """Sum of the channels, each weighted by the classifier's weight for the class: Σ_k w_ck A_k, signed (Zhou et al. 2016).
 
     The target may also be the difference of two classes, with the difference of their weights. The mean of the map over
     the cells, or its sum if the head pools by a sum, is the score without its bias. This is verified: a ModelError

@@ -10,6 +10,7 @@ COST = re.compile(r"^Cost: forward passes .*", re.MULTILINE)
 PACKAGE = "camscope"
 TRANSFORMER_SETUP = [
     "from torchvision.models import VisionTransformer",
+    "_ = torch.manual_seed(0)",
     "vit = VisionTransformer(image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32)",
     "_ = torch.nn.init.normal_(vit.heads.head.weight)",
     "x = torch.rand(3, 32, 32)",
