@@ -34,7 +34,7 @@ default_role = "code"
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!camscope).*"),  # strict for our own names; other projects' names link where an inventory has them
-    (r"py:class", r"camscope\..*\.(BaseMethod|ExtraInputs|GradientAccumulator|GridEntry|PathResolver|ScoreRange|T)"),
+    (r"py:class", r"camscope\..*\.(BaseMethod|DetectionHead|EvaluationContext|ExtraInputs|GradientAccumulator|GridEntry|PathResolver|ScoreRange|T)"),
 ]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "substitution"]

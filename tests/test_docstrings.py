@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from types import FunctionType
 
 import pytest
@@ -14,6 +15,7 @@ from camscope import METHODS, Denoised, GradCAM, LayerExplainer
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers.core.method_docstrings import read_description, read_setting_descriptions
 
+ROOT = Path(__file__).parent.parent
 ROOMS = ["camscope"] + [
     f"camscope.{room}"
     for room in "audit batch evaluation explainers hooks medical metrics models phantom render targets".split()  # noqa: SIM905
@@ -139,6 +141,13 @@ def test_public_names_have_complete_docstrings(room):
 
 def test_every_exemption_is_needed():
     assert all(problems(name, API[name]) for name in EXEMPT)
+
+
+def test_the_reference_has_every_public_name():
+    pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs" / "reference" / "api").glob("*.md"))
+    listed = {name.rpartition(".")[2] for name in re.findall(r"auto\w+:: ([\w.]+)", pages)}
+    names = {name.rpartition(".")[2] for name in API if name.rpartition(".")[0] in ROOMS}
+    assert names <= listed
 
 
 # --- methods
