@@ -248,7 +248,7 @@ class SimpleFullGrad(BaseFullGrad):
 
     The method is in the authors' code, not in the paper, and has no completeness. The layers are those with a bias.
 
-    Use it as FullGrad, for models whose biases are small or missing.
+    Use it as FullGrad, for models whose biases are small.
 
     >>> SimpleFullGrad(model).explain(image, "nodule").grid
     (128, 128)

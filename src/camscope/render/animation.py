@@ -120,7 +120,7 @@ def encode_animation(
         seconds: Duration of one loop.
         suffix: ".gif" or ".webp".
         n_frames: Length of an iterator. None: that of the sequence.
-        palette_colors: (…,3) uint8 colors that the palette includes. None: those of the frames.
+        palette_colors: (…,3) uint8 colors that the palette includes, in addition to grays. None: no such colors.
         on_progress: Called as `on_progress(done, count)` after each frame.
 
     Returns:

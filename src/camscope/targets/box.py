@@ -62,8 +62,8 @@ class Box(Target):
             YOLOS),
             "sigmoid" where there is no such class (Deformable DETR, RT-DETR). None follows the config of a Hugging Face
         model.
-        heads: Boxes and probabilities of the heads, which `resolve` sets.
-        input_size: Size of the model's input, which `bind` sets.
+        heads: The detection heads of the model, which `bind_model` sets.
+        input_size: Size of the model's input, which `bind` and `resolve` set.
 
     Raises:
         TargetError: The corners are not finite or not in order, or `activation` is unknown.

@@ -29,7 +29,7 @@ class Similarity(Target):
         a
             model of signals (C,L), a tensor with rows of L numbers is a signal.
         kind: "cosine" or "dot".
-        n_references: Number of references, which `bind` sets.
+        n_references: Number of references, which `bind` and `resolve` set.
 
     Raises:
         TargetError: `kind` is unknown.

@@ -51,7 +51,7 @@ class GradientRollout(TokenAttentionExplainer):
     the lowest attentions; here all are kept. The scale of the score sets the weight of the blocks relative to the
     residual connections I.
 
-    Use it if attention rollout is the same for every class, and the class matters.
+    Use it instead of attention rollout if the class matters.
 
     >>> explanation = GradientRollout(vit).explain(x, 1)
     >>> explanation.method_title, explanation.grid
@@ -98,7 +98,8 @@ class LeGrad(TokenAttentionExplainer):
 
     The mean is over blocks, heads and query rows. g_l is the gradient at P_l of the score if block l is the last one.
     The authors' code for CLIP reads the mean of all tokens; here the tokens are those that the model reads. The authors
-    also scale the map to 0..1. Use it for vision transformers such as CLIP, whose early blocks also hold evidence.
+    also scale the map to 0..1. Use it for vision transformers such as
+    CLIP, if the evidence of all blocks should count.
 
     Args:
         n_blocks: Use only this number of last blocks. None: all.
@@ -128,7 +129,7 @@ class GradECLIP(TokenAttentionExplainer):
     tokens are read, the ReLU is applied to their mean. The authors' code merges the heads of the model; here they stay
     separate.
 
-    Use it for CLIP and other transformers with a class token, for which it was made.
+    Use it for CLIP, for which it was made.
 
     >>> GradECLIP(vit).explain(x, 1).method_title
     'Grad-ECLIP'

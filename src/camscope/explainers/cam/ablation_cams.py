@@ -52,8 +52,8 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
 
     B_c keeps all channels of cell c. Class and register tokens are kept. The authors scale p to 0..1, so that every map
     has a 0 and a 1. Here p of an empty layer is subtracted, so that 0 is no evidence. A model with one output and a
-    callable target have no probability, and use the score. Use it if no gradient is available: it needs one pass of the
-    model behind the layer for each cell, fewer than methods that need one for each channel.
+    callable target have no probability, and use the score. Use it if no gradient is
+    available and the layer has fewer cells than channels: it takes one pass of the model behind the layer for each cell.
 
     Args:
         gaussian: Whether the neighbors of a cell are also kept, weighted by (1/4, 1/2, 1/4) along every axis, as in the
@@ -113,7 +113,7 @@ class LIFTCAM(BaseWeightedChannels):
     max pooling, softmax and normalizations behind the layer keep their gradient. A note reports if Σ_k a_k differs from y(A)
     - y(0) by more than 1 %. For pooling and a linear head a_k = w_k mean(A_k), the exact Shapley value.
 
-    Use it for weights close to those of Ablation-CAM or Shapley values, at the cost of a gradient.
+    Use it for weights that approximate Shapley values, at the cost of a gradient.
 
     >>> LIFTCAM(model, "layer4").explain(image, "nodule").caption
     'nodule (p=0.99) · LIFT-CAM · layer4'

@@ -164,7 +164,7 @@ class HSIC(GridSensitivityExplainer):
     index is 0 except for sampling error. σ is the standard deviation of the scores; the authors use their median, so that a
     constant added to all scores changes the map. The standard error is that of the jackknife.
 
-    Use it as a cheaper Sobol.
+    Use it as a cheaper Sobol: with default settings it takes a fourth of the passes.
 
     >>> HSIC(model, grid_size=3, n_samples=32).explain(image, "nodule").method_title
     'HSIC'

@@ -175,7 +175,7 @@ class DRISE(RISE):
     the masked image. The authors' s has the cosine of both vectors of class probabilities instead of the probability. The
     grid is finer than that of RISE, with more masks. For targets other than a Box this is RISE with those settings.
 
-    Use it for detectors, whose boxes have no gradient.
+    Use it for detectors, of which it needs only the output.
 
     Args:
         n_samples: Number of masks.
