@@ -191,6 +191,11 @@ class EvaluationResult:
         Returns:
             A pyarrow table.
 
+        >>> import tempfile
+        >>> result = evaluate(run, tempfile.mkdtemp(), metrics=["entropy"])  # `run`: of `run_batch` over four images
+        >>> result.table("not control").num_rows
+        4
+
         """
         rows = open_value_files(self.folder)
         return read_rows(rows) if where is None else RowReader(rows).take(Query(where).find_positions(rows))

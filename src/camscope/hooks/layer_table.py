@@ -52,7 +52,15 @@ class LayerRow:
     n_calls: int
 
     def format_cells(self) -> tuple[str, ...]:
-        """Return the row as texts, one for each column."""
+        """Return the row as texts, one for each column.
+
+        Returns:
+            The texts of the columns.
+
+        >>> LayerRow("conv1", "Conv2d", (1, 8, 4, 4), (2.0, 2.0), 80, 80, 1).format_cells()
+        ('conv1', 'Conv2d', '1×8×4×4', '2×2', '80', '1')
+
+        """
         shape = "×".join(map(str, self.output_shape)) if self.output_shape is not None else "–"
         stride = "×".join(f"{step:.4g}" for step in self.stride) if self.stride is not None else "–"
         return self.name, self.type, shape, stride, f"{self.n_parameters:,}", str(self.n_calls)
@@ -96,7 +104,20 @@ class LayerTable:
         )
 
     def to_rich_table(self, highlighted: Collection[str] = ()) -> "Table":
-        """Return the table for the terminal. Layers in `highlighted` are marked."""
+        """Return the table for the terminal. Layers in `highlighted` are marked.
+
+        Args:
+            highlighted: Names of layers.
+
+        Returns:
+            A table of rich.
+
+        >>> import torch
+        >>> from camscope.hooks import inspect_layers
+        >>> inspect_layers(nn.Sequential(nn.ReLU()), torch.zeros(1, 2)).to_rich_table().row_count
+        1
+
+        """
         from rich.table import Table
         from rich.text import Text
 

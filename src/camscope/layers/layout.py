@@ -52,7 +52,18 @@ class Layout:
     prefix: int = 0
 
     def to_maps(self, output: Tensor) -> Tensor:
-        """Return the output as maps (N,K,*grid). Tokens outside the grid are removed."""
+        """Return the output as maps (N,K,*grid). Tokens outside the grid are removed.
+
+        Args:
+            output: The output of the layer.
+
+        Returns:
+            (N,K,*grid).
+
+        >>> Layout("channels_last", (2, 3)).to_maps(torch.zeros(1, 2, 3, 8)).shape
+        torch.Size([1, 8, 2, 3])
+
+        """
         if self.kind == CHANNELS_FIRST:
             return output
         if self.kind == TOKENS:

@@ -106,6 +106,23 @@ class Concepts:
 
         The opacity is proportional to the strength, with `alpha` at the strongest cell of all images. Pixels that the
         preprocessing cropped away are hatched.
+
+        Args:
+            image_index: Index of the image.
+            alpha: Opacity of the strongest cell.
+
+        Returns:
+            (H,W,3) uint8, at the size of the image.
+
+        Raises:
+            InputError: The maps do not have two axes.
+
+        >>> from camscope import DeepFeatureFactorization, load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+        >>> DeepFeatureFactorization(model, "layer4", n_concepts=2).factorize([image]).concept_image().shape
+        (128, 128, 3)
+
         """
         if self.maps.ndim != 4:
             raise InputError(
@@ -126,7 +143,23 @@ class Concepts:
         return render.draw_regions(picture, numbers, opacity, colors, alpha=alpha, covered=covered)
 
     def figure(self, *, alpha: float = 0.8, columns: int | None = None, height: int = 320) -> render.RGBImage:
-        """Draw all images as in `concept_image`, next to the legend. `height`: height of each image in pixels."""
+        """Draw all images as in `concept_image`, next to the legend.
+
+        Args:
+            alpha: Opacity of the strongest cell.
+            columns: Images in a row. None: as many as leave few cells empty.
+            height: Rows of each image.
+
+        Returns:
+            (H,W,3) uint8.
+
+        >>> from camscope import DeepFeatureFactorization, load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+        >>> DeepFeatureFactorization(model, "layer4", n_concepts=2).factorize([image]).figure(height=64).shape[2]
+        3
+
+        """
         pictures = [self.concept_image(i, alpha=alpha) for i in range(len(self.maps))]
         grid = render.draw_image_grid(pictures, self.image_names, columns=columns, height=height)
         heading = "share; score it gains alone" if any(self.top_classes) else "share"
@@ -189,7 +222,24 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
         return torch.where(finite, (factors.maps @ each[..., None])[..., 0], torch.nan).to(activation.dtype)
 
     def factorize(self, images: Any) -> Concepts:
-        """Find the common concepts of one image or a list of images. All images must have the same input size."""
+        """Find the common concepts of one image or a list of images. All images must have the same input size.
+
+        Args:
+            images: Images as `explain` takes them.
+
+        Returns:
+            The concepts of all images together.
+
+        Raises:
+            InputError: There is no image, or the layer has no positive activation.
+
+        >>> from camscope import load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> images = [draw_radiograph(seed, "nodule").image for seed in (0, 1)]
+        >>> DeepFeatureFactorization(load_model("phantom"), "layer4", n_concepts=2).factorize(images).maps.shape
+        (2, 2, 16, 16)
+
+        """
         items = [self.prepare_input(image) for image in (images if isinstance(images, list | tuple) else [images])]
         if not items:
             raise InputError("factorize got no images: pass at least one")

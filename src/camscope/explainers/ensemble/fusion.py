@@ -73,7 +73,24 @@ class Fused(Wrapper):
     def at_layers(
         cls, explainer: Explainer, layers: Sequence[str | nn.Module], fusion_mode: FusionMode = "max"
     ) -> Self:
-        """Fuse the maps of one method at several layers. All other settings stay the same."""
+        """Fuse the maps of one method at several layers. All other settings stay the same.
+
+        Args:
+            explainer: The method, at any layer.
+            layers: Names or modules.
+            fusion_mode: See `Fused`.
+
+        Returns:
+            One explainer per layer, fused.
+
+        Raises:
+            InputError: The method explains no layer, or there is no layer.
+
+        >>> from camscope import LayerCAM, load_model
+        >>> len(Fused.at_layers(LayerCAM(load_model("phantom")), ["layer2", "layer4"]).explainers)
+        2
+
+        """
         if not isinstance(explainer, LayerExplainer):
             raise InputError(_describe_layer_problem(explainer))
         if isinstance(layers, str):
