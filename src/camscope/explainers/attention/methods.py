@@ -98,8 +98,7 @@ class LeGrad(TokenAttentionExplainer):
 
     The mean is over blocks, heads and query rows. g_l is the gradient at P_l of the score if block l is the last one.
     The authors' code for CLIP reads the mean of all tokens; here the tokens are those that the model reads. The authors
-    also scale the map to 0..1. Use it for vision transformers such as
-    CLIP, if the evidence of all blocks should count.
+    also scale the map to 0..1. Use it for vision transformers such as CLIP, if the evidence of all blocks should count.
 
     Args:
         n_blocks: Use only this number of last blocks. None: all.

@@ -52,8 +52,8 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
 
     B_c keeps all channels of cell c. Class and register tokens are kept. The authors scale p to 0..1, so that every map
     has a 0 and a 1. Here p of an empty layer is subtracted, so that 0 is no evidence. A model with one output and a
-    callable target have no probability, and use the score. Use it if no gradient is
-    available and the layer has fewer cells than channels: it takes one pass of the model behind the layer for each cell.
+    callable target have no probability, and use the score. Use it if no gradient is available and the layer has fewer
+    cells than channels: it takes one pass of the model behind the layer for each cell.
 
     Args:
         gaussian: Whether the neighbors of a cell are also kept, weighted by (1/4, 1/2, 1/4) along every axis, as in the

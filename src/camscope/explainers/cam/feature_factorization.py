@@ -231,7 +231,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
             The concepts of all images together.
 
         Raises:
-            InputError: There is no image, or the layer has no positive activation.
+            InputError: There is no image, or the inputs of the images differ in size.
 
         >>> from camscope import load_model
         >>> from camscope.phantom import draw_radiograph

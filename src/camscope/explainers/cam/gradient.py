@@ -104,8 +104,8 @@ class XGradCAM(BaseQuotientCAM):
     completely. A note reports this. A sum that has canceled to two thirds of its digits is rounding and counts as 0, as
     all sums after an instance norm are.
 
-    Use it as a check of Grad-CAM at a layer after a ReLU. Its weights are chosen
-    so that the sum of the map is close to the score, which the paper calls conservation.
+    Use it as a check of Grad-CAM at a layer after a ReLU. Its weights are chosen so that the sum of the map is close to
+    the score, which the paper calls conservation.
 
     >>> XGradCAM(model, "layer4").attribute(torch.zeros(2, 1, 128, 128), 1).shape
     torch.Size([2, 16, 16])
@@ -125,8 +125,8 @@ class XGradCAM(BaseQuotientCAM):
 class LayerCAM(BaseCAM):
     """Sum of positive gradient times activation: relu Σ_k relu(g_k) A_k (Jiang et al. 2021, eq. 6 to 8).
 
-    The map shows the cells whose own gradient is positive. Use it at early
-    layers, where cells are small and one weight for a whole channel is coarse. Fuse the maps of several layers with `Fused`.
+    The map shows the cells whose own gradient is positive. Use it at early layers, where cells are small and one weight
+    for a whole channel is coarse. Fuse the maps of several layers with `Fused`.
 
     >>> explanation = LayerCAM(model, "layer2").explain(image, "nodule")
     >>> explanation.grid, explanation.stride

@@ -264,8 +264,8 @@ class OptiCAM(LayerExplainer):
     minus its least cell, so it is 0 where the mask hides most. Adam starts from equal shares, separately for each
     sample. A constant channel has no share: no mask shows it, and its gradient would be rounding. The epsilon of Adam
     is tiny, so the unit of the score does not matter. Hidden pixels are zero, the mean color of most preprocessings; in
-    the authors' demo they are black. Use it
-    for maps whose cells keep the score if all other pixels are hidden: this is what it optimizes.
+    the authors' demo they are black. Use it for maps whose cells keep the score if all other pixels are hidden: this is
+    what it optimizes.
 
     Args:
         n_steps: Steps of Adam.

@@ -84,7 +84,7 @@ class Fused(Wrapper):
             One explainer per layer, fused.
 
         Raises:
-            InputError: The method explains no layer, or there is no layer.
+            InputError: The method explains no layer, or `layers` is one name and not a list.
 
         >>> from camscope import LayerCAM, load_model
         >>> len(Fused.at_layers(LayerCAM(load_model("phantom")), ["layer2", "layer4"]).explainers)
