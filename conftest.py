@@ -1,11 +1,15 @@
 """What the examples of docstrings may use: images, a finished run and a finished audit, each made on first use."""
 
 import csv
+import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("CAMSCOPE_KEY", "the key of the tests")  # names of scans: no key is made in a home folder
 
 N_IMAGES = 12
 SKIPPED_STAGES = ["localization", "faithfulness", "sanity", "robustness", "shortcut"]
@@ -30,7 +34,7 @@ def example_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def run(example_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def example_run(example_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A finished run of Grad-CAM."""
     from camscope import BatchRun, GradCAM, load_model, run_batch
 
@@ -41,7 +45,7 @@ def run(example_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
-def audit_run(example_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def example_audit(example_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A finished audit of the bundled model, with the stages that are quick."""
     from camscope.audit import run_audit
 
@@ -55,14 +59,15 @@ def audit_run(example_images: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return run_audit(config, tmp_path_factory.mktemp("audits") / "audit")
 
 
-EXAMPLES = {"run": "run", "audit_run": "audit_run", "image_folder": "example_images"}
+EXAMPLES = {"run": "example_run", "audit_run": "example_audit", "image_folder": "example_images"}
 
 
 @pytest.fixture(autouse=True)
 def example_values(request: pytest.FixtureRequest) -> None:
-    """Put the values that an example uses but does not make into its namespace."""
+    """Put the values that an example uses but does not make into its namespace. Its files go to a folder of the run."""
     examples = getattr(request.node, "dtest", None)
     if examples is not None:
+        request.getfixturevalue("monkeypatch").setattr(tempfile, "tempdir", str(request.getfixturevalue("tmp_path")))
         source = "".join(example.source for example in examples.examples)
         for name, fixture in EXAMPLES.items():
             if re.search(rf"\b{name}\b", source) and f"{name} = " not in source:
