@@ -37,7 +37,7 @@ check: $(STAMP)-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal --doctest-modules src/camscope tests/test_package_structure.py tests/test_prose.py
+	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal --doctest-modules src/camscope tests/test_package_structure.py tests/test_prose.py tests/test_docstrings.py
 
 docs: $(STAMP)-docs
 	$(ALONE) $(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees docs docs/_build/html

@@ -16,7 +16,9 @@ from camscope.batch.result_rows import column_types
 from camscope.cli import app
 from camscope.cli.json_output import describe_json_output
 from camscope.cli.methods import COST_LEGEND, describe_method
-from camscope.explainers import METHODS
+from camscope.cli.option_parsing import list_settings
+from camscope.explainers import METHODS, BaseCAM, Explainer
+from camscope.explainers.core.method_docstrings import read_description, read_setting_descriptions
 from camscope.explanation import STATUS_MEANINGS
 from camscope.metrics import METRICS
 
@@ -69,19 +71,25 @@ def write_generated_pages(folder: Path) -> None:
 def describe_methods() -> str:
     """Return the part of the page of all methods: a table, then each with its settings."""
     rows, sections = [], []
+    shared = {*list_settings(Explainer), *list_settings(BaseCAM)}
     for method in METHODS.values():
         facts = describe_method(method)
         anchor = f"method-{facts['name'].replace('+', 'plus')}"
         rows.append(
             (f"[{facts['title']}](#{anchor})", f"`{facts['name']}`", facts["forward_passes"], facts["backward_passes"])
         )
-        settings = ", ".join(f"`{name}={value!r}`" for name, value in facts["settings"].items())
+        meanings = read_setting_descriptions(method)
+        settings = "\n".join(
+            f"- `{name}={value!r}`: {' '.join(meanings[name].split())}"
+            for name, value in facts["settings"].items()
+            if name not in shared
+        )
         sections.append(
             f"({anchor})=\n## {facts['title']}\n\n"
             f"{{py:class}}`camscope.{method.__name__}` · `{facts['name']}` · {facts['paper'] or 'no paper'}\n\n"
-            f"```text\n{inspect.getdoc(method) or ''}\n```\n\n"
+            f"```text\n{read_description(method)}\n```\n\n"
             f"Forward passes: {facts['forward_passes']}. Backward passes: {facts['backward_passes']}."
-            + (f"\n\nSettings: {settings}." if settings else "")
+            + (f"\n\nSettings:\n\n{settings}" if settings else "")
         )
     table = format_table(("method", "name", "forward passes", "backward passes"), rows)
     return f"{table}\n\nIn the cost columns, {COST_LEGEND}.\n\n" + "\n\n".join(sections)

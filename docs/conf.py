@@ -42,9 +42,13 @@ extensions = [
 exclude_patterns = ["_build", "_templates", "locale", "_generated_source", "Thumbs.db", "**/*.json"]
 default_role = "code"
 nitpicky = True
+INTERNAL_TYPES = (
+    "ActivationBytes|BaseMethod|DetectionHead|EvaluationContext|ExplainerClass|ExtraInputs|GradientAccumulator|GridEntry"
+    "|PathResolver|PrefixCache|ScoreRange|T"
+)
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!camscope).*"),  # strict for our own names; other projects' names link where an inventory has them
-    (r"py:class", r"camscope\..*\.(BaseMethod|ExtraInputs|GradientAccumulator|GridEntry|PathResolver|ScoreRange|T)"),
+    (r"py:class", rf"camscope\..*\.({INTERNAL_TYPES})"),
 ]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "substitution"]

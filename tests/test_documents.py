@@ -16,9 +16,22 @@ import camscope
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
-OTHERS = set(  # of other packages, and the ViT of a benchmark
-    ["transforms", "default_rng", "to_pylist", "to_pandas", "show_cam_on_image", "sensitivity_max", "vit", "fromarray", "create_model", "step", "reset_parameters", "add_image", "add_scalar", "add_text"]
-)
+OTHERS = {  # of other packages, and the ViT of a benchmark
+    "transforms",
+    "default_rng",
+    "to_pylist",
+    "to_pandas",
+    "show_cam_on_image",
+    "sensitivity_max",
+    "vit",
+    "fromarray",
+    "create_model",
+    "step",
+    "reset_parameters",
+    "add_image",
+    "add_scalar",
+    "add_text",
+}
 
 
 @cache

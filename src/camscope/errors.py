@@ -36,6 +36,10 @@ class CamscopeError(Exception):
         fix: What the caller of a function can do, such as `pass layout=`. It follows the message after a semicolon.
         remedy: The same fix for programs, which may word it differently.
 
+    >>> error = CamscopeError("the layer is ambiguous", fix="pass layout=")
+    >>> str(error), error.fix
+    ('the layer is ambiguous; pass layout=', 'pass layout=')
+
     """
 
     def __init__(self, message: str = "", *, fix: str = "", remedy: Remedy | None = None) -> None:

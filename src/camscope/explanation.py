@@ -324,6 +324,10 @@ class Explanation:
         Raises:
             InputError: The map does not have three axes.
 
+        >>> explanation = Explanation(np.random.rand(2, 3, 3), "gradcam", 1, "nodule", 7.5, input_size=(8, 12, 12))
+        >>> explanation.volume("input").shape
+        (8, 12, 12)
+
         """
         if self.attribution.ndim != 3:
             raise InputError(
@@ -367,6 +371,11 @@ class Explanation:
         Raises:
             InputError: The map does not have three axes.
 
+        >>> explanation = Explanation(np.random.rand(2, 3, 3), "gradcam", 1, "nodule", 7.5, input_size=(8, 12, 12))
+        >>> image = explanation.planes(voxel=(1, 2, 2), size="input")
+        >>> image.ndim, image.dtype
+        (3, dtype('uint8'))
+
         """
         return render.draw_planes(self.volume(size, mask=mask, scale=scale), voxel, caption=self.caption)
 
@@ -394,6 +403,10 @@ class Explanation:
         Raises:
             InputError: The map does not have three axes.
 
+        >>> explanation = Explanation(np.random.rand(2, 3, 3), "gradcam", 1, "nodule", 7.5, input_size=(8, 12, 12))
+        >>> explanation.slices(axis=0, size="input", n_slices=2).shape[2]
+        3
+
         """
         return render.draw_slices(
             self.volume(size, mask=mask, scale=scale), axis, n_slices=n_slices, caption=self.caption
@@ -420,6 +433,10 @@ class Explanation:
 
         Raises:
             InputError: The map does not have three axes.
+
+        >>> explanation = Explanation(np.random.rand(2, 3, 3), "gradcam", 1, "nodule", 7.5, input_size=(8, 12, 12))
+        >>> explanation.projection(axis=0, size="input").shape[2]
+        3
 
         """
         return render.draw_projection(self.volume(size, mask=mask, scale=scale), axis, caption=self.caption)
@@ -454,6 +471,11 @@ class Explanation:
         Raises:
             OutputError: The suffix is unknown, or the file cannot be written.
             InputError: The map does not have three axes.
+
+        >>> import tempfile
+        >>> explanation = Explanation(np.random.rand(2, 3, 3), "gradcam", 1, "nodule", 7.5, input_size=(4, 12, 12))
+        >>> explanation.animate(f"{tempfile.mkdtemp()}/map.gif", size="input", seconds=1).suffix
+        '.gif'
 
         """
         suffix = Path(path).suffix.lower()
@@ -497,6 +519,10 @@ class Explanation:
         Raises:
             InputError: The map does not have two axes.
 
+        >>> explanation = Explanation(np.eye(2), "gradcam", 3, "tabby", 7.5, input_size=(2, 2))
+        >>> [polygon.shape for polygon in explanation.contours(size="grid")]
+        [(8, 2)]
+
         """
         self._check_two_axes()
         return list(render.find_contours(self.heatmap(size or self._best_size()), level))
@@ -523,7 +549,10 @@ class Explanation:
         return render.find_boxes(self.heatmap(size or self._best_size()), threshold)
 
     def show(self) -> None:
-        """Open the overlay in the image viewer of the system. A notebook shows an explanation without `show`."""
+        """Open the overlay in the image viewer of the system. A notebook shows an explanation without `show`.
+
+        >>> Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 8)).show()  # doctest: +SKIP
+        """
         from PIL import Image
 
         Image.fromarray(self.overlay(colorbar=True)).show(title=self.caption)
@@ -582,6 +611,12 @@ class Explanation:
         Raises:
             InputError: The file is not an explanation, is damaged, or exceeds `max_bytes`.
 
+        >>> import tempfile
+        >>> explanation = Explanation(np.ones((1, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 16))
+        >>> path = explanation.save(f"{tempfile.mkdtemp()}/map.json")
+        >>> Explanation.load(path).label
+        'tabby'
+
         """
         message = f"{path} is not an explanation that save() wrote as .npz or .json"
         with read_errors_converted(message, wrap_camscope_errors=True):
@@ -592,7 +627,17 @@ class Explanation:
     def annotated_image(self, height: int | None = None, *, caption: bool = False) -> PixelArray:
         """Draw the overlay (H,W,3) with a height of `height` pixels, and a warning if the status is not "ok".
 
-        `caption` adds a line with the class, its score and the method. A map with a warning always has it.
+        Args:
+            height: Rows of the overlay. None: those of the image.
+            caption: Whether a line below names the class, its score and the method. A map with a warning always has it.
+
+        Returns:
+            (H,W,3) uint8, for a volume its three planes.
+
+        >>> explanation = Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 8), status="flat")
+        >>> explanation.annotated_image(height=64).shape[0] > 64  # with a warning
+        True
+
         """
         if self._is_volume and height is None:
             return self.planes()

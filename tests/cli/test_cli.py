@@ -256,6 +256,13 @@ def test_methods_lists_one_that_a_script_registered(monkeypatch):
     assert [line.split()[0] for line in lines[heading + 1 :] if "Their own map." in line] == ["mine", "theirs"]
 
 
+def test_the_page_of_a_method_says_what_its_settings_mean():
+    text = run("methods", "finercam").stdout
+    assert "Weight of the mean of the similar classes" in " ".join(text.replace("│", " ").split())
+    assert ">>>" not in text
+    assert "Args:" not in text
+
+
 def test_methods_lists_every_one():
     text = run("methods").stdout
     for name, method in METHODS.items():

@@ -88,6 +88,17 @@ def run_audit(
         InputError: The config does not fit the manifest or the model.
         OutputError: The folder holds another audit, or files of another program.
 
+    >>> import tempfile
+    >>> config = {
+    ...     "n_resamples": 200,
+    ...     "skip": ["localization", "faithfulness", "sanity", "robustness", "shortcut"],  # for a quick example
+    ...     "data": {"manifest": str(image_folder / "manifest.csv"), "label": "label", "patient": "patient"},
+    ...     "model": {"source": "phantom"},
+    ...     "explain": {"findings": ["nodule"], "methods": ["gradcam"]},
+    ... }
+    >>> run_audit(config, tempfile.mkdtemp()).n_failures
+    0
+
     """
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
@@ -117,6 +128,10 @@ class AuditRun:
 
     Raises:
         InputError: The folder holds no finished audit, or one of another version of the schema.
+
+    >>> finished = AuditRun(audit_run.folder)  # `audit_run`: what `run_audit` returned
+    >>> len(finished.verdicts), finished.report_path.name
+    (6, 'report.html')
 
     """
 
@@ -167,6 +182,14 @@ class AuditRun:
         """Return the predictions as a table with one row for each image.
 
         The columns are row, id, patient, error, features, and for each finding its label, log odds and probability.
+
+        Returns:
+            The table.
+
+        >>> table = audit_run.predictions()  # of a `run_audit` of twelve images
+        >>> table.num_rows, [name for name in table.schema.names if "probability" in name]
+        (12, ['probability nodule'])
+
         """
         return read_parquet(self.folder / "predictions.parquet")
 
@@ -174,6 +197,13 @@ class AuditRun:
         """Return all metric values as a table with one row for each value.
 
         The columns are stage, row, id, finding, method, layer, control, metric, imputation, value and reason.
+
+        Returns:
+            The table. A value that is not defined is null and has a reason.
+
+        >>> audit_run.metrics().schema.names[:3]  # of a `run_audit`
+        ['stage', 'row', 'id']
+
         """
         return read_parquet(self.folder / METRICS_FILE)
 
@@ -182,13 +212,28 @@ class AuditRun:
 
         Columns: row, id, finding, region, kind, imputation, log_odds_without, log_odds_with, and for insertions donor_row and
         control_row.
+
+        Returns:
+            The table. Effects are differences of log odds.
+
+        >>> audit_run.interventions().num_rows  # of a `run_audit` that skipped the stage `shortcut`
+        0
+
         """
         return interventions.read_interventions(self.folder)
 
     def verdict_table(self) -> "pa.Table":
         """Return the verdicts as a table.
 
-        Columns: question, claim, finding, qualifier, conclusion, direction, margin, reason, value, low, high, n_values, baseline.
+        Columns: question, claim, finding, qualifier, conclusion, direction, margin, reason, value, low, high, n_values,
+        baseline.
+
+        Returns:
+            The table, with a row for each verdict. Those that contradict the model come first.
+
+        >>> audit_run.verdict_table().schema.names[:3]  # of a `run_audit`
+        ['question', 'claim', 'finding']
+
         """
         effect_names = {"value", "low", "high", "n_values", "baseline"}
         rows = [

@@ -16,6 +16,11 @@ class BatchRun(MapCollection):
 
     Iterate over it for `Explanation` objects, and `query` it for rows of a table.
 
+    Args:
+        folder: The folder that `run_batch` wrote.
+        dataset: The source of the run, as it was passed to `run_batch`. Images are then read from there.
+        fetch: Whether images behind URLs, and of datasets that the run names, may be fetched.
+
     >>> import numpy as np, tempfile
     >>> from camscope import GradCAM, load_model, run_batch
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -54,6 +59,10 @@ class BatchRun(MapCollection):
             InputError: No row matches, or the query is invalid.
             OutputError: The file exists, or cannot be written.
 
+        >>> import tempfile
+        >>> run.save_html(f"{tempfile.mkdtemp()}/sheet.html", limit=2).suffix  # of a run of `run_batch`
+        '.html'
+
         """
         check_free(path, overwrite)
         sheet = build_contact_sheet(self, Query(where, sort, limit), image_height, os.cpu_count() or 1)
@@ -74,7 +83,8 @@ class BatchRun(MapCollection):
 
         Args:
             folder: The folder of the files.
-            formats: One or several formats. "png", "jpg", "webp": overlays at the size of the images. "npz", "json": the maps
+            formats: One or several formats. "png", "jpg", "webp": overlays at the size of the images. "npz", "json":
+                the maps
                 as `Explanation.save` writes them, without pixels. "csv": `rows.csv`, a table for spreadsheets. "coco":
                 `coco.json`, boxes and outlines of the regions above the threshold.
             where: A condition in SQL: see `query`.
@@ -89,6 +99,11 @@ class BatchRun(MapCollection):
         Raises:
             InputError: A format, the threshold or the query is invalid.
             OutputError: A table exists, or a file cannot be written.
+
+        >>> import tempfile
+        >>> result = run.export(tempfile.mkdtemp(), "csv")  # of a run of `run_batch`
+        >>> type(result).__name__
+        'ExportResult'
 
         """
         format_list = [formats] if isinstance(formats, str) else list(formats)

@@ -86,6 +86,9 @@ class MapCollection:
         Returns:
             The table, in the order of the run.
 
+        >>> run.table(["id", "label", "status"]).num_rows  # of a run of `run_batch` over four images
+        4
+
         """
         return read_rows(self.dataset, columns, filter)
 
@@ -99,7 +102,8 @@ class MapCollection:
         """Return the rows that meet an SQL condition, such as `run.query("label = 'nodule'", "probability", 10)`.
 
         Args:
-            where: A condition in DuckDB's SQL over the columns of the run. Failed rows are included: `status = 'failed'`.
+            where: A condition in DuckDB's SQL over the columns of the run. Failed rows are included: `status =
+                'failed'`.
             sort: What to sort by, in SQL.
             limit: The maximum number of rows.
             columns: The columns to return. None: all, including the maps.
@@ -109,6 +113,9 @@ class MapCollection:
 
         Raises:
             InputError: The query is not valid SQL, or names a column that the run does not have.
+
+        >>> run.query("label = 'nodule'", "probability", 2).num_rows  # of a run of `run_batch`
+        2
 
         """
         rows = self.dataset
@@ -129,13 +136,34 @@ class MapCollection:
                     yield self.explanation(row)
 
     def read_image(self, row: Mapping[str, Any]) -> PixelArray:
-        """Read the image (H,W,3) of a row. Raise an ImageError if the image is missing or has changed."""
+        """Read the image of a row.
+
+        Args:
+            row: A row of `table` or `query`, as a dictionary.
+
+        Returns:
+            (H,W,3) uint8.
+
+        Raises:
+            ImageError: The image is missing or has changed.
+
+        >>> run.read_image(run.table().to_pylist()[0]).shape  # of a run of `run_batch`
+        (128, 128, 3)
+
+        """
         source = self.read_source(row)
         require_unchanged(row, source)
         return read_display_image(source, self.run_info["run_config"].get("window"))
 
     def require_images(self) -> None:
-        """Raise an ImageError if the images are not available on this machine or in the dataset that was passed."""
+        """Check that the images are available on this machine, or in the dataset that was passed.
+
+        Raises:
+            ImageError: Images are missing, and `fetch` is not set.
+
+        >>> run.require_images()  # of a run of `run_batch`
+
+        """
         with self._open_lock:
             _ = self._images
         if count := self.n_unfetched_images:
@@ -162,7 +190,21 @@ class MapCollection:
         return PathResolver(Path(root["folder"]), confined=bool(root["confined"]), fetch=self.fetch)
 
     def read_source(self, row: Mapping[str, Any]) -> Any:
-        """Return the file bytes, scan path or dataset image of a row. Raise an ImageError if it cannot be read."""
+        """Return the file bytes, scan path or dataset image of a row.
+
+        Args:
+            row: A row of `table` or `query`, as a dictionary.
+
+        Returns:
+            What `Explainer.explain` takes.
+
+        Raises:
+            ImageError: The image cannot be read.
+
+        >>> run.read_source(run.table().to_pylist()[0])[1:4]  # of a run of `run_batch`, whose first image is a PNG file
+        b'PNG'
+
+        """
         path = row["path"]
         try:
             with self._open_lock:
@@ -195,7 +237,19 @@ class MapCollection:
         return images.manifest if isinstance(images, ImageAccessor) else None
 
     def original_row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Add the original path and manifest columns to a row, if the caller passed the image source."""
+        """Add the original path and manifest columns to a row, if the caller passed the image source.
+
+        Args:
+            row: A row of `table` or `query`, as a dictionary.
+
+        Returns:
+            The row with more columns, or the same row.
+
+        >>> row = run.table(["row", "id", "path"]).to_pylist()[0]  # of a run of `run_batch`
+        >>> run.original_row(row)["row"]
+        0
+
+        """
         manifest = self.source_manifest
         return row if manifest is None else {**row, **manifest.row_by_number(row["row"])}
 
@@ -237,6 +291,10 @@ class MapCollection:
 
         Raises:
             InputError: The row has no map.
+
+        >>> row = run.table().to_pylist()[0]  # of a run of `run_batch`
+        >>> run.explanation(row).label
+        'nodule'
 
         """
         with read_errors_converted(

@@ -51,6 +51,9 @@ class Query:
         sort: What to sort by, such as `probability desc, id`. Equal rows stay in the order of the run.
         limit: The maximum number of rows. None: no limit.
 
+    Raises:
+        InputError: `where` or `sort` is empty, or `limit` is no number of rows.
+
     >>> Query("probability < 0.6", "id", 10).description
     'where probability < 0.6, sorted by id, the first 10'
 

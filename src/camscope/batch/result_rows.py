@@ -94,7 +94,12 @@ SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class OutputNames:
-    """Build the file name of each row. The fields say which parts a name has after the image.
+    """Build the file name of each row.
+
+    Args:
+        with_method: Whether a name has the method after the image.
+        with_settings: Whether it also has the settings of the method.
+        with_target: Whether it has the target.
 
     >>> names = OutputNames.from_run({"methods": {"gradcam 531cbfe8": {}}, "targets": [None]})
     >>> names.file_stem({"row": 3, "id": "cat", "path": "cat.png", "sha256": "1f0a92bc" + "0" * 56})

@@ -52,14 +52,19 @@ class BatchOptions:
         chunk_size: Images per part file. A process that is killed loses at most this many images.
         shard: (i, n): this process computes every n-th part, starting with part i.
         max_failures: End the run with a RunError when more images than this have failed. None: no limit.
-        reduced_decoding: Decode a large JPEG at 1/2, 1/4 or 1/8 of its size, but at no less than four times the size that
-            the preprocessing resizes it to. Five times as fast for 8 megapixels; the ranks of the maps correlate at 0.994
+        reduced_decoding: Decode a large JPEG at 1/2, 1/4 or 1/8 of its size, but at no less than four times the size
+            that
+            the preprocessing resizes it to. Five times as fast for 8 megapixels; the ranks of the maps correlate at
+        0.994
             or more.
         window: The display window of scans: see `read_scan`.
         engine: "local" works in this process. "ray" works in `num_workers` processes of a Ray cluster. The rows are the
             same, and each engine resumes what the other began.
         address: HOST:PORT of the Ray cluster. None: the Ray instance of this machine, started if there is none.
         num_workers: Processes of Ray, each with a copy of the model. None: one per GPU (model on CUDA) or per CPU.
+
+    Raises:
+        InputError: An option is invalid, or one of Ray is set without `engine="ray"`.
 
     >>> BatchOptions(chunk_size=64, shard=(0, 8)).chunk_size
     64
@@ -112,6 +117,9 @@ class PrivacyOptions:
             "clinical" writes all of them. None: "research" for a run with medical images, "clinical" for all others.
         keep_columns: Further columns of the manifest that the profile "research" writes.
         allow_burned_in_text: Draw overlays on scans even if text may be burned into them.
+
+    Raises:
+        InputError: The profile is unknown.
 
     >>> PrivacyOptions(profile="research", keep_columns=["site"]).profile
     'research'

@@ -75,15 +75,18 @@ def describe_method(explainer_cls: "type[Explainer]") -> dict[str, Any]:
 
 
 def _print_method_page(explainer_cls: "type[Explainer]") -> None:
-    """Print the description of a method, with its settings, defaults, cost, and an example command."""
+    """Print the description of a method, with its settings, their defaults and meanings, and an example command."""
+    from camscope.explainers.core import method_docstrings
+
     console = base.stdout_console()
     facts = describe_method(explainer_cls)
     console.print(base.styled_text((facts["title"], "bold"), (f"  {facts['name']} · {facts['paper']}", "dim")))
     console.print()
-    console.print(inspect.getdoc(explainer_cls) or "", soft_wrap=False)
-    table = base.new_table("setting", "default")
+    console.print(method_docstrings.read_description(explainer_cls), soft_wrap=False)
+    meanings = method_docstrings.read_setting_descriptions(explainer_cls)
+    table = base.new_table("setting", "default", "meaning")
     for name, value in facts["settings"].items():
-        table.add_row(name, json.dumps(value, ensure_ascii=False))
+        table.add_row(name, json.dumps(value, ensure_ascii=False), " ".join(meanings.get(name, "").split()))
     console.print(table)
     cost = f"forward passes: {facts['forward_passes']}; backward passes: {facts['backward_passes']}"
     console.print(cost + (f" ({COST_LEGEND})" if re.search(r"\b[KL]\b|partial", cost) else ""), style="dim")

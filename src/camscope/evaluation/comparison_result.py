@@ -69,6 +69,12 @@ class ComparisonResult:
         n_images: The number of images.
         ground_truth: The annotations, for the figure.
 
+    >>> import tempfile
+    >>> from camscope.evaluation import compare_methods
+    >>> comparison = compare_methods(run, tempfile.mkdtemp(), metrics=["sparseness"])  # `run`: of `run_batch`
+    >>> comparison.n_images, list(comparison.summaries)
+    (4, ['sparseness'])
+
     """
 
     run: BatchRun = field(repr=False)
@@ -81,7 +87,21 @@ class ComparisonResult:
     ground_truth: GroundTruth | None = field(default=None, repr=False)
 
     def get_name(self, summary: MethodSummary) -> str:
-        """Return the display name of the method in a summary."""
+        """Return the display name of the method in a summary.
+
+        Args:
+            summary: One of `summaries`.
+
+        Returns:
+            The name.
+
+        >>> import tempfile
+        >>> from camscope.evaluation import compare_methods
+        >>> comparison = compare_methods(run, tempfile.mkdtemp(), metrics=["entropy"])  # `run`: of `run_batch`
+        >>> "Grad-CAM" in {comparison.get_name(summary) for summary in comparison.summaries["entropy"]}
+        True
+
+        """
         return self.names[summary.key, summary.is_control]
 
     @property
@@ -97,7 +117,18 @@ class ComparisonResult:
         return " · ".join(filter(None, (Path(model).name, layer, plural(self.n_images, "image"))))
 
     def compute_correlation_matrix(self) -> FloatArray:
-        """Return the mean Spearman correlation (M,M) of the maps of each pair of methods, or NaN if undefined."""
+        """Return the mean Spearman correlation (M,M) of the maps of each pair of methods, or NaN if undefined.
+
+        Returns:
+            (M,M) correlations in -1..1.
+
+        >>> import tempfile
+        >>> from camscope.evaluation import compare_methods
+        >>> comparison = compare_methods(run, tempfile.mkdtemp(), metrics=["entropy"])  # `run`: of `run_batch`, with one method
+        >>> comparison.compute_correlation_matrix().shape
+        (1, 1)
+
+        """
         matrix = np.full((len(self.agreement.keys),) * 2, np.nan)
         np.fill_diagonal(matrix, 1)
         for (i, j), estimate in self.agreement.estimates.items():
@@ -114,6 +145,16 @@ class ComparisonResult:
 
         `difference_to_best` is corrected for all pairs of methods and all metrics. `difference_to_control`, the difference to
         the best control, is corrected for all methods and metrics. Both are signed so that higher is better.
+
+        Returns:
+            The records.
+
+        >>> import tempfile
+        >>> from camscope.evaluation import compare_methods
+        >>> comparison = compare_methods(run, tempfile.mkdtemp(), metrics=["entropy"])  # `run`: of `run_batch`
+        >>> {record["metric"] for record in comparison.to_records()}
+        {'entropy'}
+
         """
         return [self._build_record(metric, summary) for metric, group in self.summaries.items() for summary in group]
 
@@ -136,12 +177,36 @@ class ComparisonResult:
         Returns:
             The figure.
 
+        >>> import tempfile
+        >>> from camscope.evaluation import compare_methods
+        >>> comparison = compare_methods(run, tempfile.mkdtemp(), metrics=["entropy"])  # `run`: of `run_batch`
+        >>> type(comparison.figure(n_examples=1)).__name__
+        'Figure'
+
         """
         figure: Figure = draw_comparison_figure(self, n_examples, seed)
         return figure
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-        """Write the figure as a `.png`, `.svg` or `.pdf` file."""
+        """Write the figure as a `.png`, `.svg` or `.pdf` file.
+
+        Args:
+            path: File to write.
+            overwrite: Whether an existing file is replaced.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            OutputError: The suffix is unknown, or the file cannot be written.
+
+        >>> import tempfile
+        >>> from camscope.evaluation import compare_methods
+        >>> comparison = compare_methods(run, tempfile.mkdtemp(), metrics=["entropy"])  # `run`: of `run_batch`
+        >>> comparison.save(f"{tempfile.mkdtemp()}/comparison.png").name
+        'comparison.png'
+
+        """
         suffix = Path(path).suffix.lower()
         if suffix not in FIGURE_FORMATS:
             raise OutputError(

@@ -73,6 +73,10 @@ class GroundTruth(ABC):
         label_choice: The labels of masks that count.
         excluded_categories: The categories that do not count.
 
+    >>> from camscope.evaluation import load_ground_truth
+    >>> load_ground_truth("mask", ["id", "mask"], Path()).source
+    "the column 'mask'"
+
     """
 
     source: str = "masks"
@@ -278,6 +282,9 @@ def load_ground_truth(
     Raises:
         InputError: There is no such file, column or folder.
         CategoryError: There are several categories and none is chosen. For masks the first such mask raises it.
+
+    >>> load_ground_truth("boxes", ["id", "boxes"], Path()).excluded_categories
+    ()
 
     """
     path, categories = Path(source), parse_categories(categories)

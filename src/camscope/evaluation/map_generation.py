@@ -66,6 +66,12 @@ def generate_maps(
         InputError: The ground truth has an annotation of none of the images.
         RunError: No image has a map in the end.
 
+    >>> import tempfile
+    >>> from camscope import GradCAM, load_model
+    >>> outcome = generate_maps(GradCAM(load_model("phantom")), image_folder, tempfile.mkdtemp(), ["nodule"], max_images=2)
+    >>> type(outcome).__name__  # `image_folder`: a folder of image files
+    'BatchOutcome'
+
     """
     manifest = sample_manifest(build_manifest(source, root), max_images, seed)
     if masks is not None:

@@ -53,13 +53,19 @@ def compare_methods(
         num_threads: Threads that read images. Default: one for each core.
         overwrite: Whether to replace the values at `output`.
         on_progress: Called with the numbers of finished and of all steps.
-        evaluate_options: Further options of `evaluate`: `model`, `preprocess`, `explainers`, `imputations`, `n_steps` and others.
+        evaluate_options: Further options of `evaluate`: `model`, `preprocess`, `explainers`, `imputations`, `n_steps`
+            and others.
 
     Returns:
         The comparison.
 
     Raises:
         InputError: A name, a column or the ground truth is unknown.
+
+    >>> import tempfile
+    >>> comparison = compare_methods(run, tempfile.mkdtemp(), metrics=["entropy"])  # `run`: of `run_batch`
+    >>> sum(not is_control for _, is_control in comparison.names)
+    1
 
     """
     batch_run = run if isinstance(run, BatchRun) else BatchRun(run)

@@ -63,12 +63,15 @@ def evaluate(
     Args:
         run: The run, or its folder.
         output: The folder of the dataset.
-        masks: A COCO file, a folder of mask images named as the images, or a column of the run with the path of a mask, boxes
+        masks: A COCO file, a folder of mask images named as the images, or a column of the run with the path of a mask,
+            boxes
             [[x, y, width, height]] or points [[x, y]].
-        metrics: Names of metrics. Default: all that need no further input, and with `model` also `DEFAULT_MODEL_METRICS`.
+        metrics: Names of metrics. Default: all that need no further input, and with `model` also
+            `DEFAULT_MODEL_METRICS`.
         model: The model of the run with the same weights, for metrics that need it.
         preprocess: The preprocessing of the run, with `model`.
-        explainers: Explainers of the run, for metrics that need them. Missing ones are rebuilt from the settings in the run.
+        explainers: Explainers of the run, for metrics that need them. Missing ones are rebuilt from the settings in the
+            run.
         imputations: What replaces removed pixels; a metric that uses imputation has a row for each.
         n_steps: Points of a removal curve (see `PerturbationTest`).
         region_size: Side in pixels of removed regions. Default: a fourteenth of the input's shortest side.
@@ -86,6 +89,11 @@ def evaluate(
     Raises:
         InputError: A metric is unknown or needs an input that is missing, or the model differs from the run's.
         CategoryError: The masks have several categories and none is chosen.
+
+    >>> import tempfile
+    >>> result = evaluate(run, tempfile.mkdtemp(), metrics=["sparseness", "entropy"])  # `run`: of `run_batch`
+    >>> sorted(set(result.table()["metric"].to_pylist()))
+    ['entropy', 'sparseness']
 
     """
     batch_run = run if isinstance(run, BatchRun) else BatchRun(run)
@@ -141,7 +149,20 @@ def select_metrics(metric_names: Sequence[str] | None, has_masks: bool, has_mode
 
 
 class EvaluationResult:
-    """The metric values that `evaluate` wrote to a folder."""
+    """The metric values that `evaluate` wrote to a folder.
+
+    Args:
+        folder: The folder that `evaluate` wrote.
+
+    Raises:
+        InputError: The folder holds no metric values.
+
+    >>> import tempfile
+    >>> folder = evaluate(run, tempfile.mkdtemp(), metrics=["sparseness"]).folder  # `run`: of `run_batch`
+    >>> set(EvaluationResult(folder).table()["metric"].to_pylist())
+    {'sparseness'}
+
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -169,6 +190,11 @@ class EvaluationResult:
 
         Returns:
             A pyarrow table.
+
+        >>> import tempfile
+        >>> result = evaluate(run, tempfile.mkdtemp(), metrics=["entropy"])  # `run`: of `run_batch` over four images
+        >>> result.table("not control").num_rows
+        4
 
         """
         rows = open_value_files(self.folder)

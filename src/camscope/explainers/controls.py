@@ -45,8 +45,14 @@ class BaseControl(Explainer):
 class RandomCAM(BaseWeightedChannels, RandomMixin):
     """Random channel weights in -1..1, the same for every input: relu Σ_k u_k A_k.
 
-    A control: a CAM with weights that hold no information. The paper is the one that proposes to compare methods with chance
-    (Adebayo et al. 2018).
+    A control: a CAM with weights that hold no information. The paper is the one that proposes to compare methods with
+    chance (Adebayo et al. 2018).
+
+    Use it as the chance level of CAMs: a method whose metrics are no better explains nothing.
+
+    >>> first, second = (RandomCAM(model, "layer4", seed=seed).explain(image).attribution for seed in (0, 1))
+    >>> bool((first == second).all())
+    False
     """
 
     name, title, paper = "randomcam", "RandomCAM", "arXiv:1810.03292"
@@ -65,7 +71,14 @@ class CenterGaussian(BaseControl):
     """A Gaussian in the center of the input, exp(-|p|² / 2 sigma²).
 
     A control: photographs often have their object in the center (Zhang et al. 2016 report it for their pointing game).
-    `sigma`: in lengths of the input along each axis.
+    Use it as the baseline of localization metrics: a method must beat it.
+
+    Args:
+        sigma: Standard deviation, in lengths of the input along each axis.
+
+    >>> [abs(index - 63.5) for index in CenterGaussian(model).explain(image).peak]  # of 128 x 128 pixels
+    [0.5, 0.5]
+
     """
 
     name, title, paper = "center", "Center Gaussian", "arXiv:1608.00507"
@@ -84,8 +97,15 @@ class CenterGaussian(BaseControl):
 class EdgeDetector(BaseControl):
     """The gradient magnitude of the gray input, sqrt Σ_axes (central difference)², smoothed: an edge detector.
 
-    A control: it resembles an explanation without using a model (Adebayo et al. 2018). Gray is the mean of the channels;
-    the border is replicated. `smoothing`: sigma of the Gaussian, in lengths of the input along each axis.
+    A control: it resembles an explanation without using a model (Adebayo et al. 2018). Gray is the mean of the
+    channels; the border is replicated. Use it to see whether a sharp map shows more than the edges of the image.
+
+    Args:
+        smoothing: Sigma of the Gaussian, in lengths of the input along each axis.
+
+    >>> EdgeDetector(model).explain(image).grid
+    (128, 128)
+
     """
 
     name, title, paper = "edges", "Edge detector", "arXiv:1810.03292"

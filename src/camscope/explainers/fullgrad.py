@@ -213,6 +213,12 @@ class FullGrad(BaseFullGrad):
     score of a piecewise linear model; a note states the gap, and `completeness` returns the parts. A batch norm with
     fixed statistics has the bias of the equivalent linear layer, and a ReLU6 at its limit has that limit as its bias
     (the authors' code rejects models with ReLU6).
+
+    Use it for one map of the whole network, without choosing a layer.
+
+    >>> explanation = FullGrad(model).explain(image, "nodule")
+    >>> explanation.grid, explanation.layer
+    ((128, 128), None)
     """
 
     name, title, paper = "fullgrad", "FullGrad", "arXiv:1905.00780"
@@ -241,6 +247,11 @@ class SimpleFullGrad(BaseFullGrad):
     """FullGrad with gradients in place of the biases' contributions: ψ(x ∘ ∂f/∂x) + Σ ψ(∂f/∂z) (Srinivas & Fleuret 2019).
 
     The method is in the authors' code, not in the paper, and has no completeness. The layers are those with a bias.
+
+    Use it as FullGrad, for models whose biases are small.
+
+    >>> SimpleFullGrad(model).explain(image, "nodule").grid
+    (128, 128)
     """
 
     name, title, paper = "simplefullgrad", "Simple FullGrad", "arXiv:1905.00780"
@@ -262,6 +273,13 @@ def completeness(model: nn.Module, x: Tensor, target: TargetLike = None) -> Comp
 
     Returns:
         The parts (N,) of the scores.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 2))
+    >>> parts = completeness(model, torch.rand(2, 1, 8, 8), 1)
+    >>> total = parts.input_part + parts.mapped_bias_part + parts.unmapped_bias_part
+    >>> torch.allclose(total, parts.score, atol=1e-4)
+    True
 
     """
     explainer, model_info = FullGrad(model), inspect_model(model)

@@ -94,7 +94,22 @@ def thread_local_hook(hook: Callable[P, T]) -> Callable[P, T | None]:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside DataParallel, DistributedDataParallel, AveragedModel and `torch.compile`."""
+    """Return the module inside DataParallel, DistributedDataParallel, AveragedModel and `torch.compile`.
+
+    Args:
+        model: The model, wrapped or not.
+
+    Returns:
+        The innermost module.
+
+    Raises:
+        ModelError: The model is no `torch.nn.Module`.
+
+    >>> layer = nn.ReLU()
+    >>> unwrap(nn.DataParallel(layer)) is layer
+    True
+
+    """
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
     while True:
@@ -118,12 +133,24 @@ def check_initialized(model: nn.Module) -> None:
 
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
-    """Return the name and the module of one layer. Raise LayerError with the nearest names for an unknown name.
+    """Return the name and the module of one layer.
 
     The prefix of a wrapper is optional: `layer4`, `module.layer4` and `_orig_mod.layer4` are the same layer.
 
+    Args:
+        model: The model.
+        layer: Name or module of the layer.
+
+    Returns:
+        The name without the prefix of a wrapper, and the module.
+
+    Raises:
+        LayerError: The name is unknown, and the message lists the nearest names, or the module is not a part of the
+            model.
+
     >>> find_layer(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), "1")
     ('1', ReLU())
+
     """
     inner = unwrap(model)
     if not isinstance(layer, str | nn.Module):
@@ -163,7 +190,19 @@ def strip_wrapper_names(name: str) -> str:
 
 
 def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, nn.Module]:
-    """Return layers by name, selected by names, glob patterns (`"layer*.conv1"`) or modules. The order is the model's."""
+    """Return layers by name, selected by names, glob patterns (`"layer*.conv1"`) or modules. The order is the model's.
+
+    Args:
+        model: The model.
+        layers: Names, glob patterns or modules.
+
+    Returns:
+        The modules by name.
+
+    >>> list(find_layers(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), "[0-9]"))
+    ['0', '1']
+
+    """
     requested = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str | nn.Module) else [layers]
     if len(requested) == 1 and not (isinstance(requested[0], str) and GLOB_CHARACTERS & set(requested[0])):
         return dict([find_layer(model, requested[0])])

@@ -25,9 +25,22 @@ LAYER_TABLE_COLUMNS = ("layer", "type", "output", "stride", "parameters", "calls
 class LayerRow:
     """One layer of a model.
 
-    `output_shape` is that of the floating tensor of highest rank in its last output, or None where it returned none. `stride` is
-    input pixels per output cell along each spatial axis, or None where the output is not a grid over the input. `n_parameters`
-    counts the layer and all layers inside it, `n_direct_parameters` only the layer itself. `n_calls` is how often it ran.
+    Attributes:
+        name: Name of the layer.
+        type: Name of its class.
+        output_shape: Shape of the floating tensor of highest rank in its last output, or None where it returned none.
+        stride: Input pixels per output cell along each spatial axis, or None where the output is not a grid over the
+            input.
+        n_parameters: Number of parameters of the layer and all layers inside it.
+        n_direct_parameters: Number of parameters of the layer itself.
+        n_calls: How often it ran.
+
+    >>> import torch
+    >>> from camscope.hooks import inspect_layers
+    >>> row = inspect_layers(nn.Sequential(nn.Conv2d(1, 4, 2, stride=2)), torch.zeros(1, 1, 8, 8)).rows[0]
+    >>> row.type, row.output_shape, row.stride, row.n_parameters
+    ('Conv2d', (1, 4, 4, 4), (2.0, 2.0), 20)
+
     """
 
     name: str
@@ -39,7 +52,15 @@ class LayerRow:
     n_calls: int
 
     def format_cells(self) -> tuple[str, ...]:
-        """Return the row as texts, one for each column."""
+        """Return the row as texts, one for each column.
+
+        Returns:
+            The texts of the columns.
+
+        >>> LayerRow("conv1", "Conv2d", (1, 8, 4, 4), (2.0, 2.0), 80, 80, 1).format_cells()
+        ('conv1', 'Conv2d', '1×8×4×4', '2×2', '80', '1')
+
+        """
         shape = "×".join(map(str, self.output_shape)) if self.output_shape is not None else "–"
         stride = "×".join(f"{step:.4g}" for step in self.stride) if self.stride is not None else "–"
         return self.name, self.type, shape, stride, f"{self.n_parameters:,}", str(self.n_calls)
@@ -47,7 +68,21 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class LayerTable:
-    """Every layer of a model except the model itself, in its own order: rows as data, and a table for display."""
+    """Every layer of a model except the model itself, in its own order: rows as data, and a table for display.
+
+    Attributes:
+        model: Name of the model's class.
+        input_shape: Shape of the input that was passed.
+        n_parameters: Number of parameters of the model.
+        rows: The layers.
+
+    >>> import torch
+    >>> from camscope.hooks import inspect_layers
+    >>> table = inspect_layers(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU()), torch.zeros(1, 1, 8, 8))
+    >>> table.n_parameters, [row.name for row in table.rows]
+    (40, ['0', '1'])
+
+    """
 
     model: str
     input_shape: tuple[int, ...]
@@ -69,7 +104,20 @@ class LayerTable:
         )
 
     def to_rich_table(self, highlighted: Collection[str] = ()) -> "Table":
-        """Return the table for the terminal. Layers in `highlighted` are marked."""
+        """Return the table for the terminal. Layers in `highlighted` are marked.
+
+        Args:
+            highlighted: Names of layers.
+
+        Returns:
+            A table of rich.
+
+        >>> import torch
+        >>> from camscope.hooks import inspect_layers
+        >>> inspect_layers(nn.Sequential(nn.ReLU()), torch.zeros(1, 2)).to_rich_table().row_count
+        1
+
+        """
         from rich.table import Table
         from rich.text import Text
 

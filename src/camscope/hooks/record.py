@@ -88,7 +88,18 @@ class _Gradients:
 class LayerCall:
     """One call of one layer: snapshots of its inputs and outputs, in the dtypes of the model.
 
-    `inputs` are the positional ones, `kwargs` the others. None means not recorded.
+    Attributes:
+        inputs: The positional inputs. None: not recorded.
+        kwargs: The keyword inputs. None: not recorded.
+        output: The output. None: not recorded.
+
+    >>> model = nn.Sequential(nn.ReLU())
+    >>> with record_layers(model, "0", inputs=True) as recording:
+    ...     _ = model(torch.tensor([[-1.0, 2.0]]))
+    >>> call = recording["0"].calls[0]
+    >>> call.inputs[0].tolist(), call.output.tolist()
+    ([[-1.0, 2.0]], [[0.0, 2.0]])
+
     """
 
     inputs: tuple[Any, ...] | None = None
@@ -118,7 +129,20 @@ class LayerCall:
 
 
 class LayerRecord:
-    """All calls of one layer, in the order in which they ended. The properties refer to the last one."""
+    """All calls of one layer, in the order in which they ended. The properties refer to the last one.
+
+    Args:
+        name: Name of the layer.
+        recorded_kinds: What is recorded: "inputs", "outputs", "gradients".
+
+    >>> layer = nn.ReLU()
+    >>> model = nn.Sequential(layer, layer)
+    >>> with record_layers(model, "0") as recording:
+    ...     _ = model(torch.ones(1, 2))
+    >>> recording["0"].name, len(recording["0"].calls)
+    ('0', 2)
+
+    """
 
     def __init__(self, name: str, recorded_kinds: frozenset[str]) -> None:
         self.name, self.calls = name, list[LayerCall]()
@@ -185,6 +209,12 @@ class Recording(dict[str, LayerRecord]):
 
     recording["layer4"].output, recording["layer4"].input, recording["layer4"].gradient  # of the last call
     recording["layer4"].calls[0].output                                                  # of any call
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    >>> with record_layers(model, ["0", "1"]) as recording:
+    ...     _ = model(torch.ones(1, 2))
+    >>> {name: tuple(record.output.shape) for name, record in recording.items()}
+    {'0': (1, 3), '1': (1, 3)}
     """
 
     def __missing__(self, name: object) -> NoReturn:
@@ -233,9 +263,13 @@ def record_layers(
         layers: Names, glob patterns or modules.
         inputs: Whether to record inputs.
         outputs: Whether to record outputs.
-        gradients: Whether to record gradients. They need a backward pass (`.backward()` or `torch.autograd.grad`) inside the
+        gradients: Whether to record gradients. They need a backward pass (`.backward()` or `torch.autograd.grad`)
+            inside the
             `with`.
         device: Where snapshots are stored, or None for the device of the layer.
+
+    Yields:
+        The recording: a `LayerRecord` by the name of each layer.
 
     Raises:
         LayerError: A layer is unknown.

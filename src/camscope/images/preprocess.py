@@ -48,7 +48,8 @@ class Preprocess:
     """Convert pixels (H,W,3) uint8 to a tensor (C,H,W) float32 and its placement: gray, resize, center crop, scale, normalize.
 
     Args:
-        mean, std: One number per channel, for the scaled values.
+        mean: One number per channel, for the scaled values.
+        std: One number per channel, for the scaled values.
         resize: Length of the shorter side, or (height, width).
         crop: Side or (height, width) of the center crop. Where it is larger than the image, `fill` surrounds the image.
         interpolation: A filter of Pillow. All filters are antialiased.
@@ -58,6 +59,9 @@ class Preprocess:
         fill: One uint8 value per channel.
         channels: 3 for RGB, 1 for gray by luminance.
         scale: Factor applied to pixel values.
+
+    Raises:
+        PreprocessError: A setting has an invalid value.
 
     >>> tensor, placement = Preprocess.from_preset("imagenet")(np.zeros((300, 400, 3), np.uint8))
     >>> tuple(tensor.shape), placement.image_size
@@ -118,7 +122,18 @@ class Preprocess:
         return self._normalize(image), placement
 
     def compute_resized_size(self, image_size: tuple[int, ...]) -> tuple[int, int]:
-        """Return the size (H,W) of an image after the resize step and before the crop."""
+        """Return the size (H,W) of an image after the resize step and before the crop.
+
+        Args:
+            image_size: (H,W) of the image.
+
+        Returns:
+            (H,W) in pixels.
+
+        >>> Preprocess.from_preset("imagenet").compute_resized_size((300, 400))
+        (256, 341)
+
+        """
         height, width = image_size
         if self.resize is None:
             return height, width
@@ -133,7 +148,22 @@ class Preprocess:
         return max(1, round(height / ratio)), max(1, round(width / ratio))
 
     def denormalize(self, tensor: Tensor) -> Pixels:
-        """Convert the model's input (C,H,W) or (1,C,H,W) back to pixels (H,W,3) uint8."""
+        """Convert the model's input (C,H,W) or (1,C,H,W) back to pixels (H,W,3) uint8.
+
+        Args:
+            tensor: (C,H,W) or (1,C,H,W).
+
+        Returns:
+            (H,W,3) uint8.
+
+        Raises:
+            PreprocessError: The tensor has another shape.
+
+        >>> import torch
+        >>> Preprocess.from_preset("imagenet").denormalize(torch.zeros(3, 2, 2))[0, 0].tolist()  # the mean color
+        [124, 116, 104]
+
+        """
         values_in = tensor.detach().cpu().double().reshape(tensor.shape[-3:])
         if values_in.shape[0] != self.channels:
             expected = plural(self.channels, "channel")
@@ -146,12 +176,35 @@ class Preprocess:
         return np.array(pixels.permute(1, 2, 0).numpy(), order="C")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as a dictionary that JSON can store."""
+        """Return the settings as a dictionary that JSON can store.
+
+        Returns:
+            The arguments of the constructor by name.
+
+        >>> Preprocess.from_preset("imagenet").to_dict()["channels"]
+        3
+
+        """
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """Build a preprocessing from the dictionary that `to_dict` returns."""
+        """Build a preprocessing from the dictionary that `to_dict` returns.
+
+        Args:
+            config: The dictionary.
+
+        Returns:
+            The preprocessing.
+
+        Raises:
+            PreprocessError: A key is unknown or missing.
+
+        >>> preprocess = Preprocess.from_preset("imagenet")
+        >>> Preprocess.from_dict(preprocess.to_dict()) == preprocess
+        True
+
+        """
         if unknown := config.keys() - {field.name for field in fields(cls)}:
             raise PreprocessError(f"the stored preprocessing has an unknown key {sorted(unknown)[0]!r}")
         if missing := {"mean", "std"} - config.keys():
@@ -161,19 +214,63 @@ class Preprocess:
 
     @classmethod
     def from_preset(cls, name: str) -> Self:
-        """Build a preprocessing from the name of a preset, such as "imagenet"."""
+        """Build a preprocessing from the name of a preset, such as "imagenet".
+
+        Args:
+            name: Name of the preset.
+
+        Returns:
+            The preprocessing.
+
+        Raises:
+            PreprocessError: The name is unknown. The message lists all presets.
+
+        >>> Preprocess.from_preset("imagenet").crop
+        224
+
+        """
         if name not in PRESETS:
             raise PreprocessError(f"there is no preset {name!r}; expected one of {', '.join(sorted(PRESETS))}")
         return cls(**PRESETS[name])
 
     @classmethod
     def from_torchvision(cls, transform: object) -> Self:
-        """Build a preprocessing from `weights.transforms()` of a torchvision classification or segmentation model."""
+        """Build a preprocessing from `weights.transforms()` of a torchvision classification or segmentation model.
+
+        Args:
+            transform: The transform.
+
+        Returns:
+            The preprocessing.
+
+        Raises:
+            PreprocessError: The transform is of another kind.
+
+        >>> from torchvision.models import ResNet18_Weights
+        >>> Preprocess.from_torchvision(ResNet18_Weights.DEFAULT.transforms()).resize
+        256
+
+        """
         return cls(**convert_torchvision_transform(transform))
 
     @classmethod
     def from_timm(cls, config: object) -> Self:
-        """Build a preprocessing from a timm model or its data configuration."""
+        """Build a preprocessing from a timm model or its data configuration.
+
+        Args:
+            config: The model, or the dictionary of `timm.data.resolve_model_data_config`.
+
+        Returns:
+            The preprocessing.
+
+        Raises:
+            PreprocessError: A step is not supported.
+
+        >>> config = {"input_size": (3, 32, 32), "interpolation": "bicubic", "mean": (0.5,) * 3, "std": (0.5,) * 3}
+        >>> Preprocess.from_timm(config | {"crop_pct": 1.0, "crop_mode": "center"}).crop
+        (32, 32)
+
+        """
         with read_errors_converted("the timm configuration", PreprocessError):
             return cls(**convert_timm_config(config))
 
@@ -183,6 +280,21 @@ class Preprocess:
 
         The result equals `pixel_values` of the PIL backend. The torchvision backend has its own resampling, which differs
         by rounding.
+
+        Args:
+            processor: The processor, or its configuration as a dictionary.
+
+        Returns:
+            The preprocessing.
+
+        Raises:
+            PreprocessError: A step is not supported.
+
+        >>> config = {"do_resize": True, "size": {"height": 32, "width": 32}, "resample": 2, "do_rescale": True}
+        >>> config |= {"rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        >>> Preprocess.from_huggingface(config).resize
+        (32, 32)
+
         """
         with read_errors_converted("the configuration of the image processor", PreprocessError):
             return cls(**convert_huggingface_processor(processor))

@@ -35,14 +35,35 @@ def _layout_error(text: str, fix: str = "pass layout=Layout('tokens', grid, pref
 
 @dataclass(frozen=True)
 class Layout:
-    """How a layer's output holds K channels on a grid: (N,K,*grid), (N,*grid,K), or (N, prefix + cells, K) tokens."""
+    """How a layer's output holds K channels on a grid: (N,K,*grid), (N,*grid,K), or (N, prefix + cells, K) tokens.
+
+    Attributes:
+        kind: "channels_first", "channels_last" or "tokens".
+        grid: Cells along each axis.
+        prefix: Number of tokens before those of the grid, such as the class token.
+
+    >>> Layout("tokens", (2, 2), prefix=1).to_maps(torch.zeros(1, 5, 8)).shape
+    torch.Size([1, 8, 2, 2])
+
+    """
 
     kind: str
     grid: tuple[int, ...]
     prefix: int = 0
 
     def to_maps(self, output: Tensor) -> Tensor:
-        """Return the output as maps (N,K,*grid). Tokens outside the grid are removed."""
+        """Return the output as maps (N,K,*grid). Tokens outside the grid are removed.
+
+        Args:
+            output: The output of the layer.
+
+        Returns:
+            (N,K,*grid).
+
+        >>> Layout("channels_last", (2, 3)).to_maps(torch.zeros(1, 2, 3, 8)).shape
+        torch.Size([1, 8, 2, 3])
+
+        """
         if self.kind == CHANNELS_FIRST:
             return output
         if self.kind == TOKENS:

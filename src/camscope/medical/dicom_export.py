@@ -58,6 +58,15 @@ def to_parametric_map(
         ImageError: If the source does not consist of DICOM files.
         GeometryError: If the map belongs to another scan.
 
+    >>> import tempfile
+    >>> from pydicom.data import get_testdata_file
+    >>> from camscope import GradCAM, ScanPreprocess, load_model
+    >>> dicom_file = get_testdata_file("CT_small.dcm")
+    >>> explainer = GradCAM(load_model("phantom"), "layer4", preprocess=ScanPreprocess(window="100,200", resize=64))
+    >>> explanation = explainer.explain(dicom_file, "nodule")
+    >>> to_parametric_map(explanation, dicom_file, f"{tempfile.mkdtemp()}/map.dcm", profile="clinical").name
+    'map.dcm'
+
     """
     dicom_source, scan_map = dicom_export_parts.prepare_export(explanation, source, profile, PARAMETRIC_MAP_NAME)
     header, name = dicom_source.headers[0], dicom_source.scan.name
@@ -164,6 +173,15 @@ def to_secondary_capture(
         OutputError: If the profile is not "clinical", or the output exists.
         ImageError: If the source does not consist of DICOM files.
         GeometryError: If the map belongs to another scan.
+
+    >>> import tempfile
+    >>> from pydicom.data import get_testdata_file
+    >>> from camscope import GradCAM, ScanPreprocess, load_model
+    >>> dicom_file = get_testdata_file("CT_small.dcm")
+    >>> explainer = GradCAM(load_model("phantom"), "layer4", preprocess=ScanPreprocess(window="100,200", resize=64))
+    >>> explanation = explainer.explain(dicom_file, "nodule")
+    >>> to_secondary_capture(explanation, dicom_file, f"{tempfile.mkdtemp()}/overlay.dcm", profile="clinical").name
+    'overlay.dcm'
 
     """
     dicom_source, scan_map = dicom_export_parts.prepare_export(explanation, source, profile, SECONDARY_CAPTURE_NAME)

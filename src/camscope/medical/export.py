@@ -48,6 +48,15 @@ def export(
         InputError: If `kind` is unknown, or DICOM has no `source`.
         OutputError: If the output exists, or the profile forbids it.
 
+    >>> import tempfile
+    >>> from pydicom.data import get_testdata_file
+    >>> from camscope import GradCAM, ScanPreprocess, load_model
+    >>> dicom_file = get_testdata_file("CT_small.dcm")
+    >>> explainer = GradCAM(load_model("phantom"), "layer4", preprocess=ScanPreprocess(window="100,200", resize=64))
+    >>> explanation = explainer.explain(dicom_file, "nodule")
+    >>> export(explanation, f"{tempfile.mkdtemp()}/map.nii", "nifti").name
+    'map.nii'
+
     """
     if kind == "nifti":
         return to_nifti(explanation, path, source=source, overwrite=overwrite)

@@ -40,7 +40,8 @@ def to_nifti(
     Args:
         explanation: The explanation of the scan.
         path: The file to write.
-        source: The scan that was explained: a path, its bytes or a `Scan`. The affines, codes, zooms and units of a NIfTI
+        source: The scan that was explained: a path, its bytes or a `Scan`. The affines, codes, zooms and units of a
+            NIfTI
             file are copied. Without a source the affine is that of the explanation, with code 2 ("aligned").
         overwrite: Whether existing files are replaced.
 
@@ -50,6 +51,15 @@ def to_nifti(
     Raises:
         OutputError: If a file exists, or the suffix is not that of NIfTI.
         GeometryError: If the map belongs to another scan.
+
+    >>> import tempfile
+    >>> from pydicom.data import get_testdata_file
+    >>> from camscope import GradCAM, ScanPreprocess, load_model
+    >>> dicom_file = get_testdata_file("CT_small.dcm")
+    >>> explainer = GradCAM(load_model("phantom"), "layer4", preprocess=ScanPreprocess(window="100,200", resize=64))
+    >>> explanation = explainer.explain(dicom_file, "nodule")
+    >>> to_nifti(explanation, f"{tempfile.mkdtemp()}/map.nii.gz").name
+    'map.nii.gz'
 
     """
     path = Path(path)

@@ -27,8 +27,18 @@ from camscope.targets import TargetLike
 class SliceExplanations:
     """The explanations of a volume's slices.
 
-    `volume` is one explanation (D,h,w) of the whole volume, in score units that all slices share. `scores` and
-    `probabilities` (D,) are those of each slice along the axis, and `slices` are their explanations.
+    Attributes:
+        volume: One explanation (D,h,w) of the whole volume, in score units that all slices share.
+        scores: (D,) the score of each slice along the axis.
+        probabilities: (D,) the probability of each slice.
+        slices: The explanation of each slice.
+
+    >>> from camscope import GradCAM, explain_slices, load_model
+    >>> explainer = GradCAM(load_model("phantom"), "layer4", preprocess=ScanPreprocess(resize=64))
+    >>> explanations = explain_slices(explainer, Scan(np.random.rand(3, 64, 64).astype(np.float32), "volume"), "nodule")
+    >>> explanations.scores.shape, len(explanations.slices), 0 <= explanations.highest_slice < 3
+    ((3,), 3, True)
+
     """
 
     volume: Explanation
@@ -71,6 +81,12 @@ def explain_slices(
 
     Raises:
         InputError: If the source is not a volume, or `axis` is not 0, 1 or 2.
+
+    >>> from camscope import GradCAM, load_model
+    >>> explainer = GradCAM(load_model("phantom"), "layer4", preprocess=ScanPreprocess(resize=64))
+    >>> scan = Scan(np.random.rand(3, 64, 64).astype(np.float32), "volume")
+    >>> explain_slices(explainer, scan, "nodule").volume.grid
+    (3, 8, 8)
 
     """
     check_positive_integer(batch_size=batch_size)
@@ -185,6 +201,13 @@ def explain_patch(
     Raises:
         InputError: If the patch does not fit the input.
 
+    >>> from camscope import GradCAM, load_model
+    >>> from camscope.phantom import draw_radiograph
+    >>> explainer = GradCAM(load_model("phantom"), "layer4")
+    >>> explanation = explain_patch(explainer, draw_radiograph(0, "nodule").image, (0, 0), (64, 64), "nodule")
+    >>> explanation.grid, round(float(explanation.coverage_mask().mean()), 2)  # a quarter of the image
+    ((8, 8), 0.25)
+
     """
     return _explain_item_patch(explainer, explainer.prepare_input(source), tuple(start), tuple(size), target)
 
@@ -216,6 +239,12 @@ def explain_patches(
 
     Raises:
         InputError: If there is no target, or the patches do not fit the input.
+
+    >>> from camscope import GradCAM, load_model
+    >>> from camscope.phantom import draw_radiograph
+    >>> explainer = GradCAM(load_model("phantom"), "layer4")
+    >>> explain_patches(explainer, draw_radiograph(0, "nodule").image, (64, 64), "nodule", overlap=0.0).grid
+    (128, 128)
 
     """
     if target is None:

@@ -130,8 +130,13 @@ class MetricValues:
 
     `reasons` holds "" for an image with a value.
 
+    Args:
+        numbers: One value per image, None where it is undefined.
+        reasons: One reason per image, "" for an image with a value.
+
     >>> MetricValues((0.5, None), ("", "the map contains NaN or infinity"))[0]
     0.5
+
     """
 
     numbers: tuple[float | None, ...]

@@ -19,7 +19,18 @@ from camscope.plurals import plural
     chance_level="0 for a constant map, 1/3 for uniform random values",
 )
 def sparseness(attribution: npt.ArrayLike) -> float:
-    """Return the Gini index of the absolute values of a map (*S), 0 for a constant map and at most 1 - 1/N."""
+    """Return the Gini index of the absolute values of a map (*S), 0 for a constant map and at most 1 - 1/N.
+
+    Args:
+        attribution: (*S) a map.
+
+    Returns:
+        The Gini index, without a unit.
+
+    >>> sparseness([1.0, 1.0, 1.0, 1.0]), sparseness([0.0, 0.0, 0.0, 1.0])
+    (0.0, 0.75)
+
+    """
     shares = np.sort(_compute_absolute_shares(attribution))
     ranks = 2 * np.arange(1, len(shares) + 1) - len(shares) - 1
     return max(0.0, float(ranks @ shares) / len(shares))  # rounding may give a constant map less than 0
@@ -34,7 +45,18 @@ def sparseness(attribution: npt.ArrayLike) -> float:
     chance_level="1 for a constant map",
 )
 def entropy(attribution: npt.ArrayLike) -> float:
-    """Return the normalized entropy of the absolute values of a map (*S), 1 for a constant map."""
+    """Return the normalized entropy of the absolute values of a map (*S), 1 for a constant map.
+
+    Args:
+        attribution: (*S) a map.
+
+    Returns:
+        The entropy divided by that of a constant map, 0..1.
+
+    >>> entropy([1.0, 1.0, 1.0, 1.0])
+    1.0
+
+    """
     shares = _compute_absolute_shares(attribution)
     positive = shares[shares > 0]
     return min(1.0, max(0.0, float(-(positive * np.log(positive)).sum() / np.log(len(shares)))))
@@ -52,6 +74,20 @@ def effective_area(attribution: npt.ArrayLike, share: float = 0.9) -> float:
     """Return the smallest share of cells that holds `share` of the sum of absolute values of a map (*S).
 
     The result is share / N for a single nonzero cell and `share` for a constant map. `share` is above 0 and at most 1.
+
+    Args:
+        attribution: (*S) a map.
+        share: The share of the sum of absolute values, above 0 and at most 1.
+
+    Returns:
+        A share of the cells, 0..1.
+
+    Raises:
+        InputError: `share` is not above 0 and at most 1.
+
+    >>> effective_area([0.0, 0.0, 0.0, 1.0], share=1.0)
+    0.25
+
     """
     if not 0 < share <= 1:
         raise InputError(f"share={share}: expected a number above 0 and at most 1")

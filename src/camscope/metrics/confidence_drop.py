@@ -37,7 +37,25 @@ CONSTANT_MAP = "the map of the clean or of the masked image is constant: their c
     chance_level="0 for a constant map",
 )
 def average_drop(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the relative drop (N,) of the output when each image is multiplied by its map."""
+    """Return the relative drop (N,) of the output when each image is multiplied by its map.
+
+    Args:
+        test: The maps and the model.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image. 0 if the output does not fall, 1 if nothing is left.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = average_drop(PerturbationTest(x[:, 0], scorer))
+    >>> len(values)
+    2
+
+    """
     clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     undefined[NONPOSITIVE_SCORE] = clean <= 0
     return test.build_values(_compute_relative_drop(clean, masked), masked, undefined)
@@ -54,6 +72,23 @@ def average_increase(test: PerturbationTest, output_kind: OutputKind = "probabil
     """Return 1 for each image (N,) whose output increases when the image is multiplied by its map, else 0.
 
     Increases within rounding error do not count. The paper averages the values over images.
+
+    Args:
+        test: The maps and the model.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = average_increase(PerturbationTest(x[:, 0], scorer))
+    >>> set(values.numbers) <= {0.0, 1.0}
+    True
+
     """
     clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     increased = masked - clean > MAX_ROUNDING_STEPS * test.scorer.score_epsilon * clean.abs()
@@ -68,7 +103,25 @@ def average_increase(test: PerturbationTest, output_kind: OutputKind = "probabil
     chance_level="0 for a constant map",
 )
 def average_gain(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the relative gain (N,) of the probability when each image is multiplied by its map, 0..1."""
+    """Return the relative gain (N,) of the probability when each image is multiplied by its map, 0..1.
+
+    Args:
+        test: The maps and the model.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = average_gain(PerturbationTest(x[:, 0], scorer))
+    >>> len(values)
+    2
+
+    """
     clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     room = 1 - clean
     gain = (masked - clean).clamp(min=0) / torch.where(room > 0, room, 1)
@@ -90,6 +143,27 @@ def adcc(
     The value is 0 where one of the three is 0. Coherency is (1 + r) / 2, where r is the correlation of a with the map of x a;
     it is undefined where one of them is constant. Complexity is the mean of a. `compute_maps` returns the maps (N,*S) of the
     same method for other inputs (N,C,*S), for the classes of x.
+
+    Args:
+        test: The maps and the model.
+        compute_maps: Function (N,C,*S) -> maps (N,*S) of the same method for other inputs.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image.
+
+    Raises:
+        GeometryError: `compute_maps` returns maps of another shape.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = adcc(PerturbationTest(x[:, 0], scorer), lambda masked: masked[:, 0])
+    >>> len(values)
+    2
+
     """
     clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     coherency, simplicity, reasons = _compute_coherency_and_simplicity(test, compute_maps)

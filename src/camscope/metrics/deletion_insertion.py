@@ -26,7 +26,26 @@ _register = partial(
 def removal_curve(
     test: PerturbationTest, order: RemovalOrder = "strongest", output_kind: OutputKind = "probability"
 ) -> Tensor:
-    """Return the model's output (N, steps + 1) while regions are removed step by step, in the given order."""
+    """Return the model's output (N, steps + 1) while regions are removed step by step, in the given order.
+
+    Args:
+        test: The maps and the model.
+        order: "strongest" or "weakest" regions first.
+        output_kind: "score" or "probability".
+
+    Returns:
+        (N, steps + 1) float64, the first column of the unchanged input.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = removal_curve(PerturbationTest(x[:, 0], scorer, n_steps=4))
+    >>> values.shape
+    torch.Size([2, 5])
+
+    """
     return test.score_after_removal(order, test.removal_counts)[get_score_row(output_kind)]
 
 
@@ -37,7 +56,25 @@ def removal_curve(
     higher_is_better=False,
 )
 def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the area (N,) under the output curve while the strongest regions are removed first."""
+    """Return the area (N,) under the output curve while the strongest regions are removed first.
+
+    Args:
+        test: The maps and the model.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image. Lower is better.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = deletion(PerturbationTest(x[:, 0], scorer))
+    >>> len(values)
+    2
+
+    """
     values = removal_curve(test, "strongest", output_kind)
     return test.build_values(_compute_area_under_curve(test, values), values)
 
@@ -51,6 +88,23 @@ def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -
     """Return the area (N,) under the output curve while the strongest regions are shown first.
 
     Showing the first k regions is removing the last n - k, so the insertion curve is LeRF backwards and has the same area.
+
+    Args:
+        test: The maps and the model.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image. Higher is better.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = insertion(PerturbationTest(x[:, 0], scorer))
+    >>> len(values)
+    2
+
     """
     values = removal_curve(test, "weakest", output_kind)
     return test.build_values(_compute_area_under_curve(test, values), values)
@@ -65,7 +119,25 @@ def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -
     chance_level="0, in expectation over orders",
 )
 def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the area (N,) between the LeRF and MoRF curves. Effects of the imputation itself cancel."""
+    """Return the area (N,) between the LeRF and MoRF curves. Effects of the imputation itself cancel.
+
+    Args:
+        test: The maps and the model.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image. Higher is better; 0 for a random order.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = lerf_morf_gap(PerturbationTest(x[:, 0], scorer))
+    >>> len(values)
+    2
+
+    """
     gap = removal_curve(test, "weakest", output_kind) - removal_curve(test, "strongest", output_kind)
     return test.build_values(_compute_area_under_curve(test, gap), gap)
 
@@ -82,6 +154,24 @@ def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: Outp
 
     `n_regions` is L, a number of single regions; None uses the steps of the curve. The paper uses region_size=9 and
     n_regions=100.
+
+    Args:
+        test: The maps and the model.
+        n_regions: Number L of single regions. None: the steps of the curve.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = aopc(PerturbationTest(x[:, 0], scorer), n_regions=4)
+    >>> len(values)
+    2
+
     """
     check_positive_integer(None, n_regions=n_regions)
     counts = test.removal_counts if n_regions is None else list(range(min(n_regions, test.n_regions) + 1))
@@ -96,7 +186,26 @@ def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: Outp
     lower_bound=-1.0,
 )
 def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the loss (N,) of the output when the strongest `share` of the regions is removed."""
+    """Return the loss (N,) of the output when the strongest `share` of the regions is removed.
+
+    Args:
+        test: The maps and the model.
+        share: The share of the regions, above 0 and below 1.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = necessity(PerturbationTest(x[:, 0], scorer))
+    >>> len(values)
+    2
+
+    """
     return _compute_score_loss_after_removal(test, "strongest", test.count_regions(share), output_kind)
 
 
@@ -108,7 +217,26 @@ def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKin
     higher_is_better=False,
 )
 def sufficiency(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the loss (N,) of the output when only the strongest `share` of the regions is shown."""
+    """Return the loss (N,) of the output when only the strongest `share` of the regions is shown.
+
+    Args:
+        test: The maps and the model.
+        share: The share of the regions, above 0 and below 1.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = sufficiency(PerturbationTest(x[:, 0], scorer))
+    >>> len(values)
+    2
+
+    """
     return _compute_score_loss_after_removal(test, "weakest", test.n_regions - test.count_regions(share), output_kind)
 
 
@@ -144,6 +272,25 @@ def road_morf(
     """Return the mean output (N,) after the strongest regions are removed, 0..1 for a probability.
 
     `noise_std` is the noise of the imputation in shares of the channel's standard deviation.
+
+    Args:
+        test: The maps and the model.
+        shares: Shares of the regions that are removed.
+        noise_std: Noise of the imputation, in shares of the channel's standard deviation.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = road_morf(PerturbationTest(x[:, 0], scorer), shares=[0.5])
+    >>> len(values)
+    2
+
     """
     return _compute_road(test, "strongest", shares, noise_std, output_kind)
 
@@ -159,7 +306,27 @@ def road_lerf(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """Return the mean output (N,) after the weakest regions are removed (see `road_morf`)."""
+    """Return the mean output (N,) after the weakest regions are removed (see `road_morf`).
+
+    Args:
+        test: The maps and the model.
+        shares: Shares of the regions that are removed.
+        noise_std: Noise of the imputation, in shares of the channel's standard deviation.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = road_lerf(PerturbationTest(x[:, 0], scorer), shares=[0.5])
+    >>> len(values)
+    2
+
+    """
     return _compute_road(test, "weakest", shares, noise_std, output_kind)
 
 
@@ -176,7 +343,27 @@ def road(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """Return `road_lerf` minus `road_morf` (N,), -1..1 for a probability."""
+    """Return `road_lerf` minus `road_morf` (N,), -1..1 for a probability.
+
+    Args:
+        test: The maps and the model.
+        shares: Shares of the regions that are removed.
+        noise_std: Noise of the imputation, in shares of the channel's standard deviation.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = road(PerturbationTest(x[:, 0], scorer), shares=[0.5])
+    >>> len(values)
+    2
+
+    """
     gap = compute_road_gap(test, shares, noise_std, output_kind)
     return test.build_values(gap.mean(1), gap)
 

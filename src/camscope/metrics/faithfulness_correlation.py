@@ -56,6 +56,18 @@ def infidelity(
     Returns:
         One value for each image.
 
+    Raises:
+        GeometryError: `masks` are not bool (M,*S).
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = infidelity(PerturbationTest(x[:, 0], scorer), n_squares=10)
+    >>> len(values)
+    2
+
     """
     size, device = test.scorer.x.shape[2:], test.scorer.x.device
     if masks is None:
@@ -89,6 +101,25 @@ def faithfulness_correlation(
     """Return the correlation (N,) of attribution and output loss over random sets of regions, -1..1.
 
     `share` is the share of the regions in a set. The value is undefined where the map or the losses are constant.
+
+    Args:
+        test: The maps and the model.
+        share: The share of the regions in a set, above 0 and below 1.
+        n_sets: The number of random sets.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = faithfulness_correlation(PerturbationTest(x[:, 0], scorer), n_sets=10)
+    >>> len(values)
+    2
+
     """
     return sensitivity_n(test, (share,), n_sets, output_kind)
 
@@ -110,6 +141,28 @@ def sensitivity_n(
     """Return `faithfulness_correlation` averaged over several sizes of sets (N,), -1..1.
 
     `shares` are the sizes as shares of all regions. The value is undefined if one of the correlations is undefined.
+
+    Args:
+        test: The maps and the model.
+        shares: Sizes of the sets, as shares of all regions.
+        n_sets: The number of random sets.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image.
+
+    Raises:
+        InputError: `shares` is empty.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = sensitivity_n(PerturbationTest(x[:, 0], scorer), shares=[0.5], n_sets=10)
+    >>> len(values)
+    2
+
     """
     if not len(shares):
         raise InputError("shares is empty: pass at least one share, such as 0.2")
@@ -130,6 +183,23 @@ def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") 
     """Return the absolute difference (N,) between the sum of each map and the output lost by full imputation.
 
     It is meant for maps whose values should sum to the difference from their own baseline, at the resolution of the input.
+
+    Args:
+        test: The maps and the model.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = completeness_gap(PerturbationTest(x[:, 0], scorer))
+    >>> len(values)
+    2
+
     """
     values = test.score_after_removal("strongest", [0, test.n_regions])[get_score_row(output_kind)]
     total = test.maps.flatten(1).sum(1)

@@ -139,6 +139,9 @@ class NoisyLinearImputation:
         noise_std: Standard deviation of the noise, in shares of the standard deviation of each channel of the image.
         tolerance: The accepted residual of the linear system.
 
+    >>> NoisyLinearImputation(noise_std=0.0).noise_std
+    0.0
+
     """
 
     noise_std: float = 0.01

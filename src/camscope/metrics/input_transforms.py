@@ -26,7 +26,14 @@ from camscope.targets import full_precision
 
 
 class InputTransform(ABC):
-    """A small change of an input (N,C,*S) that should not change its attribution map."""
+    """A small change of an input (N,C,*S) that should not change its attribution map.
+
+    >>> class Brighter(InputTransform):
+    ...     def apply(self, x):
+    ...         return x + 0.1
+    >>> Brighter().apply(torch.zeros(1, 1, 1, 2)).shape
+    torch.Size([1, 1, 1, 2])
+    """
 
     @abstractmethod
     def apply(self, x: Tensor) -> Tensor:
@@ -43,7 +50,15 @@ class InputTransform(ABC):
 
 @dataclass(frozen=True)
 class Shift(InputTransform):
-    """A shift by whole pixels: the same offset along every axis, or one offset for each axis."""
+    """A shift by whole pixels: the same offset along every axis, or one offset for each axis.
+
+    Args:
+        offset: Pixels, one number for all axes or one for each.
+
+    >>> Shift((0, 1)).apply(torch.tensor([[[[1.0, 2.0, 3.0]]]]))[0, 0].tolist()
+    [[1.0, 1.0, 2.0]]
+
+    """
 
     offset: int | tuple[int, ...]
 
@@ -73,7 +88,15 @@ class Shift(InputTransform):
 
 @dataclass(frozen=True)
 class Rotation(InputTransform):
-    """A rotation by `degrees` about the center, in the plane of the last two axes, with linear interpolation."""
+    """A rotation by `degrees` about the center, in the plane of the last two axes, with linear interpolation.
+
+    Args:
+        degrees: Angle of the rotation.
+
+    >>> Rotation(5.0).apply(torch.ones(1, 1, 8, 8)).shape
+    torch.Size([1, 1, 8, 8])
+
+    """
 
     degrees: float
 
@@ -109,7 +132,17 @@ class Rotation(InputTransform):
 
 @dataclass(frozen=True)
 class GaussianNoise(InputTransform):
-    """Gaussian noise whose standard deviation is `relative_std` times the range of each sample's values."""
+    """Gaussian noise whose standard deviation is `relative_std` times the range of each sample's values.
+
+    Args:
+        relative_std: Standard deviation, in shares of the range of each sample.
+        seed: Seed of the noise.
+
+    >>> noise = GaussianNoise(0.1)
+    >>> bool((noise.apply(torch.rand(1, 1, 8, 8)) == noise.apply(torch.rand(1, 1, 8, 8))).all())
+    False
+
+    """
 
     relative_std: float
     seed: int = 0
@@ -136,8 +169,16 @@ ByteArray = npt.NDArray[np.uint8]
 class IntensityWindow(InputTransform):
     """An intensity window `width_factor` times as wide as the range of values, with its center shifted.
 
-    The shift is `level_shift` times the range. The range is that of each sample; values are clipped to it. A wider window lowers
-    the contrast, a higher one darkens.
+    The shift is `level_shift` times the range. The range is that of each sample; values are clipped to it. A wider
+    window lowers the contrast, a higher one darkens.
+
+    Args:
+        width_factor: Width of the window, in shares of the range.
+        level_shift: Shift of its center, in shares of the range.
+
+    >>> IntensityWindow(width_factor=2.0).apply(torch.tensor([[[0.0, 1.0]]])).tolist()
+    [[[0.25, 0.75]]]
+
     """
 
     width_factor: float = 1.0
@@ -158,7 +199,15 @@ class IntensityWindow(InputTransform):
 
 @dataclass(frozen=True)
 class Resampling(InputTransform):
-    """Linear resampling to `scale_factor` times as many pixels along every axis, and back."""
+    """Linear resampling to `scale_factor` times as many pixels along every axis, and back.
+
+    Args:
+        scale_factor: Pixels along an axis, in shares of the original number.
+
+    >>> Resampling(0.5).apply(torch.ones(1, 1, 8, 8)).shape
+    torch.Size([1, 1, 8, 8])
+
+    """
 
     scale_factor: float
 
@@ -181,8 +230,16 @@ class Resampling(InputTransform):
 class JPEGCompression(InputTransform):
     """JPEG compression with a `quality` from 1 to 100.
 
-    Each sample's range is quantized to 8 bits. Three channels are one color image, other channels are gray images. Each slice of
-    a volume along its first axis is one file.
+    Each sample's range is quantized to 8 bits. Three channels are one color image, other channels are gray images. Each
+    slice of a volume along its first axis is one file.
+
+    Args:
+        quality: From 1 to 100.
+
+    >>> x = torch.rand(1, 1, 16, 16)
+    >>> bool((JPEGCompression(95).apply(x) - x).abs().max() < 0.1)
+    True
+
     """
 
     quality: int

@@ -60,7 +60,19 @@ def pointing_game(
     chance_level=MASK_AREA_LEVEL,
 )
 def energy_inside(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the share of the positive attribution that lies inside the mask, 0..1."""
+    """Return the share of the positive attribution that lies inside the mask, 0..1.
+
+    Args:
+        attribution: (*S) a map.
+        mask: (*S) of the same shape, True inside.
+
+    Returns:
+        The share of the map's positive sum, 0..1.
+
+    >>> energy_inside([0.0, 3.0, 1.0, 0.0], [False, True, False, False])
+    0.75
+
+    """
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     return float(_divide_by_sum(values)[ground_truth].sum())
 
@@ -76,6 +88,17 @@ def enrichment(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     """Return the share of attribution inside the mask, divided by the mask's share of the image area.
 
     The chance level is 1. The value lies between 0 and image area / mask area, and is undefined without positive values.
+
+    Args:
+        attribution: (*S) a map.
+        mask: (*S) of the same shape, True inside.
+
+    Returns:
+        The ratio, 1 for a map that is the same everywhere.
+
+    >>> enrichment([0.0, 3.0, 1.0, 0.0], [False, True, False, False])
+    3.0
+
     """
     return energy_inside(attribution, mask) / float(np.asarray(mask, np.float64).mean())
 
@@ -91,6 +114,17 @@ def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     """Return the share of the |M| strongest cells that lie in the mask M, 0..1.
 
     Cells that tie for the last places count in expectation.
+
+    Args:
+        attribution: (*S) a map.
+        mask: (*S) of the same shape, True inside.
+
+    Returns:
+        A share of cells, 0..1.
+
+    >>> rank_accuracy([0.1, 0.9, 0.8, 0.2], [False, True, False, True])
+    0.5
+
     """
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     n_mask = int(ground_truth.sum())
@@ -107,7 +141,19 @@ def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     chance_level=MASK_AREA_LEVEL,
 )
 def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the average precision of the map as a classifier of the mask's pixels, 0..1."""
+    """Return the average precision of the map as a classifier of the mask's pixels, 0..1.
+
+    Args:
+        attribution: (*S) a map.
+        mask: (*S) of the same shape, True inside.
+
+    Returns:
+        The area under the precision-recall curve, 0..1.
+
+    >>> average_precision([0.1, 0.9, 0.8, 0.2], [False, True, True, False])
+    1.0
+
+    """
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     order = np.argsort(-values, axis=None, kind="stable")
     scores, hits = values.ravel()[order], ground_truth.ravel()[order].cumsum()
@@ -123,7 +169,19 @@ def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     paper="Otsu 1979; as used by Saporta et al. 2022",
 )
 def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the IoU of the mask and the cells above Otsu's threshold of the map, 0..1."""
+    """Return the IoU of the mask and the cells above Otsu's threshold of the map, 0..1.
+
+    Args:
+        attribution: (*S) a map.
+        mask: (*S) of the same shape, True inside.
+
+    Returns:
+        The size of the intersection divided by that of the union, 0..1.
+
+    >>> iou_otsu([0.1, 0.9, 0.8, 0.2], [False, True, True, False])
+    1.0
+
+    """
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     scaled = values / (values.max() or 1.0)
     return _compute_iou(scaled > compute_otsu_threshold(scaled), ground_truth)
@@ -139,6 +197,18 @@ def iou(attribution: npt.ArrayLike, mask: npt.ArrayLike, threshold: float = 0.5)
     """Return the IoU of the mask and the cells of at least `threshold` times the map's maximum, 0..1.
 
     `threshold` is above 0 and at most 1. The value is undefined for a map without positive values.
+
+    Args:
+        attribution: (*S) a map.
+        mask: (*S) of the same shape, True inside.
+        threshold: The share of the maximum, above 0 and at most 1.
+
+    Returns:
+        The size of the intersection divided by that of the union, 0..1.
+
+    >>> iou([0.1, 0.9, 0.8, 0.2], [False, True, True, True])
+    0.6666666666666666
+
     """
     return iou_over_thresholds(attribution, mask, (threshold,))
 
@@ -152,7 +222,23 @@ def iou(attribution: npt.ArrayLike, mask: npt.ArrayLike, threshold: float = 0.5)
 def iou_over_thresholds(
     attribution: npt.ArrayLike, mask: npt.ArrayLike, thresholds: Sequence[float] = IOU_THRESHOLDS
 ) -> float:
-    """Return the mean of `iou` over several thresholds, 0..1."""
+    """Return the mean of `iou` over several thresholds, 0..1.
+
+    Args:
+        attribution: (*S) a map.
+        mask: (*S) of the same shape, True inside.
+        thresholds: Shares of the maximum, each above 0 and at most 1.
+
+    Returns:
+        The mean IoU, 0..1.
+
+    Raises:
+        InputError: There is no threshold, or one is out of range.
+
+    >>> iou_over_thresholds([0.1, 0.9, 0.8, 0.2], [False, True, True, False], thresholds=[0.5, 0.95])
+    0.75
+
+    """
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     if not len(thresholds) or not all(0 < level <= 1 for level in thresholds):
         raise InputError(f"thresholds={list(thresholds)}: expected at least one number, each above 0 and at most 1")
@@ -168,7 +254,19 @@ def iou_over_thresholds(
     chance_level=MASK_AREA_LEVEL,
 )
 def dice_at_mask_area(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the Dice coefficient of the mask M and the |M| strongest cells of the map, 0..1."""
+    """Return the Dice coefficient of the mask M and the |M| strongest cells of the map, 0..1.
+
+    Args:
+        attribution: (*S) a map.
+        mask: (*S) of the same shape, True inside.
+
+    Returns:
+        The Dice coefficient, 0..1.
+
+    >>> dice_at_mask_area([0.1, 0.9, 0.8, 0.2], [False, True, False, True])
+    0.5
+
+    """
     return rank_accuracy(attribution, mask)
 
 
@@ -180,7 +278,20 @@ def dice_at_mask_area(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     higher_is_better=False,
 )
 def peak_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequence[float] | None = None) -> float:
-    """Return the distance from the peak to the mask in the units of `spacing`, or 0 for a peak in the mask."""
+    """Return the distance from the peak to the mask in the units of `spacing`, or 0 for a peak in the mask.
+
+    Args:
+        attribution: (*S) a map.
+        mask: (*S) of the same shape, True inside.
+        spacing: Length of a cell along each axis. None: 1, so that the unit is a cell.
+
+    Returns:
+        The distance between cell centers.
+
+    >>> peak_distance([[0.0, 0.0, 1.0]], [[True, False, False]], spacing=(1.0, 0.5))
+    1.0
+
+    """
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     return float(_compute_distances_to_mask(ground_truth, spacing)[values == values.max()].mean())
 
@@ -196,6 +307,18 @@ def centroid_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: 
     """Return the distance between the centers of mass of the map and the mask, in the units of `spacing`.
 
     The value is undefined for a map without positive values.
+
+    Args:
+        attribution: (*S) a map.
+        mask: (*S) of the same shape, True inside.
+        spacing: Length of a cell along each axis. None: 1, so that the unit is a cell.
+
+    Returns:
+        The distance of the two centroids.
+
+    >>> centroid_distance([[0.0, 0.0, 1.0]], [[True, False, False]])
+    2.0
+
     """
     values, ground_truth = _prepare_map_and_mask(attribution, mask)
     map_center = _compute_center_of_mass(_divide_by_sum(values))

@@ -46,9 +46,19 @@ class ModelScorer:
     fixed on the clean input, so a change of the input cannot change the target. Calls run without gradients, in batches of
     `batch_size` or as large as memory allows.
 
+    Args:
+        context: The input and the settings of one evaluation.
+        target: What is scored, as `Score` takes it.
+        batch_size: Variants per pass. None: as many as fit into memory.
+
     Attributes:
         x: The clean input.
         clean_scores: (2,N) float64, score and probability of x.
+
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> with scoring_scope(model, torch.rand(2, 1, 4, 4), 0) as scorer:
+    ...     scorer.clean_scores.shape  # score and probability of two images
+    torch.Size([2, 2])
 
     """
 

@@ -104,9 +104,14 @@ class PerturbationTest:
         scorer: The model's scores for x (N,C,*S) (see `scoring_scope`).
         imputation: What replaces removed pixels (see `build_imputer`).
         n_steps: Points of a removal curve after the first.
-        region_size: Side in pixels of the square regions, which are ranked by the mean of the map and removed as a whole.
+        region_size: Side in pixels of the square regions, which are ranked by the mean of the map and removed as a
+            whole.
         seed: Seed of everything random.
         tie_seeds: A seed for each image that orders its ties. None: one order for all images.
+
+    Raises:
+        GeometryError: The maps do not have the resolution of the input.
+        InputError: The number of seeds differs from that of the images.
 
     >>> import torch
     >>> from camscope.metrics import deletion, scoring_scope

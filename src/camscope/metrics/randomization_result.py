@@ -34,6 +34,10 @@ class RandomizationVerdict(NamedTuple):
         null_high: High end of that interval.
         reason: The verdict as text.
 
+    >>> verdict = RandomizationVerdict(True, 0.1, -0.2, 0.3, "the maps change as much as those of different images")
+    >>> verdict.passes
+    True
+
     """
 
     passes: bool | None
@@ -43,7 +47,16 @@ class RandomizationVerdict(NamedTuple):
     reason: str
 
     def describe(self) -> str:
-        """Return the verdict as text, with its numbers and its reason."""
+        """Return the verdict as text, with its numbers and its reason.
+
+        Returns:
+            One or two sentences.
+
+        >>> verdict = RandomizationVerdict(True, 0.1, -0.2, 0.3, "the maps change")
+        >>> "the maps change" in verdict.describe()
+        True
+
+        """
         outcome = "no verdict" if self.passes is None else "passes" if self.passes else "fails"
         return f"{outcome}: {self.final_similarity:.2f} (null {self.null_low:.2f}..{self.null_high:.2f}), {self.reason}"
 
@@ -96,6 +109,14 @@ class RandomizationResult:
         first_image_maps: (1+steps,*S) the first image's maps: of the trained model, then of the first seed.
         covers_whole_model: Whether the steps together randomize the whole model.
 
+    >>> import torch
+    >>> from camscope import GradCAM, load_model
+    >>> from camscope.metrics import run_randomization_test
+    >>> explainer, x = GradCAM(load_model("phantom"), "layer4"), torch.rand(2, 1, 64, 64)
+    >>> result = run_randomization_test(explainer, x, 1, layers=["fc"], seeds=[0], similarities=["pearson"])
+    >>> result.part_names, result.similarities["pearson"].shape
+    (('fc',), (1, 1, 2))
+
     """
 
     method: str
@@ -119,13 +140,46 @@ class RandomizationResult:
         return int(max(np.isnan(values).sum() for values in self.similarities.values()))
 
     def compute_mean_curve(self, similarity: str) -> FloatArray:
-        """Return the mean similarity at each step (1+steps,), starting at 1. Undefined means are NaN."""
+        """Return the mean similarity at each step (1+steps,), starting at 1. Undefined means are NaN.
+
+        Args:
+            similarity: Name of a similarity of the test.
+
+        Returns:
+            (1+steps,) similarities in -1..1.
+
+        >>> import torch
+        >>> from camscope import GradCAM, load_model
+        >>> from camscope.metrics import run_randomization_test
+        >>> explainer, x = GradCAM(load_model("phantom"), "layer4"), torch.rand(2, 1, 64, 64)
+        >>> result = run_randomization_test(explainer, x, 1, layers=["fc"], seeds=[0], similarities=["pearson"])
+        >>> result.compute_mean_curve("pearson").shape
+        (2,)
+
+        """
         return np.append(
             1.0, [compute_mean_without_nan(step) for step in np.moveaxis(self.similarities[similarity], 1, 0)]
         )
 
     def compute_seed_range(self, similarity: str) -> tuple[FloatArray, FloatArray]:
-        """Return the lowest and the highest mean similarity of any seed at each step, (1+steps,) each."""
+        """Return the lowest and the highest mean similarity of any seed at each step, (1+steps,) each.
+
+        Args:
+            similarity: Name of a similarity of the test.
+
+        Returns:
+            The lowest and the highest means, (1+steps,) each.
+
+        >>> import torch
+        >>> from camscope import GradCAM, load_model
+        >>> from camscope.metrics import run_randomization_test
+        >>> explainer, x = GradCAM(load_model("phantom"), "layer4"), torch.rand(2, 1, 64, 64)
+        >>> result = run_randomization_test(explainer, x, 1, layers=["fc"], seeds=[0, 1], similarities=["pearson"])
+        >>> lowest, highest = result.compute_seed_range("pearson")
+        >>> lowest.shape, highest.shape
+        ((2,), (2,))
+
+        """
         means = np.array([[compute_mean_without_nan(step) for step in run] for run in self.similarities[similarity]])
         return np.append(1.0, means.min(0)), np.append(1.0, means.max(0))
 
@@ -169,7 +223,20 @@ class RandomizationResult:
         return f"{text}; {plural(self.n_undefined, 'comparison')} undefined)" if self.n_undefined else f"{text})"
 
     def figure(self) -> RGBImage:
-        """Draw the figure (H,W,3): for each step the first image's map and the similarities of all maps."""
+        """Draw the figure (H,W,3): for each step the first image's map and the similarities of all maps.
+
+        Returns:
+            (H,W,3) uint8.
+
+        >>> import torch
+        >>> from camscope import GradCAM, load_model
+        >>> from camscope.metrics import run_randomization_test
+        >>> explainer, x = GradCAM(load_model("phantom"), "layer4"), torch.rand(2, 1, 64, 64)
+        >>> result = run_randomization_test(explainer, x, 1, layers=["fc"], seeds=[0], similarities=["pearson"])
+        >>> result.figure().dtype
+        dtype('uint8')
+
+        """
         curves = []
         for name in self.similarities:
             verdict = None if self.no_verdict_reason else self.verdicts[name]
@@ -180,7 +247,28 @@ class RandomizationResult:
         return draw_randomization_figure(self.summary, self.part_names, self.first_image_maps, curves)
 
     def save_figure(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-        """Write the figure as a `.png`, `.jpg` or `.webp` file."""
+        """Write the figure as a `.png`, `.jpg` or `.webp` file.
+
+        Args:
+            path: File to write.
+            overwrite: Whether an existing file is replaced.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            OutputError: The suffix is unknown, or the file cannot be written.
+
+        >>> import tempfile
+        >>> import torch
+        >>> from camscope import GradCAM, load_model
+        >>> from camscope.metrics import run_randomization_test
+        >>> explainer, x = GradCAM(load_model("phantom"), "layer4"), torch.rand(2, 1, 64, 64)
+        >>> result = run_randomization_test(explainer, x, 1, layers=["fc"], seeds=[0], similarities=["pearson"])
+        >>> result.save_figure(f"{tempfile.mkdtemp()}/randomization.png").name
+        'randomization.png'
+
+        """
         suffix = Path(path).suffix.lower()
         if suffix not in render.IMAGE_FORMATS:
             raise OutputError(f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg or .webp")

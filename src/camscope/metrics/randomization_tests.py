@@ -57,20 +57,29 @@ def run_randomization_test(
 
     Args:
         explainer: The method.
-        x: (N,C,*S) at least two images, for the similarity of maps of different images (the null distribution). A verdict needs
+        x: (N,C,*S) at least two images, for the similarity of maps of different images (the null distribution). A
+            verdict needs
             five images.
         target: What `Score` accepts.
-        order: "cascading" randomizes each part on top of those before it and ends with an untrained model. "independent"
+        order: "cascading" randomizes each part on top of those before it and ends with an untrained model.
+            "independent"
             randomizes one part at a time.
         layers: The parts, from the output. Default: at most 20 parts of the model.
         seeds: One run for each; use at least three for a verdict.
-        similarities: Names out of ssim, spearman, hog and pearson. Default: the first three; hog only for large enough images.
+        similarities: Names out of ssim, spearman, hog and pearson. Default: the first three; hog only for large enough
+            images.
 
     Returns:
         The similarities at each step, with a verdict and a figure.
 
     Raises:
         InputError: There are fewer than two images, or a name is unknown.
+
+    >>> from camscope import GradCAM, load_model
+    >>> explainer, x = GradCAM(load_model("phantom"), "layer4"), torch.rand(2, 1, 64, 64)
+    >>> result = run_randomization_test(explainer, x, 1, layers=["fc"], seeds=[0], similarities=["spearman"])
+    >>> result.order, result.covers_whole_model
+    ('cascading', False)
 
     """
     check_one_of("order", order, "cascading", "independent")
@@ -125,8 +134,29 @@ def random_logit(
 ) -> float:
     """Return the similarity of the maps of two classes for x (1,C,*S), -1..1.
 
-    `other_target` is the second class; None draws a different class by `seed`. For a model with two classes or one output, signed
-    maps of the two classes mirror each other: -1.
+    `other_target` is the second class; None draws a different class by `seed`. For a model with two classes or one
+    output, signed maps of the two classes mirror each other: -1.
+
+    Args:
+        explainer: The method.
+        x: (1,C,*S) the input.
+        target: The first class, as `Score` accepts it. None: the top class.
+        other_target: The second class. None: a different class, drawn by `seed`.
+        similarity: Name of a similarity in `SIMILARITIES`.
+        seed: Seed of the second class.
+
+    Returns:
+        The similarity. A method that does not depend on the class has 1.
+
+    Raises:
+        TargetError: The target is not one of several classes, and there is no other target.
+        UndefinedError: A map is zero everywhere.
+
+    >>> from camscope import HiResCAM, load_model
+    >>> explainer = HiResCAM(load_model("phantom"), "layer4")
+    >>> -1 <= random_logit(explainer, torch.rand(1, 1, 64, 64), 1, other_target=2) <= 1
+    True
+
     """
     check_integer(seed=seed)
     probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)

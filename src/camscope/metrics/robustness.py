@@ -58,6 +58,10 @@ def max_sensitivity(
     Returns:
         A relative change of the Euclidean norm.
 
+    >>> from camscope import GradCAM, load_model
+    >>> max_sensitivity(GradCAM(load_model("phantom"), "layer4"), torch.rand(1, 1, 64, 64), 1, n_samples=2) >= 0
+    True
+
     """
     return float(_compute_sensitivities(explainer, x, target, radius, n_samples, seed).max())
 
@@ -78,7 +82,24 @@ def average_sensitivity(
     n_samples: int = 10,
     seed: int = 0,
 ) -> float:
-    """Return the mean relative change of the map of x (1,C,*S) under random noise (see `max_sensitivity`)."""
+    """Return the mean relative change of the map of x (1,C,*S) under random noise (see `max_sensitivity`).
+
+    Args:
+        explainer: The method.
+        x: (1,C,*S) the clean input.
+        target: What `Score` accepts.
+        radius: Largest change of each value, in shares of the input's range.
+        n_samples: Number of noisy inputs.
+        seed: Seed of the noise.
+
+    Returns:
+        A relative change of the Euclidean norm, 0 or more.
+
+    >>> from camscope import GradCAM, load_model
+    >>> average_sensitivity(GradCAM(load_model("phantom"), "layer4"), torch.rand(1, 1, 64, 64), 1, n_samples=2) >= 0
+    True
+
+    """
     return float(_compute_sensitivities(explainer, x, target, radius, n_samples, seed).mean())
 
 
@@ -93,6 +114,11 @@ class TransformAgreement:
         probability_change: The absolute change of the class's probability.
         is_prediction_stable: Whether the probability changed by less than the allowed change.
         reason: Why there is no similarity, or "" if there is one.
+
+    >>> from camscope.metrics import Shift
+    >>> agreement = TransformAgreement(Shift(2), 0.97, compared_share=0.9, probability_change=0.01, is_prediction_stable=True)
+    >>> agreement.similarity
+    0.97
 
     """
 
@@ -121,11 +147,18 @@ def compare_under_transforms(
         target: What `Score` accepts.
         transforms: The changes.
         similarity: "spearman", "pearson" or "jaccard", over the pixels of x that both inputs show.
-        max_probability_change: Largest change of the class's probability for a stable prediction. For a target that is not a
+        max_probability_change: Largest change of the class's probability for a stable prediction. For a target that is
+            not a
             class it is a relative change of the score.
 
     Returns:
         One agreement for each change.
+
+    >>> from camscope import GradCAM, load_model
+    >>> from camscope.metrics import Shift
+    >>> explainer, x = GradCAM(load_model("phantom"), "layer4"), torch.rand(1, 1, 64, 64)
+    >>> [agreement.transform for agreement in compare_under_transforms(explainer, x, 1, transforms=[Shift(2)])]
+    [Shift(offset=2)]
 
     """
     return compare_batch_under_transforms(
@@ -204,6 +237,28 @@ def stability(
     """Return the mean similarity of the map under small shifts, rotations and noise, -1..1.
 
     The value is undefined if no change leaves the prediction stable. See `compare_under_transforms`.
+
+    Args:
+        explainer: The method.
+        x: (1,C,*S) the clean input.
+        target: What `Score` accepts.
+        transforms: The changes.
+        similarity: Name of a similarity in `SIMILARITIES`.
+        max_probability_change: A change counts only if it changes the probability of the class by less than this.
+
+    Returns:
+        The mean over the changes that count.
+
+    Raises:
+        UndefinedError: No change leaves the prediction stable.
+
+    >>> from camscope import GradCAM, load_model
+    >>> from camscope.metrics import GaussianNoise
+    >>> from camscope.phantom import draw_radiograph, to_model_input
+    >>> x = to_model_input(draw_radiograph(0, "nodule").image[None])
+    >>> stability(GradCAM(load_model("phantom"), "layer4"), x, 1, transforms=[GaussianNoise(0.01)]) > 0.9
+    True
+
     """
     agreements = compare_under_transforms(
         explainer,
@@ -242,6 +297,29 @@ def acquisition_stability(
     """Return the mean similarity of the map under small changes of window, resolution and compression, -1..1.
 
     The value is undefined if no change leaves the prediction stable. See `compare_under_transforms`.
+
+    Args:
+        explainer: The method.
+        x: (1,C,*S) the clean input.
+        target: What `Score` accepts.
+        transforms: The changes.
+        similarity: Name of a similarity in `SIMILARITIES`.
+        max_probability_change: A change counts only if it changes the probability of the class by less than this.
+
+    Returns:
+        The mean over the changes that count.
+
+    Raises:
+        UndefinedError: No change leaves the prediction stable.
+
+    >>> from camscope import GradCAM, load_model
+    >>> from camscope.metrics import IntensityWindow
+    >>> from camscope.phantom import draw_radiograph, to_model_input
+    >>> x = to_model_input(draw_radiograph(0, "nodule").image[None])
+    >>> explainer = GradCAM(load_model("phantom"), "layer4")
+    >>> acquisition_stability(explainer, x, 1, transforms=[IntensityWindow(1.05)]) > 0.9
+    True
+
     """
     return stability(
         explainer,
@@ -260,7 +338,22 @@ def acquisition_stability(
     chance_level="0 is expected",
 )
 def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n_repeats: int = 3) -> float:
-    """Return the largest relative difference between repeated maps of x (1,C,*S). Bit-exact maps give 0."""
+    """Return the largest relative difference between repeated maps of x (1,C,*S). Bit-exact maps give 0.
+
+    Args:
+        explainer: The method.
+        x: (1,C,*S) the input.
+        target: What `Score` accepts.
+        n_repeats: Number of repetitions.
+
+    Returns:
+        A relative change of the Euclidean norm, 0 for equal maps.
+
+    >>> from camscope import GradCAM, load_model
+    >>> determinism(GradCAM(load_model("phantom"), "layer4"), torch.rand(1, 1, 64, 64), 1) < 0.001
+    True
+
+    """
     check_positive_integer(n_repeats=n_repeats)
     probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
     first, *repeats = (to_finite_array(probe.compute_maps(x, [0])[0]) for _ in range(1 + n_repeats))
@@ -279,6 +372,23 @@ def batch_invariance(
     """Return the largest relative difference between the map of x (1,C,*S) computed alone and in a batch.
 
     `other_images` (M,C,*S) complete the batch. Default: x flipped along each axis, x inverted, and x.
+
+    Args:
+        explainer: The method.
+        x: (1,C,*S) the input.
+        target: What `Score` accepts.
+        other_images: (M,C,*S) the other images of the batch. None: changed copies of x.
+
+    Returns:
+        A relative change of the Euclidean norm, 0 for a method that treats every image alone.
+
+    Raises:
+        InputError: The other images do not have the shape of x.
+
+    >>> from camscope import GradCAM, load_model
+    >>> batch_invariance(GradCAM(load_model("phantom"), "layer4"), torch.rand(1, 1, 64, 64), 1) < 0.01
+    True
+
     """
     probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
     images = torch.cat([*(x.flip(axis) for axis in range(2, x.ndim)), -x, x]) if other_images is None else other_images

@@ -30,7 +30,19 @@ _register = partial(register_metric, input_kind="map_pair", higher_is_better=Non
     chance_level="0",
 )
 def pearson(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
-    """Return Pearson's correlation of two maps, -1..1. Constant maps have no correlation."""
+    """Return Pearson's correlation of two maps, -1..1. Constant maps have no correlation.
+
+    Args:
+        first: (*S) a map.
+        second: (*S) another map.
+
+    Returns:
+        A correlation in -1..1.
+
+    >>> round(pearson([0.0, 1.0, 2.0], [0.0, 2.0, 4.0]), 6)
+    1.0
+
+    """
     return _correlate_vectors(*(values.ravel() for values in _check_same_shape(first, second)))
 
 
@@ -45,8 +57,16 @@ def pearson(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
 def spearman(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
     """Return Spearman's rank correlation of two maps, -1..1. Constant maps have no correlation.
 
+    Args:
+        first: (*S) a map.
+        second: (*S) another map.
+
+    Returns:
+        A correlation in -1..1.
+
     >>> spearman([0.0, 1.0, 2.0], [0.0, 1.0, 9.0])
     1.0
+
     """
     return _correlate_vectors(*(rank_values(values) for values in _check_same_shape(first, second)))
 
@@ -67,8 +87,9 @@ def ssim(
 ) -> float:
     """Return the structural similarity of two maps, -1..1. Maps of zeros have no similarity.
 
-    Each map is divided by its largest absolute value. For signed maps zero then becomes 1/2: SSIM is defined for images, and two
-    means of opposite sign would give a negative factor, which an inverted pattern would turn into a high score.
+    Each map is divided by its largest absolute value. For signed maps zero then becomes 1/2: SSIM is defined for
+    images, and two means of opposite sign would give a negative factor, which an inverted pattern would turn into a
+    high score.
 
     Args:
         first: (*S) a map.
@@ -79,6 +100,10 @@ def ssim(
 
     Returns:
         A number in -1..1.
+
+    >>> attribution = np.random.default_rng(0).random((32, 32))
+    >>> round(ssim(attribution, attribution), 6)
+    1.0
 
     """
     scaled = [divide_by_peak(values) for values in _check_same_shape(first, second)]
@@ -99,6 +124,19 @@ def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int 
 
     The value is undefined for constant maps and for maps with other than two axes. `cell_size` is the side of a cell in pixels,
     and a map needs at least 3 x 3 cells. There are 9 orientations and blocks of 3 x 3 cells with L2-Hys normalization.
+
+    Args:
+        first: (H,W) a map.
+        second: (H,W) another map.
+        cell_size: Side of a cell in pixels.
+
+    Returns:
+        A correlation in -1..1.
+
+    >>> attribution = np.random.default_rng(0).random((48, 48))
+    >>> round(hog_correlation(attribution, attribution), 6)
+    1.0
+
     """
     return _correlate_vectors(*(compute_hog_features(values, cell_size) for values in _check_same_shape(first, second)))
 
@@ -114,6 +152,21 @@ def jaccard(first: npt.ArrayLike, second: npt.ArrayLike, top_share: float = 0.1)
     """Return the Jaccard index of the strongest cells of two maps, 0..1. Constant maps have no strongest cells.
 
     `top_share` is the share of the cells that count. Cells that tie for the last places are partial members.
+
+    Args:
+        first: (*S) a map.
+        second: (*S) another map.
+        top_share: The share of the cells that count as the strongest, above 0 and below 1.
+
+    Returns:
+        The size of the intersection divided by that of the union, 0..1.
+
+    Raises:
+        InputError: `top_share` is not between 0 and 1.
+
+    >>> jaccard([0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 9.0], top_share=0.5)
+    1.0
+
     """
     if not 0 < top_share < 1:
         raise InputError(f"top_share={top_share}: expected a number between 0 and 1")

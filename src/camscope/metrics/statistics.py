@@ -41,13 +41,19 @@ class Estimate:
         n_groups: The number of groups; with several kinds of groups the smallest of their numbers.
         n_undefined: The number of rows without a value.
         p_value: Two-sided p-value of a difference, or None for a mean, and for a difference with too few groups.
-        n_limiting_groups: The groups that limit the interval where these are fewer than `n_groups`, such as those of the rarer
+        n_limiting_groups: The groups that limit the interval where these are fewer than `n_groups`, such as those of
+            the rarer
             class for an AUROC.
         interval_method: How the interval was computed.
         n_groups_by_role: The number of groups of each kind, if values belong to groups of several kinds.
-        n_effective_groups: Kish's effective number of groups; below `MIN_EFFECTIVE_GROUPS` there is no interval and no p-value.
+        n_effective_groups: Kish's effective number of groups; below `MIN_EFFECTIVE_GROUPS` there is no interval and no
+            p-value.
         largest_group_share: The share of the values that the largest group has.
         dof: Degrees of freedom of a difference; None: `n_groups` - 1.
+
+    >>> estimate = estimate_mean([0.2, 0.4, 0.6, 0.8, 1.0, 0.9])
+    >>> round(estimate.mean, 3), estimate.n_values, estimate.low < estimate.mean < estimate.high
+    (0.65, 6, True)
 
     """
 
@@ -159,12 +165,19 @@ def estimate_difference(
         rounding_tolerance: Smaller differences count as 0, as do those of less than 1e-6 of the two values.
 
     Returns:
-        The estimate with its p-value. With fewer than `MIN_GROUPS_FOR_INTERVAL` groups or fewer than `MIN_EFFECTIVE_GROUPS`
-        effective groups it has neither interval nor p-value. If all groups have the same difference it has no interval; the
+        The estimate with its p-value. With fewer than `MIN_GROUPS_FOR_INTERVAL` groups or fewer than
+        `MIN_EFFECTIVE_GROUPS`
+        effective groups it has neither interval nor p-value. If all groups have the same difference it has no interval;
+        the
         p-value is then `compute_min_p_value`, or 1 for a difference of 0.
 
     Raises:
         UndefinedError: No image has both values.
+        InputError: `values` and `reference_values` have different shapes.
+
+    >>> estimate = estimate_difference([0.5, 0.7, 0.9, 0.8, 0.6, 0.7], [0.1, 0.2, 0.4, 0.5, 0.1, 0.3])
+    >>> round(estimate.mean, 3), estimate.n_groups
+    (0.433, 6)
 
     """
     first, second = np.asarray(values, np.float64), np.asarray(reference_values, np.float64)
@@ -222,7 +235,18 @@ def compute_t_quantile(dof: float, tail_probability: float) -> float:
 
 
 def compute_min_p_value(n_groups: int) -> float:
-    """Return the smallest p-value that `n_groups` groups allow, 2^(1 - groups), if all differences have one sign."""
+    """Return the smallest p-value that `n_groups` groups allow, 2^(1 - groups), if all differences have one sign.
+
+    Args:
+        n_groups: The number of groups, such as patients.
+
+    Returns:
+        A p-value.
+
+    >>> compute_min_p_value(5)
+    0.0625
+
+    """
     return float(min(1.0, 2.0 ** (1 - n_groups)))
 
 
@@ -234,8 +258,18 @@ def compute_min_detectable_prevalence(n_groups: int) -> float:
 def adjust_holm(p_values: Sequence[float]) -> list[float]:
     """Return Holm-adjusted p-values in the given order (Holm 1979).
 
+    Args:
+        p_values: P-values of one family of tests.
+
+    Returns:
+        The adjusted p-values, at most 1.
+
+    Raises:
+        InputError: A p-value is not in 0..1.
+
     >>> adjust_holm([0.01, 0.04])
     [0.02, 0.04]
+
     """
     if not all(0 <= p <= 1 for p in p_values):
         raise InputError(f"p-values {list(p_values)}: expected numbers from 0 to 1")

@@ -31,6 +31,19 @@ def randomize_weights(explainer: Explainer, seed: int = 0) -> Explainer:
     `reset_parameters` of each module is called: convolutions and linear layers are initialized as PyTorch does for a new layer,
     normalization layers get weight 1 and bias 0, and BatchNorm statistics get mean 0 and variance 1. The values of a module
     without that method (a class token, the joint projection of attention) are permuted.
+
+    Args:
+        explainer: The method with its model, which stays unchanged.
+        seed: Seed of the weights.
+
+    Returns:
+        The explainer with the untrained model.
+
+    >>> from camscope import GradCAM, load_model
+    >>> explainer = GradCAM(load_model("phantom"), "layer4")
+    >>> bool((randomize_weights(explainer).model.fc.weight == explainer.model.fc.weight).all())
+    False
+
     """
     check_integer(seed=seed)
     randomized, (whole,) = copy_explainer(explainer), split_model(explainer.model, max_parts=1)

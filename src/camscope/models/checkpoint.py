@@ -28,10 +28,26 @@ MAX_EXPANDED_BYTES = 2**26  # by which the tensors of a file may be larger than 
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
-    """Read the state dict of a checkpoint file, with all tensors on the CPU. Raise WeightsError for any other file.
+    """Read the state dict of a checkpoint file, with all tensors on the CPU.
 
-    safetensors is recognized by suffix or content. Other files are read by `torch.load(weights_only=True)`, which creates only
-    tensors. A state dict may be under "state_dict", "model_state_dict" or "model".
+    safetensors is recognized by suffix or content. Other files are read by `torch.load(weights_only=True)`, which
+    creates only tensors. A state dict may be under "state_dict", "model_state_dict" or "model".
+
+    Args:
+        path: The file.
+
+    Returns:
+        Tensors by name.
+
+    Raises:
+        WeightsError: The file holds no state dict.
+
+    >>> import tempfile
+    >>> path = f"{tempfile.mkdtemp()}/weights.pt"
+    >>> torch.save({"state_dict": {"weight": torch.ones(2)}}, path)
+    >>> read_state_dict(path)
+    {'weight': tensor([1., 1.])}
+
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -74,10 +90,20 @@ def _check_stored_values(state: Mapping[str, Tensor], path: str | os.PathLike[st
 
 
 def load_state_dict_strictly(model: nn.Module, state: StateDict, source: WeightsSource) -> None:
-    """Load a state dict into a model. Raise WeightsError with the tensors that do not fit.
+    """Load a state dict into a model. The prefix of DataParallel or `torch.compile` is removed.
 
-    The prefix of DataParallel or `torch.compile` is removed, and values are cast to the model's precision. After an error the
-    model has its previous weights.
+    Values are cast to the model's precision. After an error the model has its previous weights.
+
+    Args:
+        model: The model.
+        state: Tensors by name.
+        source: Where the state dict comes from, for messages.
+
+    Raises:
+        WeightsError: Tensors are missing, superfluous or of another shape. The message names them.
+
+    >>> load_state_dict_strictly(nn.Linear(1, 1), {"weight": torch.ones(1, 1), "bias": torch.zeros(1)}, "weights.pt")
+
     """
     class_name, model_tensors = type(model).__name__, _get_model_tensors(model)
     if lazy := [name for name, value in model_tensors.items() if is_lazy(value)]:

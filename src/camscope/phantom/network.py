@@ -54,6 +54,13 @@ class PhantomNet(nn.Module):
     evidence and not merely near it. Kernels of 1 x 1 late in the net keep what a cell of `layer4` sees to 44 pixels.
     Even kernels wherever the stride is 2 keep each cell centered on its own pixels. With odd ones, as in torchvision's
     ResNet, every such step moves the map by half a cell of the finer grid.
+
+    Args:
+        n_classes: Number of class scores.
+
+    >>> PhantomNet()(torch.zeros(2, 1, 128, 128)).shape
+    torch.Size([2, 4])
+
     """
 
     def __init__(self, n_classes: int = len(CATEGORIES)) -> None:
@@ -78,13 +85,32 @@ class PhantomNet(nn.Module):
 
 
 def to_model_input(images: NDArray[np.uint8]) -> Tensor:
-    """Convert images (N,H,W) uint8 to the network's input (N,1,H,W) float32."""
+    """Convert images (N,H,W) uint8 to the network's input (N,1,H,W) float32.
+
+    Args:
+        images: (N,H,W) uint8 gray images.
+
+    Returns:
+        (N,1,H,W) float32, normalized.
+
+    >>> to_model_input(np.zeros((2, 128, 128), np.uint8)).shape
+    torch.Size([2, 1, 128, 128])
+
+    """
     gray = torch.from_numpy(images).unsqueeze(1).float() / 255
     return (gray - PREPROCESSING.mean) / PREPROCESSING.std
 
 
 def load_phantom_model() -> PhantomNet:
-    """Return the network with its bundled weights in eval mode. Nothing is downloaded."""
+    """Return the network with its bundled weights in eval mode. Nothing is downloaded.
+
+    Returns:
+        The network on the CPU. `load_model("phantom")` also knows its preprocessing and class names.
+
+    >>> load_phantom_model().training
+    False
+
+    """
     from safetensors.torch import load
 
     net, weights = PhantomNet(), load(files("camscope.phantom").joinpath("phantom.safetensors").read_bytes())

@@ -23,8 +23,17 @@ MIN_ATTENUATION_CHANGE: Final = 0.035  # no pixel of a finding changes by less, 
 class Phantom:
     """A synthetic radiograph with its label and masks.
 
-    `image` (H,W) uint8. `mask` (H,W) bool, exactly the pixels that the finding changes, none for "no finding".
-    `label`, the index of `name` in CATEGORIES. `marker_mask` (H,W) bool, the pixels that the hospital's marker changes.
+    Attributes:
+        image: (H,W) uint8 pixels.
+        mask: (H,W) bool, exactly the pixels that the finding changes, none for "no finding".
+        label: Index of `name` in CATEGORIES.
+        name: Name of the finding.
+        marker_mask: (H,W) bool, the pixels that the hospital's marker changes.
+
+    >>> phantom = draw_radiograph(0, "nodule")
+    >>> phantom.name, phantom.label, phantom.image.shape, bool(phantom.mask.any())
+    ('nodule', 1, (128, 128), True)
+
     """
 
     image: NDArray[np.uint8]
@@ -50,10 +59,26 @@ def draw_radiograph(
 ) -> Phantom:
     """Draw a synthetic radiograph (size,size) from a seed. Equal arguments give equal pixels.
 
-    `finding`: a name or index of CATEGORIES, None lets the seed choose. `marker_corner`: the corner that carries the
-    hospital's marker. With the same seed, chest, exposure and noise are the same whatever the finding and the marker
-    are, so `draw_radiograph(7, "nodule")` and `draw_radiograph(7, "no finding")` differ in the nodule alone.
-    Raises TargetError for an unknown finding and InputError for a bad seed, corner or size.
+    With the same seed, chest, exposure and noise are the same whatever the finding and the marker are. So
+    `draw_radiograph(7, "nodule")` and `draw_radiograph(7, "no finding")` differ in the nodule alone.
+
+    Args:
+        seed: An integer of 0 or more.
+        finding: A name or index of CATEGORIES. None: the seed chooses.
+        marker_corner: The corner that carries the hospital's marker, such as "top left". None: no marker.
+        size: Rows and columns in pixels.
+
+    Returns:
+        The image with its masks.
+
+    Raises:
+        TargetError: The finding is unknown.
+        InputError: The seed, the corner or the size is invalid.
+
+    >>> first, second = draw_radiograph(7, "nodule"), draw_radiograph(7, "no finding")
+    >>> bool(((first.image != second.image) == first.mask).all())
+    True
+
     """
     check_draw_arguments(seed, marker_corner, size)
     body, evidence, film = (Generator(Philox(stream)) for stream in SeedSequence(seed).spawn(3))
@@ -175,14 +200,23 @@ _FINDING_DRAWERS: Final[tuple[Callable[[Generator, Chest], FloatImage], ...]] = 
 
 
 def draw_findings(seed: int, findings: Sequence[str | int]) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.bool_]]]:
-    """Draw a radiograph (128,128) with several findings. Also return finding name -> its mask.
+    """Draw a radiograph (128,128) with several findings. A seed always gives the same anatomy.
 
-    A seed always gives the same anatomy. Raises InputError for a finding that is named twice, TargetError for one that does
-    not exist.
+    Args:
+        seed: An integer of 0 or more.
+        findings: Names or indices of CATEGORIES, each once.
+
+    Returns:
+        The image (128,128) uint8, and a mask (128,128) bool by the name of each finding.
+
+    Raises:
+        InputError: A finding is named twice.
+        TargetError: A finding is unknown.
 
     >>> image, masks = draw_findings(4, ["nodule", "effusion"])
     >>> image.shape, sorted(masks)
     ((128, 128), ['effusion', 'nodule'])
+
     """
     clear = draw_radiograph(seed, CATEGORIES[0]).image.astype(np.int64)
     phantoms = [draw_radiograph(seed, finding) for finding in findings]

@@ -56,11 +56,28 @@ def animate_volume(
     caption: str = "",
     on_progress: ProgressCallback | None = None,
 ) -> bytes:
-    """Encode a looping animation of the slices of a volume (D,H,W) along an axis. One loop lasts `seconds`.
+    """Encode a looping animation of the slices of a volume (D,H,W) along an axis.
 
-    It shows every slice, or `max_frames` evenly spaced ones that include the peak's, whose number is highlighted. One color
-    scale, the color bar, the peak and the legend stay in a side panel. `axis` is as in `draw_slices`, `size` and `caption` as
-    in `draw_planes`, `on_progress` as in `encode_animation`.
+    It shows every slice, or `max_frames` evenly spaced ones that include the peak's, whose number is highlighted. One
+    color scale, the color bar, the peak and the legend stay in a side panel.
+
+    Args:
+        volume: The volume with its map.
+        axis: As in `draw_slices`.
+        seconds: Duration of one loop.
+        suffix: ".gif" or ".webp".
+        max_frames: Largest number of slices.
+        size: As in `draw_planes`.
+        caption: As in `draw_planes`.
+        on_progress: As in `encode_animation`.
+
+    Returns:
+        The bytes of the file.
+
+    >>> volume = Volume(np.zeros((2, 8, 8), np.uint8), np.random.rand(2, 8, 8))
+    >>> animate_volume(volume, axis=0, seconds=1)[:3]
+    b'GIF'
+
     """
     view = volume.get_view(axis)
     slice_indices = choose_even_indices(volume.shape[view.normal_axis], max_frames, volume.peak[view.normal_axis])
@@ -94,11 +111,28 @@ def encode_animation(
     palette_colors: RGBImage | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> bytes:
-    """Encode images (H,W,3) of equal size as a looping `.gif` or `.webp` animation. One loop lasts `seconds`.
+    """Encode images (H,W,3) of equal size as a looping `.gif` or `.webp` animation.
 
     All frames of a GIF share one palette of 256 colors without dithering, so that a value has the same color everywhere.
-    `palette_colors` (…,3) are included in it. `n_frames` is the length of an iterator. `on_progress(done, count)` is called
-    after each frame.
+
+    Args:
+        frames: The images, in a sequence or an iterator.
+        seconds: Duration of one loop.
+        suffix: ".gif" or ".webp".
+        n_frames: Length of an iterator. None: that of the sequence.
+        palette_colors: (…,3) uint8 colors that the palette includes, in addition to grays. None: no such colors.
+        on_progress: Called as `on_progress(done, count)` after each frame.
+
+    Returns:
+        The bytes of the file.
+
+    Raises:
+        InputError: The suffix is unknown, or the images differ in size.
+        ImageError: The images are too large for the format.
+
+    >>> encode_animation([np.zeros((8, 8, 3), np.uint8), np.full((8, 8, 3), 255, np.uint8)])[:3]
+    b'GIF'
+
     """
     from PIL import Image
 
@@ -191,8 +225,16 @@ MAX_FRAMES = 12
 def choose_frames(values: NDArray[np.floating], max_frames: int = MAX_FRAMES) -> list[int]:
     """Choose evenly spaced frames of a map (D,H,W), including the frame with the largest value. Return their indices.
 
+    Args:
+        values: (D,H,W) the map.
+        max_frames: Largest number of frames.
+
+    Returns:
+        Indices along the first axis, in ascending order.
+
     >>> choose_frames(np.zeros((3, 1, 1))), len(choose_frames(np.zeros((100, 1, 1))))
     ([0, 1, 2], 12)
+
     """
     return choose_even_indices(len(values), max_frames, int(values.reshape(len(values), -1).max(1).argmax()))
 
@@ -213,7 +255,26 @@ def draw_frames(
     columns: int | None = None,
     height: int = 192,
 ) -> RGBImage:
-    """Draw a grid of frames (D,H,W,3) overlaid with a map (D,H,W) in 0..1. `choose_frames` selects the frames."""
+    """Draw a grid of frames (D,H,W,3) overlaid with a map (D,H,W) in 0..1. `choose_frames` selects the frames.
+
+    Args:
+        images: (D,H,W,3) uint8 frames.
+        values: (D,H,W) in 0..1, or -1..1 for the diverging colormap.
+        alpha: Opacity of the strongest value.
+        colormap: One of COLORMAPS.
+        columns: Frames in a row. None: as many as leave few cells empty.
+        height: Rows of each frame.
+
+    Returns:
+        (h,w,3) uint8.
+
+    Raises:
+        InputError: The frames and the map differ in size.
+
+    >>> draw_frames(np.zeros((3, 8, 8, 3), np.uint8), np.random.rand(3, 8, 8), height=32).shape[2]
+    3
+
+    """
     if images.shape[:3] != values.shape or images.ndim != 4:
         raise InputError(f"the frames are {images.shape} and the map is {values.shape}; expected (D,H,W,3) and (D,H,W)")
     frames = choose_frames(values)

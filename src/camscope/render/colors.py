@@ -36,6 +36,9 @@ def colorize(values: Values, colormap: str = "inferno") -> RGBImage:
         colormap: One of COLORMAPS. "turbo" and "jet" are not monotonic in lightness and show edges that are not in the
             values.
 
+    Returns:
+        (H,W,3) uint8 RGB.
+
     Raises:
         InputError: If the colormap is unknown.
 
@@ -79,9 +82,22 @@ Floats = NDArray[np.floating]
 def to_display_range(values: Floats, scale: Scale | None, colormap: str) -> tuple[Floats, tuple[float, float]]:
     """Scale a map (H,W) to the range of a colormap. Also return the raw values at both ends of the color bar.
 
-    "max" (the default) divides by the maximum and clips to 0..1. "robust" divides by the 99.5 % quantile of the
-    magnitudes, "symmetric" by the largest magnitude. (lo, hi) maps that range to 0..1. The diverging colormap is
-    centered on zero in each case.
+    Args:
+        values: (H,W), or any other shape.
+        scale: "max" (the default, also for None) divides by the maximum and clips to 0..1. "robust" divides by the 99.5
+            % quantile of the magnitudes, "symmetric" by the largest magnitude. (lo, hi) maps that range to 0..1.
+        colormap: One of COLORMAPS. The diverging colormap is centered on zero in each case.
+
+    Returns:
+        The scaled values, and the raw values (low, high) of the color bar.
+
+    Raises:
+        InputError: The scale is unknown.
+
+    >>> scaled, ends = to_display_range(np.array([-1.0, 4.0]), "max", "diverging")
+    >>> scaled.tolist(), ends
+    ([-0.25, 1.0], (-4.0, 4.0))
+
     """
     low, high = compute_display_range(values, scale, colormap)
     return normalize_between(values, low, high, colormap), (low, high)
@@ -101,7 +117,22 @@ def normalize_between(values: Floats, low: float, high: float, colormap: str) ->
 
 
 def apply_scale(values: Floats, scale: Scale) -> Floats:
-    """Scale a map (H,W) to 0..1, or to -1..1 for "symmetric" and "robust". `scale` is as in `to_display_range`."""
+    """Scale a map (H,W) to 0..1, or to -1..1 for "symmetric" and "robust". `scale` is as in `to_display_range`.
+
+    Args:
+        values: (H,W), or any other shape.
+        scale: As in `to_display_range`.
+
+    Returns:
+        The scaled values, of the same shape.
+
+    Raises:
+        InputError: The scale is unknown.
+
+    >>> apply_scale(np.array([-1.0, 2.0, 4.0]), "max").tolist()
+    [0.0, 0.5, 1.0]
+
+    """
     if scale in ("robust", "symmetric"):
         return to_display_range(values, scale, DIVERGING)[0]
     return to_display_range(values, scale, "")[0]
@@ -179,7 +210,18 @@ def overlay(
 
 
 def fade_to_gray(image: RGBImage) -> RGBImage:
-    """Convert an image (H,W,3) to light gray with low contrast, so that a red and blue map stands out on it."""
+    """Convert an image (H,W,3) to light gray with low contrast, so that a red and blue map stands out on it.
+
+    Args:
+        image: (H,W,3) uint8 RGB.
+
+    Returns:
+        (H,W,3) uint8, with equal channels.
+
+    >>> fade_to_gray(np.zeros((1, 1, 3), np.uint8)).tolist()
+    [[[140, 140, 140]]]
+
+    """
     import cv2
 
     gray_table = np.rint(255 - PALE_CONTRAST * (255 - np.arange(256))).astype(np.uint8)
@@ -190,7 +232,23 @@ def fade_to_gray(image: RGBImage) -> RGBImage:
 def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
     """Draw the pixels where `covered` (H,W) is False gray, dim and hatched. The other pixels of the image stay unchanged.
 
-    A thin line separates both parts and hides no covered pixel. Raises InputError or GeometryError as `overlay` does.
+    A thin line separates both parts and hides no covered pixel.
+
+    Args:
+        image: (H,W,3) uint8 RGB.
+        covered: (H,W) bool, False where the map has no values.
+
+    Returns:
+        (H,W,3) uint8.
+
+    Raises:
+        InputError: The mask is not bool, or the image is no RGB image.
+        GeometryError: The mask has another size.
+
+    >>> image = np.full((8, 8, 3), 200, np.uint8)
+    >>> bool((hatch_uncovered(image, np.ones((8, 8), bool)) == image).all())
+    True
+
     """
     import cv2
 

@@ -34,7 +34,19 @@ LANE_MARGIN = 0.08  # of a lane, above and below its line
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle around connected pixels, in whole pixels, and the largest value of these pixels."""
+    """A rectangle around connected pixels, in whole pixels, and the largest value of these pixels.
+
+    Attributes:
+        left: First column.
+        top: First row.
+        width: Number of columns.
+        height: Number of rows.
+        peak: Largest value of the pixels.
+
+    >>> find_boxes(np.array([[0.0, 0.9, 0.6]]), threshold=0.5)
+    [Box(left=1, top=0, width=2, height=1, peak=0.9)]
+
+    """
 
     left: int
     top: int
@@ -49,6 +61,17 @@ def find_contours(values: Values, level: float) -> list[NDArray[np.float64]]:
     Holes have polygons too.
 
     The first point is not repeated at the end. Pixels that touch at a corner share a polygon.
+
+    Args:
+        values: (H,W) the map.
+        level: In units of the map.
+
+    Returns:
+        Polygons (M,2) of (row, column) in pixels.
+
+    >>> find_contours(np.array([[1.0]]), 0.5)[0].tolist()
+    [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]
+
     """
     import cv2
 
@@ -60,7 +83,19 @@ def find_contours(values: Values, level: float) -> list[NDArray[np.float64]]:
 
 
 def find_boxes(values: Values, threshold: float) -> list[Box]:
-    """Return one bounding box per connected region of values >= `threshold`, sorted by the largest value."""
+    """Return one bounding box per connected region of values >= `threshold`, sorted by the largest value.
+
+    Args:
+        values: (H,W) the map.
+        threshold: In units of the map.
+
+    Returns:
+        The boxes in pixels.
+
+    >>> [box.peak for box in find_boxes(np.array([[0.7, 0.0, 0.9]]), threshold=0.5)]
+    [0.9, 0.7]
+
+    """
     import cv2
 
     numbers = to_finite_float64(values)
@@ -76,7 +111,21 @@ def find_boxes(values: Values, threshold: float) -> list[Box]:
 def draw_contours(
     image: RGBImage, values: Values, levels: float | Sequence[float], *, colormap: str = "inferno"
 ) -> RGBImage:
-    """Draw contours of a map (H,W) on an image (H,W,3). Each level has its color of the colormap."""
+    """Draw contours of a map (H,W) on an image (H,W,3). Each level has its color of the colormap.
+
+    Args:
+        image: (H,W,3) uint8 RGB.
+        values: (H,W) the map.
+        levels: One or several values of the map, 0..1 for a scaled map.
+        colormap: One of COLORMAPS.
+
+    Returns:
+        (H,W,3) uint8.
+
+    >>> draw_contours(np.zeros((8, 8, 3), np.uint8), np.eye(8), [0.5]).shape
+    (8, 8, 3)
+
+    """
     to_finite_float64(values, image=check_rgb_image(image))
     out = image.copy()
     for level in np.sort(np.atleast_1d(np.asarray(levels, dtype=np.float64))):
@@ -89,7 +138,24 @@ def draw_contours(
 def draw_boxes(
     image: RGBImage, boxes: Sequence[Box], labels: Sequence[str] | None = None, *, color: Color = CYAN
 ) -> RGBImage:
-    """Draw boxes on an image (H,W,3). Labels are drawn above the boxes, or inside where the image ends."""
+    """Draw boxes on an image (H,W,3). Labels are drawn above the boxes, or inside where the image ends.
+
+    Args:
+        image: (H,W,3) uint8 RGB.
+        boxes: The boxes, in pixels.
+        labels: One text per box. None: no texts.
+        color: (red, green, blue).
+
+    Returns:
+        (H,W,3) uint8.
+
+    Raises:
+        InputError: The numbers of boxes and labels differ.
+
+    >>> draw_boxes(np.zeros((32, 32, 3), np.uint8), [Box(4, 4, 8, 8, 1.0)], ["nodule"]).shape
+    (32, 32, 3)
+
+    """
     if labels is not None and len(labels) != len(boxes):
         raise InputError(f"{plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one label per box")
     out = check_rgb_image(image).copy()
@@ -132,9 +198,27 @@ def draw_signal_trace(
     width: int = 960,
     lane_height: int = 160,
 ) -> RGBImage:
-    """Draw each signal of (C,L) uint8 as a line over the colors of a map (L,). The map is in 0..1, or -1..1 if diverging.
+    """Draw each signal of (C,L) uint8 as a line over the colors of a map (L,).
 
-    The background is colored as strongly as the map's value. Returns (C·lane,width,3); raises InputError if lengths differ.
+    The background is colored as strongly as the map's value.
+
+    Args:
+        signals: (C,L) uint8, one row per signal.
+        values: (L,) in 0..1, or -1..1 for the diverging colormap.
+        alpha: Opacity of the strongest value.
+        colormap: One of COLORMAPS.
+        width: Columns of the result.
+        lane_height: Rows of each signal.
+
+    Returns:
+        (C x lane_height,width,3) uint8.
+
+    Raises:
+        InputError: The lengths of signals and map differ.
+
+    >>> draw_signal_trace(np.zeros((2, 50), np.uint8), np.linspace(0, 1, 50), width=100, lane_height=20).shape
+    (40, 100, 3)
+
     """
     import cv2
 

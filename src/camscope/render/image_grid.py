@@ -37,10 +37,30 @@ def draw_color_bar(
     text_color: Color = TEXT_COLOR,
     background: Color = BACKGROUND_COLOR,
 ) -> RGBImage:
-    """Draw a vertical color bar (height,w,3) with numbers, from the raw value `hi` at the top to `lo` at the bottom.
+    """Draw a vertical color bar (height,w,3) with numbers.
 
-    The diverging colormap is centered on a raw 0, which is labeled too. `width` is that of the colored part, `font_size` is
-    in pixels. A range of zero extent has one color and one number. Raises NonFiniteError or InputError for an invalid range.
+    The diverging colormap is centered on a raw 0, which is labeled too. A range of zero extent has one color and one number.
+
+    Args:
+        height: Rows, at least 8.
+        lo: Raw value at the bottom.
+        hi: Raw value at the top.
+        colormap: One of COLORMAPS.
+        width: Columns of the colored part. None: in proportion to the height.
+        font_size: In pixels. None: in proportion to the height.
+        text_color: (red, green, blue).
+        background: (red, green, blue).
+
+    Returns:
+        (height,w,3) uint8.
+
+    Raises:
+        InputError: The height is below 8, or `lo` is above `hi`.
+        NonFiniteError: An end is not finite.
+
+    >>> draw_color_bar(128, 0.0, 2.5).shape[0]
+    128
+
     """
     if not np.isfinite([lo, hi]).all():
         raise NonFiniteError(f"the color bar goes from {lo} to {hi}; expected finite numbers")
@@ -63,7 +83,21 @@ def draw_color_bar(
 
 
 def join_horizontally(*images: RGBImage) -> RGBImage:
-    """Join images of equal height side by side, with a thin gap between them."""
+    """Join images of equal height side by side, with a thin gap between them.
+
+    Args:
+        *images: (H,W,3) uint8 RGB, of equal height.
+
+    Returns:
+        (H,w,3) uint8.
+
+    Raises:
+        InputError: The heights differ.
+
+    >>> join_horizontally(np.zeros((8, 4, 3), np.uint8), np.zeros((8, 6, 3), np.uint8)).shape[0]
+    8
+
+    """
     heights = {check_rgb_image(image).shape[0] for image in images}
     if len(heights) != 1:
         raise InputError(f"the images have {sorted(heights)} rows; resize all of them to one height first")
@@ -72,15 +106,40 @@ def join_horizontally(*images: RGBImage) -> RGBImage:
 
 
 def pad_to_height(*images: RGBImage) -> list[RGBImage]:
-    """Pad images (H,W,3) at the bottom to the height of the tallest image."""
+    """Pad images (H,W,3) at the bottom to the height of the tallest image.
+
+    Args:
+        *images: (H,W,3) uint8 RGB.
+
+    Returns:
+        The images, all of the same height.
+
+    >>> [image.shape[0] for image in pad_to_height(np.zeros((4, 8, 3), np.uint8), np.zeros((9, 8, 3), np.uint8))]
+    [9, 9]
+
+    """
     max_height = max(check_rgb_image(image).shape[0] for image in images)
     return [pad_image(image, bottom=max_height - image.shape[0]) for image in images]
 
 
 def add_caption(image: RGBImage, caption: str, *, flag: str | None = None, font_size: int | None = None) -> RGBImage:
-    """Add a caption below an image (H,W,3). `flag` is an optional warning, which is highlighted above the caption.
+    """Add a caption below an image (H,W,3).
 
-    `font_size` is in pixels. Captions of more than three lines end in an ellipsis.
+    Captions of more than three lines end in an ellipsis.
+
+    Args:
+        image: (H,W,3) uint8 RGB.
+        caption: The text.
+        flag: A warning, which is highlighted above the caption. None: no warning.
+        font_size: In pixels. None: in proportion to the image.
+
+    Returns:
+        (h,W,3) uint8, higher than the image.
+
+    >>> image = np.zeros((64, 64, 3), np.uint8)
+    >>> add_caption(image, "nodule").shape[0] > 64
+    True
+
     """
     height, width = check_rgb_image(image).shape[:2]
     font_size = min(36, max(11, min(height, width) // 18)) if font_size is None else font_size
@@ -96,10 +155,25 @@ def draw_image_grid(
     height: int = 256,
     flags: Sequence[str | None] | None = None,
 ) -> RGBImage:
-    """Draw images (H,W,3) of any size in a grid with captions. Each image is scaled to `height` pixels.
+    """Draw images (H,W,3) of any size in a grid with captions.
 
-    An image wider than twice its height is scaled to that width instead. `columns` is chosen to leave few cells empty.
-    `flags` holds a warning or None per image. Raises InputError if the numbers of images and texts differ.
+    Args:
+        images: The images.
+        captions: One text per image.
+        columns: Images in a row. None: as many as leave few cells empty.
+        height: Each image is scaled to this number of rows. An image wider than twice its height is scaled to that
+            width instead.
+        flags: A warning or None per image. None: no warnings.
+
+    Returns:
+        (h,w,3) uint8.
+
+    Raises:
+        InputError: The numbers of images and texts differ, or `columns` is below 1.
+
+    >>> draw_image_grid([np.zeros((8, 8, 3), np.uint8)] * 3, ["a", "b", "c"], columns=3, height=32).shape[2]
+    3
+
     """
     flags = [None] * len(images) if flags is None else flags
     if not images or not len(images) == len(captions) == len(flags):
@@ -163,7 +237,23 @@ def pad_image(
     *,
     background: Color = BACKGROUND_COLOR,
 ) -> RGBImage:
-    """Pad an image (H,W,3) with rows and columns of the background color."""
+    """Pad an image (H,W,3) with rows and columns of the background color.
+
+    Args:
+        image: (H,W,3) uint8 RGB.
+        top: Rows above.
+        bottom: Rows below.
+        left: Columns before.
+        right: Columns after.
+        background: (red, green, blue).
+
+    Returns:
+        (H + top + bottom,W + left + right,3) uint8.
+
+    >>> pad_image(np.zeros((8, 8, 3), np.uint8), top=2, left=1).shape
+    (10, 9, 3)
+
+    """
     out = np.full((image.shape[0] + top + bottom, image.shape[1] + left + right, 3), background, np.uint8)
     out[top : top + image.shape[0], left : left + image.shape[1]] = image
     return out
@@ -190,7 +280,17 @@ MAX_SHEET_WIDTH, MAX_SHEET_COLUMNS = 1900, 7  # defaults
 
 
 class CaptionedImage(NamedTuple):
-    """An image (H,W,3) with its caption, and a warning if there is one."""
+    """An image (H,W,3) with its caption, and a warning if there is one.
+
+    Attributes:
+        image: (H,W,3) uint8 RGB.
+        caption: Text below the image.
+        flag: Warning above the caption, or None.
+
+    >>> CaptionedImage(np.zeros((8, 8, 3), np.uint8), "nodule", flag="flat").flag
+    'flat'
+
+    """
 
     image: RGBImage
     caption: str
@@ -208,8 +308,24 @@ def draw_contact_sheet(
 ) -> RGBImage:
     """Draw rows of captioned images as one sheet (h,w,3). A long row wraps to the next line.
 
-    A cell None stays empty. `title` is one line at the top. `legend` describes the bottom and the top color of all maps.
-    `columns` is chosen so that the sheet fits a screen and few cells stay empty. `height` is that of each image.
+    Args:
+        rows: Images row by row. A cell None stays empty.
+        title: One line at the top.
+        legend: Texts of the bottom and the top color of all maps. None: no legend.
+        colormap: One of COLORMAPS, for the legend.
+        columns: Images in a line. None: as many as fit a screen and leave few cells empty.
+        height: Rows of each image.
+
+    Returns:
+        (h,w,3) uint8.
+
+    Raises:
+        InputError: A row is empty, or there is no image.
+
+    >>> cell = CaptionedImage(np.zeros((64, 64, 3), np.uint8), "nodule")
+    >>> draw_contact_sheet([[cell, None], [cell, cell]], height=64).shape[2]
+    3
+
     """
     images = [check_rgb_image(cell.image) for row in rows for cell in row if cell is not None]
     if not images or not all(rows):
@@ -283,9 +399,25 @@ def draw_channel_grid(
 ) -> RGBImage:
     """Draw the channels (K,h,w) of a layer as a grid of maps. Each row is labeled with the number of its first channel.
 
-    Only the first `max_channels` are drawn. `columns` is chosen so that the grid is about square. `scale`: the top color is
-    the strongest value of "each" channel, or one "shared" by all. 0 always has the same color. `colormap` defaults to
-    viridis, or diverging where values are negative. Raises InputError or NonFiniteError for invalid features.
+    0 always has the same color.
+
+    Args:
+        features: (K,h,w) activations of one sample.
+        columns: Maps in a row. None: as many as make the grid about square.
+        max_channels: Only the first channels are drawn.
+        scale: The top color is the strongest value of "each" channel, or one "shared" by all.
+        colormap: One of COLORMAPS. None: viridis, or diverging where values are negative.
+
+    Returns:
+        (H,W,3) uint8.
+
+    Raises:
+        InputError: The features are no (K,h,w) array.
+        NonFiniteError: A value is not finite.
+
+    >>> draw_channel_grid(np.random.rand(4, 8, 8)).shape[2]
+    3
+
     """
     maps = _select_channels(features, max_channels, scale)
     colormap = colormap or (DIVERGING if (maps < 0).any() else "viridis")

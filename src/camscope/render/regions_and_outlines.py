@@ -45,7 +45,17 @@ MAX_LINE_LETTERS = 36  # characters
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """An entry of a legend: a color, a title, and lines of text below the title."""
+    """An entry of a legend: a color, a title, and lines of text below the title.
+
+    Attributes:
+        color: (red, green, blue), each 0..255.
+        title: First line.
+        lines: Further lines.
+
+    >>> LegendEntry((230, 25, 75), "lungs").title
+    'lungs'
+
+    """
 
     color: Color
     title: str
@@ -53,7 +63,21 @@ class LegendEntry:
 
 
 def choose_region_colors(count: int) -> tuple[Color, ...]:
-    """Return `count` distinguishable colors, at most twelve. Raises InputError for more."""
+    """Return distinguishable colors, the first of REGION_COLORS.
+
+    Args:
+        count: Number of colors, 1 to 12.
+
+    Returns:
+        (red, green, blue) tuples, each number 0..255.
+
+    Raises:
+        InputError: More colors are asked for than can be distinguished.
+
+    >>> len(choose_region_colors(3))
+    3
+
+    """
     if not 0 < count <= len(REGION_COLORS):
         raise InputError(
             f"{plural(count, 'color')}: expected 1 to {len(REGION_COLORS)}, because more colors are hard to distinguish"
@@ -72,9 +96,28 @@ def draw_regions(
 ) -> RGBImage:
     """Draw colored regions over a gray copy of an image (H,W,3).
 
-    `color_index` (H,W) selects the color and `strength` (H,W) in 0..1 its opacity. `alpha` is the opacity of strength 1. The
-    opacity rises early, as in `overlay`, and strength 0 leaves gray. `covered` is as in `overlay`. Raises InputError,
-    NonFiniteError or GeometryError if the arrays do not match.
+    The opacity rises early, as in `overlay`, and strength 0 leaves gray.
+
+    Args:
+        image: (H,W,3) uint8 RGB.
+        color_index: (H,W) integers, the index of each pixel's color.
+        strength: (H,W) in 0..1.
+        colors: (red, green, blue) tuples.
+        alpha: Opacity of strength 1.
+        covered: As in `overlay`.
+
+    Returns:
+        (H,W,3) uint8.
+
+    Raises:
+        InputError: An index has no color, or an array is invalid.
+        NonFiniteError: A strength is not finite.
+        GeometryError: The arrays differ in size.
+
+    >>> image, index = np.zeros((8, 8, 3), np.uint8), np.eye(8, dtype=int)
+    >>> draw_regions(image, index, np.ones((8, 8)), choose_region_colors(2)).shape
+    (8, 8, 3)
+
     """
     import cv2
 
@@ -99,7 +142,23 @@ def draw_regions(
 
 
 def draw_region_legend(entries: Sequence[LegendEntry], font_size: int = 16, *, heading: str = "") -> RGBImage:
-    """Draw a legend with one colored swatch per entry. `font_size` is in pixels. Long lines are truncated."""
+    """Draw a legend with one colored swatch per entry. `font_size` is in pixels. Long lines are truncated.
+
+    Args:
+        entries: The entries, from top to bottom.
+        font_size: In pixels.
+        heading: Text above the entries.
+
+    Returns:
+        (h,w,3) uint8.
+
+    Raises:
+        InputError: There is no entry.
+
+    >>> draw_region_legend([LegendEntry((230, 25, 75), "lungs"), LegendEntry((60, 180, 75), "heart")]).shape[2]
+    3
+
+    """
     if not entries:
         raise InputError("the legend has no entries; expected at least one")
     small = round(0.85 * font_size)
@@ -128,10 +187,22 @@ OUTLINE_COLORS: tuple[Color, ...] = ((102, 255, 255), (204, 153, 255), (153, 204
 
 
 def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> MaskOutlines:
-    """Check masks of the given shape. Return a (name, color, boolean mask) tuple for each.
+    """Check masks of the given shape, and give each a color.
 
-    `masks` is one mask, which gets the name "", or a mapping of named masks. 0 is outside. Raises GeometryError for another
-    shape, and InputError for more masks than colors, several labels in a mask, or NaN.
+    Args:
+        masks: One mask, which gets the name "", or a mapping of named masks. 0 is outside. None: no mask.
+        shape: Size that each mask must have.
+
+    Returns:
+        A (name, color, boolean mask) tuple for each mask.
+
+    Raises:
+        InputError: There are more masks than colors, several labels in a mask, or NaN.
+        GeometryError: A mask has another shape.
+
+    >>> [(name, mask.dtype) for name, _, mask in prepare_outlines({"lungs": np.eye(4)}, (4, 4))]
+    [('lungs', dtype('bool'))]
+
     """
     if masks is None:
         return []
@@ -148,7 +219,20 @@ def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> MaskOutlines:
 
 
 def draw_outlines(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
-    """Draw the outline of each mask on an image (H,W,3). Masks are scaled to the size of the image."""
+    """Draw the outline of each mask on an image (H,W,3). Masks are scaled to the size of the image.
+
+    Args:
+        image: (H,W,3) uint8 RGB.
+        outlines: What `prepare_outlines` returns.
+
+    Returns:
+        (H,W,3) uint8.
+
+    >>> outlines = prepare_outlines(np.eye(32, dtype=bool), (32, 32))
+    >>> draw_outlines(np.zeros((32, 32, 3), np.uint8), outlines).shape
+    (32, 32, 3)
+
+    """
     out = check_rgb_image(image).copy()
     for _, color, inside in outlines:
         ratio = np.divide(out.shape[:2], inside.shape)
@@ -171,7 +255,20 @@ def draw_outline_legend_items(outlines: MaskOutlines, font_size: int, *, width: 
 
 
 def add_outline_legend(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
-    """Add a legend of the named masks below an image. If no mask has a name, return the image unchanged."""
+    """Add a legend of the named masks below an image. If no mask has a name, return the image unchanged.
+
+    Args:
+        image: (H,W,3) uint8 RGB.
+        outlines: What `prepare_outlines` returns.
+
+    Returns:
+        (h,w,3) uint8.
+
+    >>> image, mask = np.zeros((64, 64, 3), np.uint8), np.eye(64, dtype=bool)
+    >>> add_outline_legend(image, prepare_outlines({"lungs": mask}, (64, 64))).shape[0] > 64
+    True
+
+    """
     height, width = image.shape[:2]
     size = min(28, max(11, min(height, width) // 28))
     rows: list[list[RGBImage]] = [[]]

@@ -68,7 +68,18 @@ def check_fraction(name: str, value: float) -> float:
 
 
 def check_image_height(name: str, height: float) -> None:
-    """Raise InputError if an image height is not a number from 1 to MAX_IMAGE_ROWS."""
+    """Check that an image height is a number from 1 to MAX_IMAGE_ROWS.
+
+    Args:
+        name: Name of the argument, for the message.
+        height: Rows.
+
+    Raises:
+        InputError: The height is out of range.
+
+    >>> check_image_height("height", 480)
+
+    """
     if not (isinstance(height, int | float | np.number) and 1 <= height <= MAX_IMAGE_ROWS):
         raise InputError(f"{name}={height!r}; expected 1 to {MAX_IMAGE_ROWS:,} rows")
 
@@ -83,6 +94,21 @@ def resize_to_fit(image: RGBImage, height: int, width: int | None = None) -> RGB
     """Resize an image (H,W,3) to fit into `height` rows and `width` columns. The aspect ratio is kept.
 
     Enlarged three times or more, pixels stay squares: interpolation would suggest detail that is not there.
+
+    Args:
+        image: (H,W,3) uint8 RGB.
+        height: Rows.
+        width: Columns. None: as many as the aspect ratio needs.
+
+    Returns:
+        (h,w,3) uint8.
+
+    Raises:
+        InputError: The height is out of range, or the result would have too many pixels.
+
+    >>> resize_to_fit(np.zeros((10, 20, 3), np.uint8), 40, 60).shape
+    (30, 60, 3)
+
     """
     import cv2
 
@@ -102,7 +128,20 @@ def resize_to_fit(image: RGBImage, height: int, width: int | None = None) -> RGB
 def encode_image(image: RGBImage, suffix: str) -> bytes:
     """Encode an image (H,W,3) as lossless `.png` or `.webp`, or as `.jpg` of quality 95 without chroma subsampling.
 
-    Raises InputError for another suffix, ImageError for an image larger than the format allows.
+    Args:
+        image: (H,W,3) uint8 RGB.
+        suffix: A key of IMAGE_FORMATS.
+
+    Returns:
+        The bytes of the file.
+
+    Raises:
+        InputError: The suffix is unknown.
+        ImageError: The image is larger than the format allows.
+
+    >>> encode_image(np.zeros((8, 8, 3), np.uint8), ".png")[1:4]
+    b'PNG'
+
     """
     from PIL import Image
 
@@ -118,7 +157,19 @@ def encode_image(image: RGBImage, suffix: str) -> bytes:
 
 
 def build_data_uri(data: bytes, image_format: str) -> str:
-    """Return an encoded image as a `data:` URI for HTML. `image_format` is its MIME subtype, such as "png"."""
+    """Return an encoded image as a `data:` URI for HTML.
+
+    Args:
+        data: The bytes of the image file.
+        image_format: MIME subtype, such as "png".
+
+    Returns:
+        The URI.
+
+    >>> build_data_uri(b"abc", "png")
+    'data:image/png;base64,YWJj'
+
+    """
     return f"data:image/{image_format};base64,{base64.b64encode(data).decode()}"
 
 
@@ -137,6 +188,18 @@ def encode_data_uri(
     """Encode an image (H,W,3) or (H,W,4) as a data URI.
 
     The image is reduced until an encoding needs at most `max_bytes` bytes. The smallest size is used in any case.
+
+    Args:
+        image: (H,W,3) or (H,W,4) uint8.
+        max_bytes: Largest size of the encoded image.
+        encodings: Formats of Pillow with their options, in the order in which they are tried.
+
+    Returns:
+        The URI.
+
+    >>> encode_data_uri(np.zeros((8, 8, 3), np.uint8))[:23]
+    'data:image/webp;base64,'
+
     """
     from PIL import Image
 
@@ -153,9 +216,21 @@ def encode_data_uri(
 
 
 def build_figure_html(image: RGBImage, alt: str, caption: str) -> str:
-    """Return the HTML of a figure with a caption, of about 300 kB at most. `alt` and `caption` must be escaped.
+    """Return the HTML of a figure with a caption, of about 300 kB at most.
 
     The image is scaled down, and stored as JPEG where a PNG is too large. `Explanation.save` writes it at full size.
+
+    Args:
+        image: (H,W,3) uint8 RGB.
+        alt: Text for readers who cannot see the image, escaped.
+        caption: Text below the image, escaped.
+
+    Returns:
+        A `figure` element.
+
+    >>> build_figure_html(np.zeros((8, 8, 3), np.uint8), "a map", "nodule")[:18]
+    '<figure><img src="'
+
     """
     side = MAX_NOTEBOOK_SIDE_PIXELS
     small = image if max(image.shape[:2]) <= side else resize_to_fit(image, side, side)

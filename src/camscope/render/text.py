@@ -31,9 +31,22 @@ def draw_text(
     text_color: Color = TEXT_COLOR,
     background: Color = BACKGROUND_COLOR,
 ) -> RGBImage:
-    """Draw centered text as an image (h,w,3) of `width` pixels. Text beyond `max_lines` lines ends in an ellipsis.
+    """Draw centered text as an image (h,w,3). An empty text is an empty line.
 
-    Without a `width` the image is as wide as the text. `font_size` is in pixels. An empty text is an empty line.
+    Args:
+        text: The text.
+        font_size: In pixels.
+        width: Columns of the image. None: those of the text.
+        max_lines: Text beyond this number of lines ends in an ellipsis.
+        text_color: (red, green, blue).
+        background: (red, green, blue).
+
+    Returns:
+        (h,w,3) uint8.
+
+    >>> draw_text("nodule", 16, width=100).shape[1]
+    100
+
     """
     from PIL import Image, ImageDraw
 

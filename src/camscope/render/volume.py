@@ -70,9 +70,19 @@ class Volume:
         affine: (4,4) from array index to millimeters in RAS+, which implies spacing and letters.
         covered: False where the map has no values.
         masks: One mask (D,H,W), or a mapping of named masks, drawn as outlines.
-        scale, colormap, alpha: As in `overlay`. All slices share one scale.
+        scale: As in `apply_scale`. All slices share one scale.
+        colormap: One of COLORMAPS.
+        alpha: Opacity of the strongest value, 0..1.
         window: (low, high). Default: the 0.5th and 99.5th percentile.
         flag: A warning to display. None detects an empty or flat map, "" displays none.
+
+    Raises:
+        InputError: The arrays are no volume, or a setting has an invalid value.
+        NonFiniteError: The map has NaN or infinity.
+        GeometryError: `covered` has another shape.
+
+    >>> Volume(np.zeros((2, 4, 4), np.uint8), np.ones((2, 4, 4))).shape
+    (2, 4, 4)
 
     """
 
@@ -311,11 +321,19 @@ def compute_spacing(affine: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def compute_cell_affine(affine: ArrayLike | None, cells_to_voxels: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Compute the affine (4,4) of the cells of a map.
+    """Compute the affine (4,4) of the cells of a map. It refers to voxel centers, which are at 0.5 in edge coordinates.
 
-    `affine` is that of the voxels. `cells_to_voxels` (3,4) maps cell edges to voxel edges.
+    Args:
+        affine: (4,4) of the voxels, from index to millimeters. None: unknown.
+        cells_to_voxels: (3,4) from cell edges to voxel edges.
 
-    The affine refers to voxel centers, which are at 0.5 in edge coordinates.
+    Returns:
+        (4,4) from the index of a cell to millimeters, or None if the affine is unknown.
+
+    >>> twice = np.hstack([2 * np.eye(3), np.zeros((3, 1))])  # a cell is two voxels long
+    >>> compute_cell_affine(np.eye(4), twice).tolist()
+    [[2.0, 0.0, 0.0, 0.5], [0.0, 2.0, 0.0, 0.5], [0.0, 0.0, 2.0, 0.5], [0.0, 0.0, 0.0, 1.0]]
+
     """
     if affine is None:
         return None

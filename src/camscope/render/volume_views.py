@@ -64,6 +64,13 @@ def draw_planes(
         caption: Text to show.
         bar: Whether to draw the color bar and the value as a number.
 
+    Returns:
+        (h,w,3) uint8.
+
+    >>> volume = Volume(np.zeros((4, 8, 8), np.uint8), np.random.rand(4, 8, 8))
+    >>> draw_planes(volume, size=32).shape[2]
+    3
+
     """
     if height is not None:
         check_image_height("height", height)
@@ -130,8 +137,27 @@ def draw_slices(
 ) -> RGBImage:
     """Draw evenly spaced slices of a volume (D,H,W) along an axis. The slice with the strongest map value is framed.
 
-    `axis`: 0, 1, 2, or "axial", "coronal", "sagittal" where the volume's axes are known. Default: the first or the axial one.
-    Slices are numbered from 0. `size`: pixels of a slice's longer side. `columns`: slices side by side.
+    Slices are numbered from 0.
+
+    Args:
+        volume: The volume with its map.
+        axis: 0, 1, 2, or "axial", "coronal", "sagittal" where the volume's axes are known. None: the first or the axial
+            one.
+        n_slices: Number of slices.
+        columns: Slices side by side. None: as many as leave few cells empty.
+        size: Pixels of a slice's longer side.
+        caption: Text to show.
+
+    Returns:
+        (h,w,3) uint8.
+
+    Raises:
+        InputError: `n_slices` is below 1, or the axis is unknown.
+
+    >>> volume = Volume(np.zeros((4, 8, 8), np.uint8), np.random.rand(4, 8, 8))
+    >>> draw_slices(volume, 0, n_slices=2, size=32).shape[2]
+    3
+
     """
     if n_slices < 1:
         raise InputError(f"n_slices={n_slices}: expected at least 1 slice")
@@ -183,8 +209,26 @@ def draw_projection(
 ) -> RGBImage:
     """Draw the projection of a volume (D,H,W) along an axis: the map's maximum over the image's mean or maximum.
 
-    Without `axis` (as in `draw_slices`) all three projections are drawn side by side at one scale. In a signed map the value
-    of the largest magnitude keeps its sign. What is covered anywhere along the line of sight counts as covered.
+    In a signed map the value of the largest magnitude keeps its sign. What is covered anywhere along the line of sight
+    counts as covered.
+
+    Args:
+        volume: The volume with its map.
+        axis: As in `draw_slices`. None: all three projections, side by side at one scale.
+        background: "mean" or "max" of the image along the axis.
+        size: Pixels of the volume's longest side.
+        caption: Text to show.
+
+    Returns:
+        (h,w,3) uint8.
+
+    Raises:
+        InputError: `background` or `axis` is unknown.
+
+    >>> volume = Volume(np.zeros((4, 8, 8), np.uint8), np.random.rand(4, 8, 8))
+    >>> draw_projection(volume, 0, size=32).shape[2]
+    3
+
     """
     if background not in ("mean", "max"):
         raise InputError(f"background={background!r}: expected 'mean' or 'max'")

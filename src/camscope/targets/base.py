@@ -19,9 +19,21 @@ ClassNameLookup = Callable[[int], str]
 class ImageContext:
     """Information about the explained image: sizes, coordinate transforms and encoders.
 
-    `input_size` is the size of the model's input, `image_size` that of the original image, or None if it is unknown.
-    `to_input` and `to_image` map points (M,n) in array order between the two. `embed_image` returns the model's embedding of
-    another image. `embed_text` does the same for a text; None if the model has no text encoder.
+    Args:
+        input_size: Size of the model's input.
+        image_size: Size of the original image, or None if it is unknown.
+        to_input: Function that maps points (M,n) in array order from the image to the input, in pixels.
+        to_image: The inverse function.
+        embed_image: Function that returns the model's embedding (D,) of another image.
+        embed_text: The same for a text. None if the model has no text encoder.
+
+    >>> import torch
+    >>> context = ImageContext(
+    ...     (1, 8, 8), (16, 16), lambda points: points / 2, lambda points: points * 2, lambda image: torch.zeros(4)
+    ... )
+    >>> context.to_input(np.array([[4.0, 6.0]])).tolist()
+    [[2.0, 3.0]]
+
     """
 
     input_size: tuple[int, ...]
@@ -37,6 +49,16 @@ class Target(ABC):
 
     `bind` converts coordinates of the original image to the model's input. `resolve` fixes every open choice, such
     as the class, in the first, clean forward pass. It raises TargetError if the output does not fit the target.
+
+    >>> import torch
+    >>> class LargestScore(Target):
+    ...     def __call__(self, output: Tensor) -> Tensor:
+    ...         return output.amax(1)
+    ...
+    ...     def describe(self, sample, class_name):
+    ...         return "largest score"
+    >>> LargestScore()(torch.tensor([[1.0, 4.0]])).tolist()
+    [4.0]
     """
 
     @property

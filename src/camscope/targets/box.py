@@ -58,8 +58,15 @@ class Box(Target):
         x1: Right edge.
         y1: Bottom edge.
         label: Index or name of the class, or None for the class of the detection that overlaps most.
-        activation: How class logits become probabilities: "softmax" where the last class means "no object" (DETR, YOLOS),
-            "sigmoid" where there is no such class (Deformable DETR, RT-DETR). None follows the config of a Hugging Face model.
+        activation: How class logits become probabilities: "softmax" where the last class means "no object" (DETR,
+            YOLOS),
+            "sigmoid" where there is no such class (Deformable DETR, RT-DETR). None follows the config of a Hugging Face
+        model.
+        heads: The detection heads of the model, which `bind_model` sets.
+        input_size: Size of the model's input, which `bind` and `resolve` set.
+
+    Raises:
+        TargetError: The corners are not finite or not in order, or `activation` is unknown.
 
     >>> Box(0, 0, 4, 4, "dog").corners
     (0, 0, 4, 4)

@@ -107,6 +107,10 @@ class Classes(Target):
 
     Args:
         labels: Indices or names of the classes, each once.
+        class_indices: The indices, which `resolve` sets.
+
+    Raises:
+        TargetError: `labels` is no list of classes, or a class is there twice.
 
     >>> Classes([0, 2])(Tensor([[1.0, 5.0, 3.0]])).tolist()
     [2.0]
@@ -153,8 +157,10 @@ class LogProbability(ClassTarget):
 
     Args:
         label: Index or name of the class, or None for the top class of each sample.
-        multilabel: Take the sigmoid of the class's own logit, for labels that do not exclude each other. The default is the
+        multilabel: Take the sigmoid of the class's own logit, for labels that do not exclude each other. The default is
+            the
             softmax of all classes. A model with one output always gets the sigmoid.
+        resolved_classes: Class of each sample, which `resolve` sets.
 
     >>> LogProbability(0)(Tensor([[200.0, 0.0]])).tolist(), LogProbability(1)(Tensor([[200.0, 0.0]])).tolist()
     ([0.0], [-200.0])

@@ -24,10 +24,16 @@ class Similarity(Target):
     """The similarity of the image embedding to a reference embedding: cosine similarity or dot product.
 
     Args:
-        reference: An embedding (D,), several (P,D), whose mean is the prototype, or images that the model embeds: one of any
-            kind that `explain` accepts, or a list of them. Embeddings (D,) may be in a list too, also among images. For a
+        reference: An embedding (D,), several (P,D), whose mean is the prototype, or images that the model embeds: one
+            of any
+            kind that `explain` accepts, or a list of them. Embeddings (D,) may be in a list too, also among images. For
+        a
             model of signals (C,L), a tensor with rows of L numbers is a signal.
         kind: "cosine" or "dot".
+        n_references: Number of references, which `bind` and `resolve` set.
+
+    Raises:
+        TargetError: `kind` is unknown.
 
     >>> float(Similarity(torch.tensor([3.0, 4.0]))(torch.tensor([[3.0, 4.0]])))
     1.0
@@ -104,6 +110,10 @@ class TextSimilarity(Target):
         prompt: A sentence such as "a photo of a tabby".
         contrast_prompt: Another sentence, whose similarity is subtracted.
         encode: A function text -> embedding (D,). The default is that of a model loaded by `load_model("clip:…")`.
+        similarities: Similarities to the encoded texts, which `bind` sets.
+
+    Raises:
+        TargetError: A prompt is no sentence, or `encode` is no function.
 
     >>> target = TextSimilarity("a tabby", encode=lambda text: torch.tensor([3.0, 4.0]))
     >>> target.describe(0, str)
@@ -160,7 +170,21 @@ class TextSimilarity(Target):
 
 
 def image_embedding(output: Any) -> Tensor:
-    """Find the image embeddings (N,D) in a model's output."""
+    """Find the image embeddings (N,D) in a model's output.
+
+    Args:
+        output: The output of the model: a tensor (N,D), or a structure with one, such as that of CLIP.
+
+    Returns:
+        The embeddings (N,D).
+
+    Raises:
+        TargetError: The output has no embeddings.
+
+    >>> image_embedding(torch.rand(2, 8)).shape
+    torch.Size([2, 8])
+
+    """
     named = [value for n in IMAGE_EMBEDDING_FIELDS if (value := get_output_tensor(output, n)) is not None]
     candidates = [output] if isinstance(output, Tensor) else named[:1]
     candidates = candidates or [leaf for _, leaf in iter_leaves(output) if leaf.is_floating_point() and leaf.ndim == 2]

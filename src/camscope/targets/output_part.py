@@ -21,6 +21,10 @@ class OutputPart(Target):
     Args:
         path: Key, index or attribute of the part. Several are joined by dots, such as "heads.2".
         target: The target within this part, as if the model returned only this part.
+        part_score: Score of the part, which `resolve` sets.
+
+    Raises:
+        TargetError: `path` is no key, index or attribute.
 
     >>> part = OutputPart("aux", 1)
     >>> part({"aux": Tensor([[3.0, 5.0]]), "out": None}).tolist()

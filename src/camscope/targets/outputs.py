@@ -116,8 +116,15 @@ def get_output_tensor(output: Any, name: str) -> Tensor | None:
 def full_precision(values: Tensor) -> Tensor:
     """Convert values to float32. Values of float64 stay unchanged.
 
+    Args:
+        values: A tensor of any floating type.
+
+    Returns:
+        The tensor in float32 or float64.
+
     >>> full_precision(torch.ones(2, dtype=torch.float16)).dtype
     torch.float32
+
     """
     return values.to(torch.promote_types(values.dtype, torch.float32))
 

@@ -35,6 +35,11 @@ class Region(ClassTarget):
         label: Index or name of the class, or None for the class that scores most in the region.
         mask: The region, 0 outside and one value inside, in the size of the original image or of the model's input.
         point: The region as one pixel (x, y).
+        resolved_classes: Class of each sample, which `resolve` sets.
+        cell_weights: (N,*s) weights of the cells of the output, which `resolve` sets.
+
+    Raises:
+        TargetError: There is a mask and a point, the mask is empty, or the point is not finite.
 
     >>> Region(3, point=(12, 30)).point
     (12, 30)

@@ -363,7 +363,25 @@ class PerSampleTarget(Target):
 
 
 class AllClassScores(Score):
-    """The scores of all classes (N,K), instead of one score per sample. A model without class scores has (N,0)."""
+    """The scores of all classes (N,K), instead of one score per sample. A model without class scores has (N,0).
+
+    Args:
+        model: See `Score`.
+        target: Not used.
+        class_names: See `Score`.
+        args: See `Score`.
+        kwargs: See `Score`.
+        forward_context: See `Score`.
+        input_size: See `Score`.
+        input_key: See `Score`.
+        frames_first: See `Score`.
+        one_sample_per_pass: See `Score`.
+
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    >>> AllClassScores(model)(torch.rand(2, 1, 8, 8)).shape
+    torch.Size([2, 3])
+
+    """
 
     def read_score(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
         """Read the class scores (N,K) from a model output with `n_rows` rows."""

@@ -209,14 +209,6 @@ class ReportConfig(_ConfigTable):
 class Config(_ConfigTable):
     """The settings of an audit.
 
-    Attributes:
-        title: The title of the report.
-        intended_use: What the model is meant for, as free text.
-        seed: The seed of every random choice.
-        n_resamples: The number of bootstrap resamples of patients.
-        imputations: What replaces removed pixels. At least two, because the effect of one may be its artifact.
-        batch_size: The number of images in a forward pass.
-        skip: The stages to skip. The report lists them as not tested.
 
     Example:
         >>> config = Config.from_source({
@@ -226,6 +218,22 @@ class Config(_ConfigTable):
         ... })
         >>> config.margins.useful_auroc
         0.7
+
+    Attributes:
+        title: The title of the report.
+        intended_use: What the model is meant for, as free text.
+        seed: The seed of every random choice.
+        n_resamples: The number of bootstrap resamples of patients.
+        imputations: What replaces removed pixels. At least two, because the effect of one may be its artifact.
+        batch_size: The number of images in a forward pass.
+        skip: The stages to skip. The report lists them as not tested.
+        data: The images, their labels and their masks.
+        model: The model and its weights.
+        explain: The findings, and the methods that explain them.
+        regions: The regions of the shortcut tests.
+        margins: The margins of the verdicts.
+        sample_sizes: The number of images in each stage.
+        report: The options of the report.
 
     """
 
@@ -251,6 +259,24 @@ class Config(_ConfigTable):
         """Return a config from a TOML file, a mapping of tables or another config.
 
         Paths in a TOML file are relative to the file.
+
+        Args:
+            source: The path of a TOML file, a mapping of tables, or a config, which is returned unchanged.
+
+        Returns:
+            The validated config.
+
+        Raises:
+            InputError: There is no such file, or a setting is invalid.
+
+        >>> tables = {
+        ...     "data": {"manifest": "manifest.csv", "label": "label"},
+        ...     "model": {"source": "phantom"},
+        ...     "explain": {"findings": ["nodule"]},
+        ... }
+        >>> Config.from_source(tables).seed
+        0
+
         """
         if isinstance(source, Config):
             return source
@@ -263,7 +289,31 @@ class Config(_ConfigTable):
 
     @classmethod
     def from_toml(cls, text: str, folder: Path) -> "Config":
-        """Return the config from TOML text. Paths are relative to `folder`."""
+        """Return the config from TOML text. Paths are relative to `folder`.
+
+        Args:
+            text: The text of a TOML file.
+            folder: The folder to which its paths are relative.
+
+        Returns:
+            The validated config.
+
+        Raises:
+            InputError: The text is no TOML, or a setting is invalid.
+
+        >>> text = '''
+        ... [data]
+        ... manifest = "manifest.csv"
+        ... label = "label"
+        ... [model]
+        ... source = "phantom"
+        ... [explain]
+        ... findings = ["nodule"]
+        ... '''
+        >>> Config.from_toml(text, Path("study")).model.source
+        'phantom'
+
+        """
         return cls._validate_tables(parse_toml(text, "the config is not a valid TOML file"), "the config", folder)
 
     @classmethod
@@ -302,7 +352,20 @@ class Config(_ConfigTable):
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def to_redacted_dict(self) -> dict[str, Any]:
-        """Return the config as JSON values without paths. The file name of the model source stays."""
+        """Return the config as JSON values without paths. The file name of the model source stays.
+
+        Returns:
+            The tables by name.
+
+        >>> tables = {
+        ...     "data": {"manifest": "manifest.csv", "label": "label"},
+        ...     "model": {"source": "phantom"},
+        ...     "explain": {"findings": ["nodule"]},
+        ... }
+        >>> Config.from_source(tables).to_redacted_dict()["data"]["manifest"]
+        'a file'
+
+        """
         tables = self.model_dump(mode="json")
         data, model, regions = tables["data"], tables["model"], tables["regions"]
         data |= {"manifest": "a file", "root": None if data["root"] is None else "files", "masks_root": None}

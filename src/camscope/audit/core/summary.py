@@ -154,8 +154,23 @@ class ShortcutResult(StageResult):
 class Verdict(SchemaModel):
     """The conclusion about one claim, with its effect estimate and the margin.
 
-    `qualifier`: the region, subgroup or method that the claim is about. `direction`: whether the conclusion supports or
-    contradicts the model. `section`: the section of the report with the numbers.
+    Attributes:
+        question: Name of the question that the claim belongs to.
+        claim: The claim as a sentence.
+        finding: Name of the finding.
+        qualifier: The region, subgroup or method that the claim is about.
+        conclusion: "supported", "not supported" or "not testable".
+        direction: Whether the conclusion supports or contradicts the model, or neither.
+        effect: The estimate with its interval.
+        margin: What the estimate is compared with. None: nothing.
+        rule: How the conclusion follows from estimate and margin.
+        reason: The conclusion as a sentence.
+        section: The section of the report with the numbers.
+
+    >>> verdict = audit_run.verdicts[0]  # of a `run_audit` of twelve images
+    >>> verdict.finding, verdict.conclusion
+    ('nodule', 'not testable')
+
     """
 
     question: str
@@ -172,7 +187,37 @@ class Verdict(SchemaModel):
 
 
 class Summary(SchemaModel):
-    """The results of all stages, the verdicts and the settings."""
+    """The results of all stages, the verdicts and the settings.
+
+    Attributes:
+        schema_version: Version of this schema.
+        camscope_version: Version of the package.
+        title: Title of the report.
+        intended_use: What the model is meant for.
+        config_digest: SHA-256 digest of the settings.
+        data_digest: SHA-256 digest of the images and the table.
+        seed: Seed of every random choice.
+        n_resamples: Number of bootstrap resamples.
+        margins: Margins of the verdicts by name.
+        imputations: What replaced removed pixels.
+        profile: "research" or "clinical", see `PrivacyOptions`.
+        check: Results of the check of the data.
+        resolve: Results of loading the model.
+        predict: Performance of the model.
+        explain: Results of the computation of maps.
+        localization: Comparison of the maps with masks.
+        faithfulness: Deletion and insertion tests.
+        sanity: Randomization tests.
+        robustness: Stability of the maps.
+        shortcut: Tests of shortcuts.
+        verdicts: The verdicts.
+        warnings: What to know before reading the results.
+        limitations: What the audit does not show.
+
+    >>> audit_run.summary.n_resamples, audit_run.summary.imputations  # of a `run_audit`
+    (200, ('mean', 'blur'))
+
+    """
 
     schema_version: Literal["camscope/audit/2"] = "camscope/audit/2"
     camscope_version: str

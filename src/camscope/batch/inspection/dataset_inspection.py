@@ -90,13 +90,35 @@ class DatasetInspection:
         return {severity: sum(issue.severity == severity for issue in self.issues) for severity in SEVERITIES}
 
     def row_ids(self, rows: RowNumbers | Sequence[int], limit: int = MAX_NAMED_ROWS) -> list[str]:
-        """Return the ids of rows, at most `limit` of them."""
+        """Return the ids of rows, at most `limit` of them.
+
+        Args:
+            rows: Numbers of rows.
+            limit: Largest number of ids.
+
+        Returns:
+            The ids.
+
+        >>> from camscope import inspect_images
+        >>> len(inspect_images(image_folder).row_ids([0, 1], limit=1))  # a folder of image files
+        1
+
+        """
         indices = import_arrow().array(list(rows[:limit]), import_arrow().int64())
         ids: list[str] = self.visible_columns["id"].take(indices).to_pylist()
         return ids
 
     def to_table(self) -> "pa.Table":
-        """Return a table with one row per image: its id, path, status, metadata, issue codes and visible columns."""
+        """Return a table with one row per image: its id, path, status, metadata, issue codes and visible columns.
+
+        Returns:
+            The table.
+
+        >>> from camscope import inspect_images
+        >>> inspect_images(image_folder).to_table().num_rows  # a folder of twelve image files
+        12
+
+        """
         pa = import_arrow()
         codes: list[list[str]] = [[] for _ in range(len(self))]  # with those of checks of the whole set
         for issue in self.issues:
@@ -154,11 +176,37 @@ class DatasetInspection:
         }
 
     def to_json(self) -> str:
-        """Return `summary` as JSON text with sorted keys."""
+        """Return `summary` as JSON text with sorted keys.
+
+        Returns:
+            The text.
+
+        >>> from camscope import inspect_images
+        >>> inspect_images(image_folder).to_json()[0]  # a folder of image files
+        '{'
+
+        """
         return json.dumps(self.summary, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write `summary` to a .json file, or `to_table` to a .parquet or .csv file, and return its path."""
+        """Write `summary` to a .json file, or `to_table` to a .parquet or .csv file, and return its path.
+
+        Args:
+            path: File to write.
+            overwrite: Whether an existing file is replaced.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            OutputError: The suffix is unknown, or the file exists.
+
+        >>> import tempfile
+        >>> from camscope import inspect_images
+        >>> inspect_images(image_folder).save(f"{tempfile.mkdtemp()}/inspection.csv").name  # a folder of image files
+        'inspection.csv'
+
+        """
         suffix = Path(path).suffix.lower()
         if suffix == ".json":
             return write_bytes(path, self.to_json().encode(), overwrite=overwrite)

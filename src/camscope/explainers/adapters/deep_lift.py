@@ -226,6 +226,12 @@ class DeepLIFT(BaselineMixin, DeepLIFTBase):
     """Σ_c m_c (x_c - x'_c): the contribution of each pixel against a baseline x' (Shrikumar et al. 2017, Rescale rule).
 
     See `DeepLIFTBase`.
+
+    Use it instead of integrated gradients if passes are expensive. It needs the package captum.
+
+    >>> explanation = DeepLIFT(model).explain(image, "nodule")
+    >>> explanation.grid, sorted(explanation.diagnostics)
+    ((128, 128), ['completeness_gap', 'score_change'])
     """
 
     name, title, paper = "deeplift", "DeepLIFT", "arXiv:1704.02685"
@@ -237,6 +243,15 @@ class DeepLIFTSHAP(BackgroundMixin, DeepLIFTBase):
     """The mean of DeepLIFT over background inputs, an estimate of Shapley values (Lundberg & Lee 2017, section 4.2).
 
     The background needs at least two inputs. See `DeepLIFTBase`.
+
+    Use it if no single baseline is neutral. It needs the package captum.
+
+    Raises:
+        InputError: The background has fewer than two inputs.
+
+    >>> DeepLIFTSHAP(model, background=["black", "white"]).explain(image, "nodule").grid
+    (128, 128)
+
     """
 
     name, title, paper = "deepliftshap", "DeepLIFT SHAP", "arXiv:1705.07874"

@@ -169,13 +169,21 @@ MERGED_NORM_EPS = torch.finfo(torch.float32).tiny  # next to a variance of 1; Py
 class LRP(AdapterExplainer, AdditiveExplainer):
     """R_i = Σ_j a_i w_ij / (z_j ± ε) R_j, from the score back to the pixels (Bach et al. 2015; rules by layer).
 
-    `composite`: zennit's rules by type of layer. Linear layers use ε. Convolutions use z⁺ ("epsilon_plus"), α=2 β=1
-    ("epsilon_alpha2_beta1"), or γ with a box rule for the first layer ("epsilon_gamma_box": minimum and maximum of each
-    channel). With "_flat", the first layer distributes evenly. `epsilon`: ε and every other stabilizer, relative to the root
-    mean square of z. Batch norms are merged with the layer before them. Sums, means and activations outside of modules
-    have rules too; a model with anything else, such as attention, raises an error that names it. Biases keep a part of the
-    relevance. A note says how much, and `diagnostics` hold `conservation_gap`, the relevance at the pixels minus
-    `output_relevance`, that of the output.
+    Batch norms are merged with the layer before them. Sums, means and activations outside of modules have rules too; a
+    model with anything else, such as attention, raises an error that names it. Biases keep a part of the relevance. A
+    note says how much, and `diagnostics` hold `conservation_gap`, the relevance at the pixels minus `output_relevance`,
+    that of the output. Use it for maps of single pixels whose sum is known. It needs the package zennit.
+
+    Args:
+        composite: Zennit's rules by type of layer. Linear layers use ε. Convolutions use z⁺ ("epsilon_plus"), α=2 β=1
+            ("epsilon_alpha2_beta1"), or γ with a box rule for the first layer ("epsilon_gamma_box": minimum and maximum
+            of each channel). With "_flat", the first layer distributes evenly.
+        epsilon: ε and every other stabilizer, relative to the root mean square of z.
+
+    >>> explanation = LRP(model).explain(image, "nodule")
+    >>> explanation.grid, sorted(explanation.diagnostics)
+    ((128, 128), ['conservation_gap', 'output_relevance'])
+
     """
 
     name, title, paper = "lrp", "LRP", "doi:10.1371/journal.pone.0130140"

@@ -82,11 +82,15 @@ MaskScorer = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden c
 class SurrogateExplainer(BaselineMixin, AdapterExplainer):
     """The coefficient of each cell in a linear model of the score, at each of its pixels.
 
-    A subclass implements `build_captum` and `fit_linear_model`.
+    A subclass implements `build_captum` and `fit_linear_model`. captum draws the samples and weighs them; as many run
+    at a time as fit into memory. A cell is hidden in all channels.
 
-    `grid_size`: cells along each axis of a grid, or fewer if the axis is shorter. `segments`: instead of the grid, superpixels
-    or label maps. See `resolve_segment_labels`. `n_samples`: images with random cells shown and the others filled by `baseline`.
-    captum draws them from `seed` and weighs them; as many run at a time as fit into memory. A cell is hidden in all channels.
+    Args:
+        grid_size: Cells along each axis of a grid, or fewer if the axis is shorter.
+        segments: Instead of the grid, a number of superpixels, a label map (*S) of integers, or a function of the input
+            that returns one.
+        n_samples: Number of images with random cells shown and the others filled by `baseline`.
+
     """
 
     package, extra, forward_passes = "captum", "captum", "1 + n_samples"
@@ -174,9 +178,18 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
 class LIME(SurrogateExplainer):
     """φ of argmin Σ_z π(z) (f(z) - b - φ·z)² + α |φ|², z uniform masks of which cells are shown (Ribeiro et al. 2016).
 
-    π(z) = exp(-D²/2σ²), D the cosine distance of z to all ones. `kernel_width`: σ; `alpha`: α. Both are as in the authors' code
-    for images, which compares masks and not pixels. captum's default, a lasso with α = 0.01, gives zeros if the score changes
-    by less.
+    π(z) = exp(-D²/2σ²), D the cosine distance of z to all ones. captum's default, a lasso with α = 0.01, gives zeros if
+    the score changes by less. Use it for a model of which only the scores are available. It needs the package captum.
+
+    Args:
+        kernel_width: Width σ of the kernel π. The default is that of the authors' code for images, which compares masks
+            and not pixels.
+        alpha: Weight α of the penalty on the coefficients. The default is that of the authors' code.
+
+    >>> explanation = LIME(model, grid_size=3, n_samples=20).explain(image, "nodule")
+    >>> len(set(explanation.attribution.ravel().tolist())) <= 9  # one value per cell
+    True
+
     """
 
     name, title, paper = "lime", "LIME", "arXiv:1602.04938"
@@ -217,6 +230,12 @@ class KernelSHAP(SurrogateExplainer):
     z: which cells are shown, including all and none; k: the Shapley kernel, from which the other masks are drawn. The sum holds
     up to rounding, see `completeness_gap` in `diagnostics`; captum enforces it by weights of a million. If the samples do not
     determine the cells, the shortest φ is returned.
+
+    Use it for Shapley values of regions if only the scores of the model are available. It needs the package captum.
+
+    >>> explanation = KernelSHAP(model, grid_size=3, n_samples=20).explain(image, "nodule")
+    >>> abs(explanation.diagnostics["completeness_gap"]) < 0.01  # in units of the score
+    True
     """
 
     name, title, paper = "kernelshap", "KernelSHAP", "arXiv:1705.07874"

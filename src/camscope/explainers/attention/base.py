@@ -208,8 +208,11 @@ class TokenAttentionExplainer(Explainer):
     """Base class of maps of the attention from the tokens that the score reads to the patches. Implement `relevance`.
 
     The score reads the tokens whose rows of the last attention have a gradient: the class token, the class and the
-    distillation token, or all tokens if they are pooled. All of them count equally. `layout`: a Layout of tokens, if the grid
-    is ambiguous.
+    distillation token, or all tokens if they are pooled. All of them count equally.
+
+    Args:
+        layout: A Layout of tokens, if the grid is ambiguous.
+
     """
 
     _: KW_ONLY

@@ -20,8 +20,16 @@ HeadFusion = Literal["mean", "max", "min"]
 class Rollout(TokenAttentionExplainer):
     """Product of the attention matrices of all blocks, with residual connections (Abnar & Zuidema 2020).
 
-    The matrices are mean_heads P_l + I, with rows scaled to sum 1. The identity I stands for the residual connection. No
-    gradient or class is used, so the map is the same for all classes. `head_fusion`: "mean", "max" or "min" over the heads.
+    The matrices are mean_heads P_l + I, with rows scaled to sum 1. The identity I stands for the residual connection.
+    No gradient or class is used, so the map is the same for all classes. Use it to see what a vision transformer mixes
+    into the tokens that the score reads, whatever the class.
+
+    Args:
+        head_fusion: "mean", "max" or "min" over the heads.
+
+    >>> Rollout(vit).explain(x, 0).grid
+    (4, 4)
+
     """
 
     name, title, paper = "rollout", "Attention Rollout", "arXiv:2005.00928"
@@ -42,6 +50,12 @@ class GradientRollout(TokenAttentionExplainer):
     Abnar & Zuidema's rollout with the weights of Jacob Gildenblat's vit-explain (2020), which has no paper. vit-explain drops
     the lowest attentions; here all are kept. The scale of the score sets the weight of the blocks relative to the
     residual connections I.
+
+    Use it instead of attention rollout if the class matters.
+
+    >>> explanation = GradientRollout(vit).explain(x, 1)
+    >>> explanation.method_title, explanation.grid
+    ('Gradient Rollout', (4, 4))
     """
 
     name, title, paper = "gradrollout", "Gradient Rollout", "arXiv:2005.00928"
@@ -59,6 +73,12 @@ class Chefer(TokenAttentionExplainer):
 
     R starts as I. Each block l sets R ← R + mean_heads relu(g_l ∘ P_l) R. The map has the rows of R of the tokens that the
     score reads. The initial I is left out: if the tokens are pooled, it would add the same number to all.
+
+    Use it first for vision transformers: it takes one pass in each direction and depends on the class.
+
+    >>> explanation = Chefer(vit).explain(x, 1)
+    >>> float(explanation.attribution.min()) >= 0
+    True
     """
 
     name, title, paper = "chefer", "Chefer et al.", "arXiv:2103.15679"
@@ -76,9 +96,16 @@ class Chefer(TokenAttentionExplainer):
 class LeGrad(TokenAttentionExplainer):
     """Mean positive gradient at the attention of all blocks: mean of relu(g_l) (Bousselham et al. 2024).
 
-    The mean is over blocks, heads and query rows. g_l is the gradient at P_l of the score if block l is the last one. The
-    authors' code for CLIP reads the mean of all tokens; here the tokens are those that the model reads. The authors also
-    scale the map to 0..1. `n_blocks`: use only this number of last blocks; default: all.
+    The mean is over blocks, heads and query rows. g_l is the gradient at P_l of the score if block l is the last one.
+    The authors' code for CLIP reads the mean of all tokens; here the tokens are those that the model reads. The authors
+    also scale the map to 0..1. Use it for vision transformers such as CLIP, if the evidence of all blocks should count.
+
+    Args:
+        n_blocks: Use only this number of last blocks. None: all.
+
+    >>> LeGrad(vit, n_blocks=1).explain(x, 1).grid
+    (4, 4)
+
     """
 
     name, title, paper = "legrad", "LeGrad", "arXiv:2404.03214"
@@ -100,6 +127,11 @@ class GradECLIP(TokenAttentionExplainer):
     query of this token and the key of patch i, over the channels of all heads, scaled over the patches to 0..1. If several
     tokens are read, the ReLU is applied to their mean. The authors' code merges the heads of the model; here they stay
     separate.
+
+    Use it for CLIP, for which it was made.
+
+    >>> GradECLIP(vit).explain(x, 1).method_title
+    'Grad-ECLIP'
     """
 
     name, title, paper = "gradeclip", "Grad-ECLIP", "arXiv:2502.18816"

@@ -18,8 +18,14 @@ from camscope.hooks.tap import Tap
 class AblationCAM(BaseWeightedChannels, BatchedMixin):
     """Sum of the channels, each weighted by the score that is lost without it: relu Σ_k (y - y_k) A_k (Desai & Ramaswamy 2020).
 
-    y_k is the score with channel k set to zero. The division by y in the paper is left out: it only scales the map if y is
-    positive, and inverts it if a logit is negative. A channel of zeros has no weight and no cost.
+    y_k is the score with channel k set to zero. The division by y in the paper is left out: it only scales the map if y
+    is positive, and inverts it if a logit is negative. A channel of zeros has no weight and no cost.
+
+    Use it if gradients saturate or are noisy: it measures what the score loses, without a gradient.
+
+    >>> explanation = AblationCAM(model, "layer4", batch_size=32).explain(image, "nodule")
+    >>> explanation.grid, explanation.status
+    ((16, 16), 'ok')
     """
 
     name, title, paper = "ablationcam", "Ablation-CAM", "doi:10.1109/WACV45572.2020.9093360"
@@ -44,11 +50,20 @@ class AblationCAM(BaseWeightedChannels, BatchedMixin):
 class ReciproCAM(LayerExplainer, BatchedMixin):
     """The class probability if only one cell of the layer is kept: p(A ∘ B_c) - p(0), signed (Byun & Lee 2022).
 
-    B_c keeps all channels of cell c. `gaussian`: it also keeps the neighbors, weighted by (1/4, 1/2, 1/4) along every axis,
-    as in the authors' code for transformers. Their code for convolutions spreads the vector of the cell instead, which is not
-    a part of A. Class and register tokens are kept. The authors scale p to 0..1, so that every map has a 0 and a 1. Here p of
-    an empty layer is subtracted, so that 0 is no evidence. A model with one output and a callable target have no probability,
-    and use the score.
+    B_c keeps all channels of cell c. Class and register tokens are kept. The authors scale p to 0..1, so that every map
+    has a 0 and a 1. Here p of an empty layer is subtracted, so that 0 is no evidence. A model with one output and a
+    callable target have no probability, and use the score. Use it if no gradient is available and the layer has fewer
+    cells than channels: it takes one pass of the model behind the layer for each cell.
+
+    Args:
+        gaussian: Whether the neighbors of a cell are also kept, weighted by (1/4, 1/2, 1/4) along every axis, as in the
+            authors' code for transformers. Their code for convolutions spreads the vector of the cell instead, which is
+            not a part of A.
+
+    >>> explanation = ReciproCAM(model, "layer4").explain(image, "nodule")
+    >>> -1 <= float(explanation.attribution.min()) <= float(explanation.attribution.max()) <= 1  # differences of probabilities
+    True
+
     """
 
     name, title, paper = "reciprocam", "Recipro-CAM", "arXiv:2209.14074"
@@ -97,6 +112,11 @@ class LIFTCAM(BaseWeightedChannels):
     m is the gradient with the Rescale rule: elementwise functions pass on Δout/Δin between A and the reference 0. Products,
     max pooling, softmax and normalizations behind the layer keep their gradient. A note reports if Σ_k a_k differs from y(A)
     - y(0) by more than 1 %. For pooling and a linear head a_k = w_k mean(A_k), the exact Shapley value.
+
+    Use it for weights that approximate Shapley values, at the cost of a gradient.
+
+    >>> LIFTCAM(model, "layer4").explain(image, "nodule").caption
+    'nodule (p=0.99) · LIFT-CAM · layer4'
     """
 
     name, title, paper = "liftcam", "LIFT-CAM", "arXiv:2102.05228"

@@ -25,7 +25,18 @@ from camscope.targets import Score
 
 
 class LayerExplainer(LayerSelectionMixin):
-    """Base class of methods that compute a map from the channels of one layer. A subclass implements `combine`."""
+    """Base class of methods that compute a map from the channels of one layer. A subclass implements `combine`.
+
+    >>> from camscope import LayerExplainer, load_model
+    >>> from camscope.phantom import draw_radiograph
+    >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+    >>> class ActivationNorm(LayerExplainer):
+    ...     name = "activation norm"
+    ...     def combine(self, features):
+    ...         return features.activation.norm(dim=1)
+    >>> ActivationNorm(model, "layer4").explain(image, "nodule").grid
+    (16, 16)
+    """
 
     @abstractmethod
     def combine(self, features: LayerFeatures) -> Tensor:
@@ -108,7 +119,20 @@ MAX_CANCELLED_SHARE = 0.1  # of the map, by terms with such a denominator
 
 
 class BaseWeightedChannels(LayerExplainer):
-    """Base class of weighted sums of the channels of one layer. A subclass implements `channel_weights`."""
+    """Base class of weighted sums of the channels of one layer. A subclass implements `channel_weights`.
+
+    The class constant `relu` says whether negative values of the sum become 0.
+
+    >>> from camscope import BaseWeightedChannels, load_model
+    >>> from camscope.phantom import draw_radiograph
+    >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+    >>> class ChannelSum(BaseWeightedChannels):
+    ...     name = "channel sum"
+    ...     def channel_weights(self, features):
+    ...         return features.activation.new_ones(1, 1, 1)
+    >>> ChannelSum(model, "layer4").explain(image, "nodule").caption
+    'nodule (p=0.99) · channel sum · layer4'
+    """
 
     relu: ClassVar[bool] = True
 
@@ -127,7 +151,18 @@ class BaseWeightedChannels(LayerExplainer):
 
 
 class BaseCAM(BaseWeightedChannels):
-    """Base class of CAMs whose channel weights come from the gradient of the score. A subclass implements only `weights`."""
+    """Base class of CAMs whose channel weights come from the gradient of the score. A subclass implements only `weights`.
+
+    >>> from camscope import SPATIAL_AXIS, BaseCAM, load_model
+    >>> from camscope.phantom import draw_radiograph
+    >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+    >>> class MaxCAM(BaseCAM):
+    ...     name = "max-cam"
+    ...     def weights(self, activation, gradient):
+    ...         return gradient.amax(SPATIAL_AXIS, keepdim=True)
+    >>> MaxCAM(model, "layer4").explain(image, "nodule").status
+    'ok'
+    """
 
     backward_passes: ClassVar[str] = "1"
     needs_gradient: ClassVar[bool] = True

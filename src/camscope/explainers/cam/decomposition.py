@@ -35,8 +35,15 @@ BYTES_PER_KERNEL_VALUE = 8
 class EigenCAM(LayerExplainer):
     """Projection of each cell on the first right singular vector of A, the same for all classes (Muhammad & Yeasin 2020).
 
-    A is not centered, as in the paper. So no cell of a layer after a ReLU is negative (Perron-Frobenius), while a centered
-    map would have a mean of 0 and both signs. For signed activations the sign follows the rule of the module.
+    A is not centered, as in the paper. So no cell of a layer after a ReLU is negative (Perron-Frobenius), while a
+    centered map would have a mean of 0 and both signs. For signed activations the sign follows the rule of the module.
+
+    The map shows what dominates the layer, usually the main object. Use it without a class, for features or detectors.
+    It says nothing about a class.
+
+    >>> explanations = EigenCAM(model, "layer4").explain_classes(image, ["nodule", "effusion"])
+    >>> bool((explanations[0].attribution == explanations[1].attribution).all())
+    True
     """
 
     name, title, paper = "eigencam", "Eigen-CAM", "arXiv:2008.00299"
@@ -52,8 +59,13 @@ class EigenCAM(LayerExplainer):
 class EigenGradCAM(LayerExplainer):
     """Eigen-CAM of gradient x activation, instead of the activation (Gildenblat et al. 2021).
 
-    The products are not centered. The sign is that of the sum over the channels, so that positive values support the class.
-    The method has no paper: the idea is that of the `grad-cam` package, the decomposition that of Eigen-CAM.
+    The products are not centered. The sign is that of the sum over the channels, so that positive values support the
+    class. The method has no paper: the idea is that of the `grad-cam` package, the decomposition that of Eigen-CAM.
+
+    Use it if the Grad-CAM map is cluttered: it keeps the strongest pattern of the class only.
+
+    >>> EigenGradCAM(model, "layer4").explain(image, "nodule").status
+    'ok'
     """
 
     name, title, paper, backward_passes = "eigengradcam", "Eigen-Grad-CAM", "arXiv:2008.00299", "1"
@@ -86,9 +98,17 @@ class SegEigenCAM(LayerExplainer):
 class KPCACAM(LayerExplainer):
     """Projection of each cell of A on the first kernel principal component of all cells (Karmani et al. 2024).
 
-    The cells are centered first, then the kernel: "sigmoid" tanh(γ x·y + 1), "rbf" exp(-γ |x - y|²), "linear" x·y, or
-    "cosine". `gamma`: γ; None: 1 / K. The sign follows the rule of the module. If all cells are equal, the map is zero. Each
-    cell is compared with every other cell, so the layer may have at most 8192 cells.
+    The cells are centered first, then the kernel. The sign follows the rule of the module. If all cells are equal, the
+    map is zero. Each cell is compared with every other cell, so the layer may have at most 8192 cells. Use it as
+    Eigen-CAM, without a class, if the main object is not a linear component of the layer.
+
+    Args:
+        kernel: "sigmoid" tanh(γ x·y + 1), "rbf" exp(-γ |x - y|²), "linear" x·y, or "cosine".
+        gamma: γ of the kernel. None: 1 / K.
+
+    >>> KPCACAM(model, "layer4", kernel="rbf").explain(image).parameters["kernel"]
+    'rbf'
+
     """
 
     name, title, paper = "kpcacam", "KPCA-CAM", "arXiv:2410.00267"
@@ -145,9 +165,17 @@ class KPCACAM(LayerExplainer):
 class FEM(LayerExplainer):
     """Sum of the channel means at cells of unusually strong activation: Σ_k μ_k [A_k > μ_k + k σ_k] (Fuad et al. 2020).
 
-    μ, σ: mean and standard deviation over the channel's cells. A constant channel marks no cell, and with k = 2 a channel of
-    five cells or fewer marks none. The map is negative where a mean is: the method is made for layers after a ReLU.
-    `k_sigma`: number of standard deviations.
+    μ, σ: mean and standard deviation over the channel's cells. A constant channel marks no cell, and with k = 2 a
+    channel of five cells or fewer marks none. The map is negative where a mean is: the method is made for layers after
+    a ReLU. Use it without a class and without a gradient, for what is rare and strong in the layer.
+
+    Args:
+        k_sigma: Number k of standard deviations.
+
+    >>> strict, loose = (FEM(model, "layer4", k_sigma=k).explain(image).attribution for k in (3.0, 1.0))
+    >>> int((strict > 0).sum()) <= int((loose > 0).sum())
+    True
+
     """
 
     name, title, paper = "fem", "FEM", "doi:10.1109/IPTA50016.2020.9286629"

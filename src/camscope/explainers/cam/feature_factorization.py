@@ -29,7 +29,17 @@ from camscope.targets import AllClassScores, Score
 
 @dataclass(frozen=True)
 class ClassGain:
-    """A class whose score a concept raises, and the size of the increase."""
+    """A class whose score a concept raises, and the size of the increase.
+
+    Attributes:
+        class_index: Index of the class.
+        label: Name of the class, or its index as text.
+        gain: Increase of the class score, in units of the score.
+
+    >>> ClassGain(class_index=1, label="nodule", gain=2.5).label
+    'nodule'
+
+    """
 
     class_index: int
     label: str
@@ -44,7 +54,8 @@ class Concepts:
         maps: (N,C,h,w), the amount of each concept in each cell, at least 0, in units of the activation.
         vectors: (C,K), the channels of each concept, of length 1. Σ_c map x vector is the layer's positive activation.
         shares: (C,), the share of each concept in the sum of all concepts. They sum to 1.
-        gains: (C,classes), the class scores with only this concept at the layer, minus those with an empty layer. Mean over
+        gains: (C,classes), the class scores with only this concept at the layer, minus those with an empty layer. Mean
+            over
             the images, weighted by the amount of the concept. A model without class scores has 0 classes.
         top_classes: The classes with the largest gains.
         relative_error: Norm of the difference between activation and concepts, divided by the norm of the activation.
@@ -53,6 +64,13 @@ class Concepts:
         placements: Where the maps lie on the images.
         images: The images (H,W,3) under the maps, or None.
         notes: Notes about the layer.
+
+    >>> from camscope import DeepFeatureFactorization, load_model
+    >>> from camscope.phantom import draw_radiograph
+    >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+    >>> concepts = DeepFeatureFactorization(model, "layer4", n_concepts=2).factorize([image])
+    >>> concepts.layer, concepts.gains.shape, 0 <= concepts.relative_error <= 1
+    ('layer4', (2, 4), True)
 
     """
 
@@ -88,6 +106,23 @@ class Concepts:
 
         The opacity is proportional to the strength, with `alpha` at the strongest cell of all images. Pixels that the
         preprocessing cropped away are hatched.
+
+        Args:
+            image_index: Index of the image.
+            alpha: Opacity of the strongest cell.
+
+        Returns:
+            (H,W,3) uint8, at the size of the image.
+
+        Raises:
+            InputError: The maps do not have two axes.
+
+        >>> from camscope import DeepFeatureFactorization, load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+        >>> DeepFeatureFactorization(model, "layer4", n_concepts=2).factorize([image]).concept_image().shape
+        (128, 128, 3)
+
         """
         if self.maps.ndim != 4:
             raise InputError(
@@ -108,7 +143,23 @@ class Concepts:
         return render.draw_regions(picture, numbers, opacity, colors, alpha=alpha, covered=covered)
 
     def figure(self, *, alpha: float = 0.8, columns: int | None = None, height: int = 320) -> render.RGBImage:
-        """Draw all images as in `concept_image`, next to the legend. `height`: height of each image in pixels."""
+        """Draw all images as in `concept_image`, next to the legend.
+
+        Args:
+            alpha: Opacity of the strongest cell.
+            columns: Images in a row. None: as many as leave few cells empty.
+            height: Rows of each image.
+
+        Returns:
+            (H,W,3) uint8.
+
+        >>> from camscope import DeepFeatureFactorization, load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+        >>> DeepFeatureFactorization(model, "layer4", n_concepts=2).factorize([image]).figure(height=64).shape[2]
+        3
+
+        """
         pictures = [self.concept_image(i, alpha=alpha) for i in range(len(self.maps))]
         grid = render.draw_image_grid(pictures, self.image_names, columns=columns, height=height)
         heading = "share; score it gains alone" if any(self.top_classes) else "share"
@@ -133,12 +184,24 @@ MAX_CLASSES_PER_CONCEPT = 3
 class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
     """Non-negative matrix factorization of a layer into concepts: relu(A) ≈ Σ_c h_c w_c (Collins et al. 2018).
 
-    h_c holds the amount of concept c in each cell, w_c its channels. `factorize` finds the concepts of several images. The
-    map of a class, which the paper does not have, spreads the effect of each concept over its cells: Σ_c (y_c - y_0) h_c / Σ
-    h_c. y_c is the score with only h_c w_c at the layer, y_0 that with an empty layer. If a linear head reads the layer, the
-    map sums to the score of the factorization minus the bias. Each sample is factorized separately, without the negative part
-    of the layer. `n_concepts`: number of concepts, limited by the number of channels and of cells. `n_iterations`,
-    `tolerance`: see `factorize_nonnegative`.
+    h_c holds the amount of concept c in each cell, w_c its channels. `factorize` finds the concepts of several images.
+    The map of a class, which the paper does not have, spreads the effect of each concept over its cells: Σ_c (y_c -
+    y_0) h_c / Σ h_c. y_c is the score with only h_c w_c at the layer, y_0 that with an empty layer. If a linear head
+    reads the layer, the map sums to the score of the factorization minus the bias. Each sample is factorized
+    separately, without the negative part of the layer. Use it to see which parts the layer tells apart, before asking
+    for a class.
+
+    Args:
+        n_concepts: Number of concepts, limited by the number of channels and of cells.
+        n_iterations: Largest number of updates of the factorization.
+        tolerance: The updates end if ten of them lower the relative error by less than this.
+
+    >>> concepts = DeepFeatureFactorization(model, "layer4", n_concepts=3).factorize([image])
+    >>> concepts.maps.shape, concepts.vectors.shape
+    ((1, 3, 16, 16), (3, 96))
+    >>> round(float(concepts.shares.sum()), 6)
+    1.0
+
     """
 
     name, title, paper = "dff", "Deep Feature Factorization", "arXiv:1806.10206"
@@ -159,7 +222,24 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
         return torch.where(finite, (factors.maps @ each[..., None])[..., 0], torch.nan).to(activation.dtype)
 
     def factorize(self, images: Any) -> Concepts:
-        """Find the common concepts of one image or a list of images. All images must have the same input size."""
+        """Find the common concepts of one image or a list of images. All images must have the same input size.
+
+        Args:
+            images: Images as `explain` takes them.
+
+        Returns:
+            The concepts of all images together.
+
+        Raises:
+            InputError: There is no image, or the inputs of the images differ in size.
+
+        >>> from camscope import load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> images = [draw_radiograph(seed, "nodule").image for seed in (0, 1)]
+        >>> DeepFeatureFactorization(load_model("phantom"), "layer4", n_concepts=2).factorize(images).maps.shape
+        (2, 2, 16, 16)
+
+        """
         items = [self.prepare_input(image) for image in (images if isinstance(images, list | tuple) else [images])]
         if not items:
             raise InputError("factorize got no images: pass at least one")

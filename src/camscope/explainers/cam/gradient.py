@@ -25,7 +25,18 @@ from camscope.targets import Score, class_scores, full_precision
 
 @register
 class GradCAM(BaseCAM):
-    """Sum of the channels, each weighted by the mean of its gradient: relu Σ_k mean(g_k) A_k (Selvaraju et al. 2017, eq. 1)."""
+    """Sum of the channels, each weighted by the mean of its gradient: relu Σ_k mean(g_k) A_k (Selvaraju et al. 2017, eq. 1).
+
+    The map shows where the layer holds evidence for the class. It is coarse, one value per cell of the layer. Use it
+    first: it is fast and works for convolutional networks and transformers. Where the head is not a mean and a
+    linear layer, `HiResCAM` follows the gradient of each cell more exactly.
+
+    >>> explanation = GradCAM(model).explain(image, "nodule")
+    >>> explanation.layer, explanation.grid, explanation.status
+    ('layer4', (16, 16), 'ok')
+    >>> explanation.heatmap().shape
+    (128, 128)
+    """
 
     name, title, paper = "gradcam", "Grad-CAM", "arXiv:1610.02391"
 
@@ -36,7 +47,16 @@ class GradCAM(BaseCAM):
 
 @register
 class HiResCAM(BaseCAM):
-    """Sum of gradient times activation over the channels: Σ_k g_k A_k, signed (Draelos & Carin 2020)."""
+    """Sum of gradient times activation over the channels: Σ_k g_k A_k, signed (Draelos & Carin 2020).
+
+    The map shows how much each cell contributes to the score, for and against the class. Use it instead of Grad-CAM if
+    the model behind the layer does not pool over all cells, or if negative evidence matters. Where the head is a mean
+    and a linear layer, it equals Grad-CAM before its ReLU.
+
+    >>> explanation = HiResCAM(model, "layer4").explain(image, "nodule")
+    >>> bool((explanation.attribution < 0).any())
+    True
+    """
 
     name, title, paper = "hirescam", "HiResCAM", "arXiv:2011.08891"
     relu = False
@@ -53,9 +73,15 @@ class GradCAMPlusPlus(BaseQuotientCAM):
     The map is relu Σ_k w_k A_k, where w = Σ α relu(g) and α = g² / (2 g² + g³ ΣA).
 
     The factor exp(score) > 0 of the paper's exponential score is left out: it only scales the map, and large scores
-    overflow. α is written 1 / (2 + g ΣA): equal where g is not zero, and exact for gradients of any size. The method is made
-    for layers after a ReLU. Where ΣA may be negative, as at a transformer's LayerNorm, α has a pole: a few cells near it may
-    carry the map, and a slight change of the input may change it completely. A note reports this.
+    overflow. α is written 1 / (2 + g ΣA): equal where g is not zero, and exact for gradients of any size. The method is
+    made for layers after a ReLU. Where ΣA may be negative, as at a transformer's LayerNorm, α has a pole: a few cells
+    near it may carry the map, and a slight change of the input may change it completely. A note reports this.
+
+    Use it if several objects of the class are in the image: the paper designs the weights for that case.
+
+    >>> explanation = GradCAMPlusPlus(model, "layer4").explain(image, "nodule")
+    >>> explanation.method, explanation.method_title
+    ('gradcam++', 'Grad-CAM++')
     """
 
     name, title, paper = "gradcam++", "Grad-CAM++", "arXiv:1710.11063"
@@ -73,10 +99,16 @@ class XGradCAM(BaseQuotientCAM):
 
     A channel with Σ A = 0 has weight 0.
 
-    The method is made for layers after a ReLU. If a channel has both signs, its sum may be small compared with its cells. The
-    few channels whose sums nearly cancel then make the map, and a slight change of the input may change it completely. A
-    note reports this. A sum that has canceled to two thirds of its digits is rounding and counts as 0, as all sums after an
-    instance norm are.
+    The method is made for layers after a ReLU. If a channel has both signs, its sum may be small compared with its
+    cells. The few channels whose sums nearly cancel then make the map, and a slight change of the input may change it
+    completely. A note reports this. A sum that has canceled to two thirds of its digits is rounding and counts as 0, as
+    all sums after an instance norm are.
+
+    Use it as a check of Grad-CAM at a layer after a ReLU. Its weights are chosen so that the sum of the map is close to
+    the score, which the paper calls conservation.
+
+    >>> XGradCAM(model, "layer4").attribute(torch.zeros(2, 1, 128, 128), 1).shape
+    torch.Size([2, 16, 16])
     """
 
     name, title, paper = "xgradcam", "XGrad-CAM", "arXiv:2008.02312"
@@ -91,7 +123,15 @@ class XGradCAM(BaseQuotientCAM):
 
 @register
 class LayerCAM(BaseCAM):
-    """Sum of positive gradient times activation: relu Σ_k relu(g_k) A_k (Jiang et al. 2021, eq. 6 to 8)."""
+    """Sum of positive gradient times activation: relu Σ_k relu(g_k) A_k (Jiang et al. 2021, eq. 6 to 8).
+
+    The map shows the cells whose own gradient is positive. Use it at early layers, where cells are small and one weight
+    for a whole channel is coarse. Fuse the maps of several layers with `Fused`.
+
+    >>> explanation = LayerCAM(model, "layer2").explain(image, "nodule")
+    >>> explanation.grid, explanation.stride
+    ((32, 32), (4.0, 4.0))
+    """
 
     name, title, paper = "layercam", "LayerCAM", "doi:10.1109/TIP.2021.3089943"
 
@@ -106,6 +146,12 @@ class GradCAMElementWise(BaseCAM):
 
     HiResCAM with a ReLU inside the sum, so channels cannot cancel one another. Equal to LayerCAM if A is nowhere
     negative. The paper does not name the method; this is the name under which it became known.
+
+    Use it to see all positive evidence, also where another channel argues against the class.
+
+    >>> explanation = GradCAMElementWise(model, "layer4").explain(image, "nodule")
+    >>> float(explanation.attribution.min()) >= 0
+    True
     """
 
     name, title, paper = "gradcam-elementwise", "Grad-CAM element-wise", "doi:10.1609/aaai.v35i3.16344"
@@ -121,10 +167,15 @@ class BagCAM(GradCAMElementWise):
 
     The map is Σ_k relu((1 + mean(g_k A_k)) g_k A_k).
 
-    The gradient of each cell is a separate localizer; all of them are applied to every cell and bagged. The authors' code
-    takes the gradient of log y and clamps gradients in the ReLUs. Here it is that of y, because a constant added to all
-    logits would change log y, and turn its sign if y is negative. The 1 therefore sets a scale: if the evidence is small
-    compared with it, the map is that of Grad-CAM element-wise.
+    The gradient of each cell is a separate localizer; all of them are applied to every cell and bagged. The authors'
+    code takes the gradient of log y and clamps gradients in the ReLUs. Here it is that of y, because a constant added
+    to all logits would change log y, and turn its sign if y is negative. The 1 therefore sets a scale: if the evidence
+    is small compared with it, the map is that of Grad-CAM element-wise.
+
+    Use it to locate whole objects with a classifier, for which it was made, as with weak supervision by image labels.
+
+    >>> len(BagCAM(model, "layer4").explain(image, "nodule").boxes(threshold=0.5)) >= 1
+    True
     """
 
     name, title, paper = "bagcam", "BagCAM", "arXiv:2207.07818"
@@ -139,10 +190,19 @@ class BagCAM(GradCAMElementWise):
 class SmoothGradCAMPlusPlus(BaseWeightedChannels, RandomMixin):
     """Grad-CAM++ with powers of the gradient averaged over noisy inputs: relu Σ_k w_k A_k (Omeiza et al. 2019).
 
-    w = Σ α relu(<g>), α = <g²> / (2 <g²> + <g³> ΣA), A of the clean input; without noise this is Grad-CAM++. The paper is
-    reported to have <g> in the numerator of α, which makes α depend on the unit of the score; Grad-CAM++ has <g²> there.
-    `n_samples`: noisy inputs. `sigma`: standard deviation of the noise, as a share of the range of each input, as in
-    SmoothGrad. The noise is the same for every input of a batch. A note reports denominators that nearly cancel.
+    w = Σ α relu(<g>), α = <g²> / (2 <g²> + <g³> ΣA), A of the clean input; without noise this is Grad-CAM++. The paper
+    is reported to have <g> in the numerator of α, which makes α depend on the unit of the score; Grad-CAM++ has <g²>
+    there. The noise is the same for every input of a batch. A note reports denominators that nearly cancel. Use it if
+    the Grad-CAM++ map changes with small changes of the image.
+
+    Args:
+        n_samples: Number of noisy inputs.
+        sigma: Standard deviation of the noise, as a share of the range of each input, as in SmoothGrad.
+
+    >>> explanation = SmoothGradCAMPlusPlus(model, "layer4", n_samples=4).explain(image, "nodule")
+    >>> explanation.parameters["n_samples"], explanation.grid
+    (4, (16, 16))
+
     """
 
     name, title, paper = "smoothgradcam++", "Smooth Grad-CAM++", "arXiv:1908.01224"
@@ -173,10 +233,19 @@ class SmoothGradCAMPlusPlus(BaseWeightedChannels, RandomMixin):
 class FinerCAM(GradCAM):
     """Grad-CAM of a class compared with similar classes: y_c - gamma · mean of their logits (Zhang et al. 2025).
 
-    The similar classes are those whose logits differ least from y_c in the clean pass, never c itself. Grad-CAM is linear
-    before its ReLU, so this is the difference of the classes' maps before the ReLU. The reference code weights the similar
-    classes by their probabilities, through which its gradient also flows. Here it is the mean. `gamma`: weight of that mean;
-    `n_references`: number of similar classes, at most all others.
+    The similar classes are those whose logits differ least from y_c in the clean pass, never c itself. Grad-CAM is
+    linear before its ReLU, so this is the difference of the classes' maps before the ReLU. The reference code weights
+    the similar classes by their probabilities, through which its gradient also flows. Here it is the mean. Use it for
+    classes that look alike, such as two species of birds: it shows what sets the class apart.
+
+    Args:
+        gamma: Weight of the mean of the similar classes. 0 is Grad-CAM.
+        n_references: Number of similar classes, at most all others.
+
+    >>> explanation = FinerCAM(model, "layer4", n_references=1).explain(image, "nodule")
+    >>> explanation.method_title, explanation.status
+    ('Finer-CAM', 'ok')
+
     """
 
     name, title, paper = "finercam", "Finer-CAM", "arXiv:2501.11309"
@@ -196,10 +265,20 @@ class FinerCAM(GradCAM):
 class ShapleyCAM(BaseWeightedChannels):
     """Grad-CAM with a second-order correction of the gradient: relu Σ_k mean(g - H A / 2)_k A_k (Cai 2025).
 
-    The weights approximate Shapley values of the utility, whose Hessian at the layer is H. `utility` "logit": y_c; "rest":
-    y_c + ln p_c, the residual softmax of the paper. If the model behind the layer is piecewise linear (ReLU, pooling, a
-    linear head), the logit has no curvature and the map is that of Grad-CAM. With "rest", or with attention, GELU or a
-    LayerNorm behind the layer, it differs.
+    The weights approximate Shapley values of the utility, whose Hessian at the layer is H. If the model behind the
+    layer is piecewise linear (ReLU, pooling, a linear head), the logit has no curvature and the map is that of
+    Grad-CAM. With "rest", or with attention, GELU or a LayerNorm behind the layer, it differs. Use it at layers with
+    attention or a norm behind them.
+
+    Args:
+        utility: "logit" for y_c, or "rest" for y_c + ln p_c, the residual softmax of the paper.
+
+    >>> import numpy as np
+    >>> from camscope import GradCAM
+    >>> first, second = (cls(model, "layer4").explain(image, "nodule").attribution for cls in (ShapleyCAM, GradCAM))
+    >>> np.allclose(first, second, atol=1e-4)  # ReLU, pooling and a linear head have no curvature
+    True
+
     """
 
     name, title, paper = "shapleycam", "ShapleyCAM", "arXiv:2501.06261"

@@ -60,9 +60,42 @@ class LayerFeatures:
     independently of the others:
 
     - together: one pass of x, in which the rows of the layer are replaced by changed copies of any number.
-    - apart: a separate pass of x[i] for the changed copies of sample i, because a tensor with N rows bypasses the layer.
+    - apart: a separate pass of x[i] for the changed copies of sample i, because a tensor with N rows bypasses the
+      layer.
     - whole: a pass of the whole model with one input per copy, because the model counts its rows before the layer.
     - batch: a pass of x with one changed sample, because the model mixes its samples.
+
+    Attributes:
+        layer: Name of the layer.
+        activation: (N,K,*s) output of the layer, channels first.
+        x: (N,C,*S) input of the pass.
+        score: The score that is explained.
+        values: (N,) the score of each sample.
+        layout: How the layer's output holds its grid, or None with a custom `reshape`.
+        to_maps: Function that converts an output of the layer to (N,K,*s).
+        optional_gradient: (N,K,*s) gradient of the score at the layer, or None for a method that needs none.
+        recompute: Function x -> features of another input at the same layer, for the same target.
+        compute_curvature: Function without arguments that returns the score's Hessian times the activation (N,K,*s).
+        output_index: Key of the tensor in a layer that returns several.
+        call_index: Which call of the layer the features belong to.
+        batch_size: Variants per pass. None: as many as fit into memory.
+        activation_bytes: Bytes of the activations, from which the number of variants is chosen.
+        replay: Cache of the pass up to the layer, or None.
+        input_shares: Which part of the layer shows the input, for a detector that pads its input.
+        notes: Notes about all samples.
+        layout_unverified: Whether the layout could be neither verified nor contradicted.
+        sample_notes: Notes about each sample.
+
+    >>> from camscope import LayerExplainer, load_model
+    >>> class FeatureShape(LayerExplainer):
+    ...     name = "feature shape"
+    ...     def combine(self, features: LayerFeatures):
+    ...         print(features.layer, tuple(features.activation.shape), tuple(features.values.shape))
+    ...         return features.activation.sum(1)
+    >>> FeatureShape(load_model("phantom"), "layer4").attribute(torch.ones(2, 1, 128, 128), 1).shape
+    layer4 (2, 96, 16, 16) (2,)
+    torch.Size([2, 16, 16])
+
     """
 
     layer: str

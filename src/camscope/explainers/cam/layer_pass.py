@@ -43,20 +43,24 @@ from camscope.tensor_kinds import check_ordinary_tensor
 class LayerSelectionMixin(Explainer):
     """Settings of a method that explains one layer.
 
-    `layer`: a name, a module, or None for the last layer with spatial extent, which the result names. `output_index`: key of
-    the tensor in a layer that returns several. `call_index`: which call of a layer that runs several times; by default the
-    last one that the score depends on. `layout`: "channels_first", "channels_last" or a Layout, if the shape of the layer is
-    ambiguous. `reshape`: a callable output -> (N,K,*s), instead of a layout. Without both, three forward passes verify the
-    layout, unless convolutions computed the map. They run once for each model, layer and input size. With PyTorch's fused
-    attention, finding out needs one more pass.
-
     Class constants describe a method:
 
     - `needs_gradient`: it needs the gradient of the score at the layer.
     - `second_order`: it also needs second derivatives.
     - `runs_model`: it runs the model again inside `combine`.
     - `runs_partial_forward`: in those runs, the part before the layer gets the same input again.
-    - `has_custom_backward`: the layer receives something other than a gradient, so the backward pass cannot be shortened.
+    - `has_custom_backward`: the layer receives something other than a gradient, so the backward pass cannot be
+      shortened.
+
+    Args:
+        layer: A name, a module, or None for the last layer with spatial extent, which the result names.
+        output_index: Key of the tensor in a layer that returns several.
+        call_index: Which call of a layer that runs several times. None: the last one that the score depends on.
+        layout: "channels_first", "channels_last" or a Layout, if the shape of the layer is ambiguous. Without it and
+            `reshape`, three forward passes verify the layout, once for each model, layer and input size, unless
+            convolutions computed the map. PyTorch's fused attention needs one more pass.
+        reshape: A function of the layer's output that returns (N,K,*s), instead of a layout.
+
     """
 
     layer: str | nn.Module | None = None

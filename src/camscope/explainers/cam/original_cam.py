@@ -19,12 +19,24 @@ LinearHeads = dict[str, tuple[Tensor, Tensor]]
 class CAM(BaseWeightedChannels):
     """Sum of the channels, each weighted by the classifier's weight for the class: Σ_k w_ck A_k, signed (Zhou et al. 2016).
 
-    The target may also be the difference of two classes, with the difference of their weights. The mean of the map over the
-    cells, or its sum if the head pools by a sum, is the score without its bias. This is verified: a ModelError reports if the
-    head does not read the mean or sum of the layer, because a ReLU, a norm, attention, a maximum or a flattening lies
-    between. Grad-CAM is the generalization. Swin therefore has a CAM at its last norm. ConvNeXt has none, because its norm
-    follows the pooling. If the scores differ from the head only by a constant, two more passes of an empty layer show it.
-    `head`: name or module of the Linear or 1x1 convolution that computes the class scores. None: it is searched.
+    The target may also be the difference of two classes, with the difference of their weights. The mean of the map over
+    the cells, or its sum if the head pools by a sum, is the score without its bias. This is verified: a ModelError
+    reports if the head does not read the mean or sum of the layer, because a ReLU, a norm, attention, a maximum or a
+    flattening lies between. Grad-CAM is the generalization. Swin therefore has a CAM at its last norm. ConvNeXt has
+    none, because its norm follows the pooling. If the scores differ from the head only by a constant, two more passes
+    of an empty layer show it. Use it if the model has such a head: the map then explains the score exactly.
+
+    Args:
+        head: Name or module of the Linear or 1x1 convolution that computes the class scores. None: it is searched.
+
+    Raises:
+        LayerError: The head is not a Linear or a 1x1 convolution.
+
+    >>> explanation = CAM(model, "layer4", head="fc").explain(image, "nodule")
+    >>> bias = float(model.fc.bias[1].detach())
+    >>> abs(float(explanation.attribution.mean()) + bias - explanation.score) < 1e-3
+    True
+
     """
 
     name, title, paper = "cam", "CAM", "arXiv:1512.04150"

@@ -43,11 +43,16 @@ class Masking(NamedTuple):
 class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
     """Base class of CAMs with weights α = softmax of the scores of masked inputs. A subclass implements `create_masking`.
 
-    The map is relu Σ_k α_k A_k. The softmax is over the channels, of the mean score of all variants of a channel's mask.
+    The map is relu Σ_k α_k A_k. The softmax is over the channels, of the mean score of all variants of a channel's
+    mask.
 
-    The papers subtract the score of an empty input, which cancels in the softmax. All constant channels of a sample share one
-    empty mask. `n_channels`: use only this number of channels, those with the largest mean absolute value. All others have
-    weight 0, which is an approximation.
+    The papers subtract the score of an empty input, which cancels in the softmax. All constant channels of a sample
+    share one empty mask.
+
+    Args:
+        n_channels: Use only this number of channels, those with the largest mean absolute value. All others have weight
+            0, which is an approximation. None: all channels.
+
     """
 
     runs_model: ClassVar[bool] = True
@@ -101,10 +106,17 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
 
 @register
 class ScoreCAM(BaseScoreCAM):
-    """Sum of the channels, weighted by the scores of inputs masked with a channel: relu Σ_k α_k A_k (Wang et al. 2020, alg. 1).
+    """Sum of the channels, weighted by the scores of inputs masked with a channel: relu Σ_k α_k A_k (Wang et al. 2020,
+    alg. 1).
 
-    α is the softmax of the scores of x ∘ H_k over the channels. The scores are logits, as in the algorithm. The authors' code
-    weights by probabilities, without a softmax over the channels. The figures of the paper fit both.
+    α is the softmax of the scores of x ∘ H_k over the channels. The scores are logits, as in the algorithm. The
+    authors' code weights by probabilities, without a softmax over the channels. The figures of the paper fit both.
+
+    Use it if gradients saturate: each channel is judged by the score of the input that it lets through.
+
+    >>> explanation = ScoreCAM(model, "layer4", n_channels=8).explain(image, "nodule")
+    >>> explanation.heatmap().shape, explanation.status
+    ((128, 128), 'ok')
     """
 
     name, title, paper = "scorecam", "Score-CAM", "arXiv:1910.01279"
@@ -119,9 +131,19 @@ class ScoreCAM(BaseScoreCAM):
 class SSCAM(BaseScoreCAM, RandomMixin):
     """Score-CAM with scores averaged over noisy masks x ∘ (H_k + σ n_i), n_i ~ N(0, 1) (Wang et al. 2020b).
 
-    `n_samples`: number of noise tensors. `sigma`: standard deviation σ. `noise`: "map", or "input" for
-    x ∘ H_k + σ (max x - min x) n_i, the two variants of the paper. σ is a fraction of the range of the map or input, so the
-    unit does not matter. The authors' code divides by the range and squares. All channels get the same noise.
+    σ is a fraction of the range of the map or input, so the unit does not matter. The authors' code divides by the
+    range and squares. All channels get the same noise. Use it if Score-CAM maps change with small changes of the image.
+    It costs `n_samples` times as much.
+
+    Args:
+        n_samples: Number of noise tensors.
+        sigma: Standard deviation σ of the noise, as a fraction of the range.
+        noise: "map" for x ∘ (H_k + σ n_i), or "input" for x ∘ H_k + σ (max x - min x) n_i, the two variants of the
+            paper.
+
+    >>> SSCAM(model, "layer4", n_samples=2, n_channels=4).explain(image, "nodule").grid
+    (16, 16)
+
     """
 
     name, title, paper = "sscam", "SS-CAM", "arXiv:2006.14255"
@@ -148,8 +170,16 @@ class SSCAM(BaseScoreCAM, RandomMixin):
 class ISCAM(BaseScoreCAM):
     """Score-CAM with scores averaged over masks of increasing strength x ∘ H_k i/N, i = 1..N (Naidu et al. 2020).
 
-    `n_samples`: N. The authors' code scales like this. The formula of the paper, as others quote it, sums the steps, so that
-    inputs are up to (N - 1)/2 times as bright as the image. The empty mask has one input only.
+    The authors' code scales like this. The formula of the paper, as others quote it, sums the steps, so that inputs are
+    up to (N - 1)/2 times as bright as the image. The empty mask has one input only. Use it if Score-CAM maps are noisy.
+    It costs `n_samples` times as much.
+
+    Args:
+        n_samples: Number N of steps.
+
+    >>> ISCAM(model, "layer4", n_samples=2, n_channels=4).explain(image, "nodule").method_title
+    'IS-CAM'
+
     """
 
     name, title, paper = "iscam", "IS-CAM", "arXiv:2010.03023"
@@ -171,11 +201,19 @@ MASK_QUANTILE = 0.7  # of a mask's cells: the authors' threshold is the 70th per
 class GroupCAM(LayerExplainer, BatchedMixin):
     """Sum of channel groups, each weighted by the probability gained if it unblurs the input (Zhang et al. 2021).
 
-    The map is relu Σ_g (p(x M_g + b (1 - M_g)) - p(b)) M_g. b is the blurred input. p is the class's probability, so that a
-    constant added to all logits changes nothing; for a callable target or a model with one output it is the score. M_g is
-    relu Σ_k mean(g_k) A_k over one of `n_groups` groups of neighboring channels, without the cells up to its 70th percentile,
-    enlarged and scaled to 0..1. The map is the sum before it is enlarged. The weights keep their signs, as in the authors'
-    first code. An empty mask is not run.
+    The map is relu Σ_g (p(x M_g + b (1 - M_g)) - p(b)) M_g. b is the blurred input. p is the class's probability, so
+    that a constant added to all logits changes nothing; for a callable target or a model with one output it is the
+    score. M_g is relu Σ_k mean(g_k) A_k over one of `n_groups` groups of neighboring channels, without the cells up to
+    its 70th percentile, enlarged and scaled to 0..1. The map is the sum before it is enlarged. The weights keep their
+    signs, as in the authors' first code. An empty mask is not run. Use it as a faster Score-CAM: its passes do not grow
+    with the channels.
+
+    Args:
+        n_groups: Number of channel groups.
+
+    >>> GroupCAM(model, "layer4", n_groups=8).explain(image, "nodule").status
+    'ok'
+
     """
 
     name, title, paper = "groupcam", "Group-CAM", "arXiv:2103.13859"
@@ -222,11 +260,21 @@ class GroupCAM(LayerExplainer, BatchedMixin):
 class OptiCAM(LayerExplainer):
     """Weighted mean of the channels, optimized to maximize the score of the input that it masks (Zhang et al. 2024).
 
-    The mean is S = Σ_k softmax(u)_k relu(A_k). Enlarged and scaled to 0..1, it masks the input as x ∘ S. The map is S minus
-    its least cell, so it is 0 where the mask hides most. `n_steps` of Adam at `learning_rate` start from equal shares,
-    separately for each sample. A constant channel has no share: no mask shows it, and its gradient would be rounding. The
-    epsilon of Adam is tiny, so the unit of the score does not matter. Hidden pixels are zero, the mean color of most
-    preprocessings; in the authors' demo they are black.
+    The mean is S = Σ_k softmax(u)_k relu(A_k). Enlarged and scaled to 0..1, it masks the input as x ∘ S. The map is S
+    minus its least cell, so it is 0 where the mask hides most. Adam starts from equal shares, separately for each
+    sample. A constant channel has no share: no mask shows it, and its gradient would be rounding. The epsilon of Adam
+    is tiny, so the unit of the score does not matter. Hidden pixels are zero, the mean color of most preprocessings; in
+    the authors' demo they are black. Use it for maps whose cells keep the score if all other pixels are hidden: this is
+    what it optimizes.
+
+    Args:
+        n_steps: Steps of Adam.
+        learning_rate: Learning rate of Adam.
+
+    >>> explanation = OptiCAM(model, "layer4", n_steps=5).explain(image, "nodule")
+    >>> float(explanation.attribution.min())
+    0.0
+
     """
 
     name, title, paper = "opticam", "Opti-CAM", "arXiv:2301.07002"

@@ -18,16 +18,24 @@ from camscope.explainers.core.setting_types import NonNegativeNumber
 class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
     """Mean effect on the class probability of the masks that show a position: Σ_i s_i M_i / Σ_i M_i (Xie et al. 2023).
 
-    The smallest cell is subtracted. s_i = p(x M_i + Z (1 - M_i)) - p(x + Z (1 - M_i)) is the effect of mask i: the class
-    probability if only this mask shows the input, minus the probability if only the noise Z is added. Without several
-    classes, p is the score. The masks M_i are channels scaled to 0..1. Masks with a distance (one minus the cosine of the
-    enlarged masks) below `distance` are joined by complete linkage, and their sum is scaled again. A position that no mask
-    shows is 0, and so is the map of a single mask. `sigma`: standard deviation of the noise as a fraction of the image's
-    range; 0: none. K counts the joined masks.
+    The smallest cell is subtracted. s_i = p(x M_i + Z (1 - M_i)) - p(x + Z (1 - M_i)) is the effect of mask i: the
+    class probability if only this mask shows the input, minus the probability if only the noise Z is added. Without
+    several classes, p is the score. The masks M_i are channels scaled to 0..1. Similar masks are joined by complete
+    linkage, and their sum is scaled again. A position that no mask shows is 0, and so is the map of a single mask. K
+    counts the joined masks. Use it for vision transformers, for which it was made.
 
-    Linkage, `distance` and noise (0.1 of pixels in -1..1) are those of the authors' code. There are three differences. All
-    masks get the same Z. Masks are scaled and counted on the grid of the layer. p(x), which the authors add to every s_i, and
-    the division by the number of masks are left out: they shift or scale all cells alike.
+    Linkage, `distance` and noise (0.1 of pixels in -1..1) are those of the authors' code. There are three differences.
+    All masks get the same Z. Masks are scaled and counted on the grid of the layer. p(x), which the authors add to
+    every s_i, and the division by the number of masks are left out: they shift or scale all cells alike.
+
+    Args:
+        distance: Masks are joined below this distance, one minus the cosine of the enlarged masks.
+        sigma: Standard deviation of the noise, as a fraction of the image's range. 0: no noise.
+
+    >>> explanation = ViTCX(model, "layer4", distance=0.5).explain(image, "nodule")
+    >>> float(explanation.attribution.min())
+    0.0
+
     """
 
     name, title, paper = "vitcx", "ViT-CX", "arXiv:2211.03064"

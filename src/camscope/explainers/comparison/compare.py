@@ -49,11 +49,18 @@ class Comparison:
     """Explanations of one image: a row for each target (and layer), a column for each method.
 
     Attributes:
-        entries: The explanations row by row, with their position and cost; a method without a layer to choose appears once
+        entries: The explanations row by row, with their position and cost; a method without a layer to choose appears
+            once
             per target.
         row_labels: One label per row.
         column_labels: One label per column: the method, with the settings that distinguish it.
         equivalent_maps: Groups of explanations of one target whose displayed maps are equal, to 1e-4 of the maximum.
+
+    >>> from camscope import compare, load_model
+    >>> from camscope.phantom import draw_radiograph
+    >>> comparison = compare(load_model("phantom"), draw_radiograph(0, "nodule").image, ["gradcam", "layercam"])
+    >>> comparison.column_labels, len(comparison.entries)
+    (('gradcam', 'layercam'), 2)
 
     """
 
@@ -82,6 +89,19 @@ class Comparison:
         """Return the correlation matrix (M,M) of the displayed maps. It is NaN for a constant map.
 
         All maps are resized to the finest grid among them.
+
+        Args:
+            kind: "pearson", or "spearman" for ranks.
+
+        Returns:
+            (M,M) correlations in -1..1, in the order of `entries`.
+
+        >>> from camscope import load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+        >>> compare(model, image, ["gradcam", "layercam"]).correlate_maps().shape
+        (2, 2)
+
         """
         return correlate_maps(self.explanations, kind)
 
@@ -89,6 +109,17 @@ class Comparison:
         """Return one dict of numbers for each explanation.
 
         `correlation` is Pearson's correlation with the first explanation of the same target.
+
+        Returns:
+            The records, in the order of `entries`.
+
+        >>> from camscope import load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+        >>> records = compare(model, image, ["gradcam", "layercam"]).to_records()
+        >>> len(records), round(records[0]["correlation"], 6)  # with itself
+        (2, 1.0)
+
         """
         matrix, firsts, rows = self.correlate_maps(), dict[int, int](), []
         facts = ("layer", "target", "label", "score", "probability", "status")
@@ -112,13 +143,23 @@ class Comparison:
         """Return the figure (H,W,3) uint8. Each row shows the image and then its maps.
 
         Args:
-            scale: As in `Explanation.overlay`; "shared" gives the maps of one method and layer one scale over all targets.
+            scale: As in `Explanation.overlay`; "shared" gives the maps of one method and layer one scale over all
+                targets.
                 The numbers of different methods or layers cannot be compared.
             alpha: Opacity of the map.
             colormap: Name of the color map.
             crop: Leave out what the model did not see instead of marking it.
             columns: Images side by side.
             height: Height of an image in pixels; default: 256, or 384 for the planes of a volume.
+
+        Returns:
+            (H,W,3) uint8.
+
+        >>> from camscope import load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+        >>> compare(model, image, ["gradcam", "layercam"]).figure(height=64).shape[2]
+        3
 
         """
         explanations = self.explanations
@@ -177,7 +218,26 @@ class Comparison:
         return " · ".join(filter(None, (first.name, answer, layers.pop() if len(layers) == 1 else None)))
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-        """Write the figure to a `.png`, `.jpg` or `.webp` file and return its path."""
+        """Write the figure to a `.png`, `.jpg` or `.webp` file and return its path.
+
+        Args:
+            path: File to write.
+            overwrite: Whether an existing file is replaced.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            OutputError: The suffix is unknown, or the file cannot be written.
+
+        >>> import tempfile
+        >>> from camscope import load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+        >>> compare(model, image, ["gradcam"]).save(f"{tempfile.mkdtemp()}/figure.png").name
+        'figure.png'
+
+        """
         suffix = Path(path).suffix.lower()
         if suffix not in render.IMAGE_FORMATS:
             raise OutputError(f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg or .webp")
@@ -223,7 +283,8 @@ def compare(
         precision: "bf16", or None for the model's own.
         args: Extra positional inputs of the model.
         kwargs: Extra keyword inputs of the model.
-        skip_unsupported: Leave out a method that cannot explain this model, with a warning, instead of raising its error.
+        skip_unsupported: Leave out a method that cannot explain this model, with a warning, instead of raising its
+            error.
         on_pass: Called before each pass with the methods that share it.
 
     Returns:
@@ -231,6 +292,12 @@ def compare(
 
     Raises:
         CamscopeError: The image, a layer, a target or the model cannot be explained; the subclass and message say why.
+
+    >>> from camscope import load_model
+    >>> from camscope.phantom import draw_radiograph
+    >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+    >>> compare(model, image, ["gradcam", "hirescam"], targets=["nodule", "effusion"]).row_labels
+    ('nodule (p=0.99)', 'effusion (p=0.00)')
 
     """
     if isinstance(methods, str) or isinstance(layers, str | nn.Module):

@@ -40,7 +40,28 @@ def register(cls: ExplainerClass) -> ExplainerClass:
     """Add a method class to the registry METHODS. Its `name` is the key.
 
     A setting of a method is an annotated attribute with its default, `n_samples: int = 25`; the constructor takes it.
-    A class without a `title` is displayed under its own name.
+    Describe it in an `Args` section of the class: the settings of base classes are added. A class without a `title` is
+    displayed under its own name.
+
+    Args:
+        cls: The class, with the constants `name` and `paper`. It implements the abstract methods of its base class.
+
+    Returns:
+        The class, so that this function is a decorator.
+
+    Raises:
+        TypeError: A constant is missing, or an abstract method is not implemented.
+
+    >>> from camscope import METHODS, SPATIAL_AXIS, BaseCAM
+    >>> @register
+    ... class MaxCAM(BaseCAM):
+    ...     name, paper = "max-cam", ""
+    ...     def weights(self, activation, gradient):
+    ...         return gradient.amax(SPATIAL_AXIS, keepdim=True)
+    >>> METHODS["max-cam"].title
+    'MaxCAM'
+    >>> del METHODS["max-cam"]
+
     """
     _make_dataclass_with_captum_names(cls)
     missing = [fact for fact in ("name", "paper") if not isinstance(getattr(cls, fact, None), str)]
@@ -80,12 +101,18 @@ def _make_dataclass_with_captum_names(cls: type["Explainer"]) -> None:
 
 @dataclass(eq=False, repr=False)
 class Explainer(BaseMethod):
-    """Base class of all methods: what a user calls. A method implements `attribution`; its settings are in `BaseMethod`.
+    """Base class of all methods: what a user calls. A method implements `attribution`.
 
-    Extra inputs of the model are passed with every call: positional arguments after the target, keywords that the model's
-    `forward` names, and `additional_forward_args` (a tuple of positional arguments, a dict of keywords, or one argument).
-    The keywords `n_steps`, `n_samples` and `baselines` have the meaning of captum and apply to that call alone. Any other
-    keyword raises an InputError.
+    Extra inputs of the model are passed with every call: positional arguments after the target, keywords that the
+    model's `forward` names, and `additional_forward_args` (a tuple of positional arguments, a dict of keywords, or one
+    argument). The keywords `n_steps`, `n_samples` and `baselines` have the meaning of captum and apply to that call
+    alone. Any other keyword raises an InputError.
+
+    >>> from camscope import METHODS, Explainer
+    >>> all(issubclass(method, Explainer) for method in METHODS.values())
+    True
+    >>> METHODS["gradcam"].title, METHODS["gradcam"].paper
+    ('Grad-CAM', 'arXiv:1610.02391')
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -148,7 +175,8 @@ class Explainer(BaseMethod):
         """Return the explanation of one image.
 
         Args:
-            image: A path, a PIL image, a uint8 array (H,W,3), a scan, or a float tensor (C,H,W) that is the model's input.
+            image: A path, a PIL image, a uint8 array (H,W,3), a scan, or a float tensor (C,H,W) that is the model's
+                input.
             target: See `attribute`.
             *args: Extra inputs of the model, each with a batch of one: `explain(image, 1, row[None])`.
             additional_forward_args: See `attribute`.
@@ -159,6 +187,12 @@ class Explainer(BaseMethod):
 
         Raises:
             CamscopeError: The image, the target or the model cannot be explained; the subclass and message say why.
+
+        >>> from camscope import GradCAM, load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> explanation = GradCAM(load_model("phantom")).explain(draw_radiograph(0, "nodule").image, "nodule")
+        >>> explanation.label, explanation.target, explanation.status
+        ('nodule', 1, 'ok')
 
         """
         explainers, extra = resolve_call_arguments([self], args, additional_forward_args, kwargs)
@@ -175,7 +209,27 @@ class Explainer(BaseMethod):
     ) -> list[Explanation]:
         """Return the explanations of one image for several targets, in the order of `targets`.
 
-        Methods that can do so share one forward pass among the targets. For the arguments see `explain`.
+        Methods that can do so share one forward pass among the targets.
+
+        Args:
+            image: See `explain`.
+            targets: The targets, each as `attribute` takes it.
+            *args: See `explain`.
+            additional_forward_args: See `attribute`.
+            **kwargs: See `attribute`.
+
+        Returns:
+            One explanation per target.
+
+        Raises:
+            TargetError: `targets` is one target and not a list.
+
+        >>> from camscope import GradCAM, load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> image = draw_radiograph(0, "nodule").image
+        >>> [e.target for e in GradCAM(load_model("phantom")).explain_classes(image, ["nodule", "effusion"])]
+        [1, 2]
+
         """
         if isinstance(targets, str | int | Difference) or callable(targets):
             raise TargetError(
@@ -198,15 +252,26 @@ class Explainer(BaseMethod):
 
         Args:
             image: See `explain`.
-            methods: Names, classes, or explainers of the same model. Methods that look at layers share one forward and one
+            methods: Names, classes, or explainers of the same model. Methods that look at layers share one forward and
+                one
                 backward pass.
             target: See `attribute`.
             *args: See `explain`.
             additional_forward_args: See `attribute`.
-            **kwargs: See `attribute`. `n_steps`, `n_samples` and `baselines` apply to the methods that have such a setting.
+            **kwargs: See `attribute`. `n_steps`, `n_samples` and `baselines` apply to the methods that have such a
+                setting.
 
         Returns:
             One explanation per method, in the order of `methods`.
+
+        Raises:
+            InputError: `methods` is one method and not a list, or a method is unknown.
+
+        >>> from camscope import GradCAM, load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> explainer, image = GradCAM(load_model("phantom"), "layer4"), draw_radiograph(0, "nodule").image
+        >>> [e.method_title for e in explainer.explain_methods(image, ["gradcam", "xgradcam"], "nodule")]
+        ['Grad-CAM', 'XGrad-CAM']
 
         """
         if isinstance(methods, str):
@@ -218,7 +283,19 @@ class Explainer(BaseMethod):
         return [row[0] for row in explain_grid(explainers, image, [target], extra)]
 
     def create_sibling(self, method: "str | type[Explainer]") -> "Explainer":
-        """Create another method for the same model, with the settings of this method that are not at their default."""
+        """Create another method for the same model, with the settings of this method that are not at their default.
+
+        Args:
+            method: Name or class of the other method.
+
+        Returns:
+            An explainer of the same model.
+
+        >>> from camscope import GradCAM, load_model
+        >>> GradCAM(load_model("phantom"), "layer3").create_sibling("layercam")
+        LayerCAM(PhantomNet, layer='layer3')
+
+        """
         method_cls, parameters = get_explainer_class(method), signature(type(self)).parameters
         settings = {
             name: getattr(self, name)
@@ -248,6 +325,15 @@ class Explainer(BaseMethod):
 
         Returns:
             One explanation per image, in the order of `images`.
+
+        Raises:
+            InputError: There is no image, or the number of targets differs from that of the images.
+
+        >>> from camscope import GradCAM, load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> images = [draw_radiograph(seed, "nodule").image for seed in (0, 1)]
+        >>> [e.label for e in GradCAM(load_model("phantom")).explain_batch(images, ["nodule", "effusion"])]
+        ['nodule', 'effusion']
 
         """
         if isinstance(images, str | os.PathLike):

@@ -26,6 +26,7 @@ from camscope.explainers.core.evaluation_context import (
     inspect_model,
 )
 from camscope.explainers.core.inputs import ExtraInputs, ModelInput, read_model_input
+from camscope.explainers.core.method_docstrings import complete_docstring
 from camscope.explainers.core.setting_types import check_settings
 from camscope.explanation import STATUS_OK
 from camscope.hooks.base import unwrap
@@ -70,15 +71,20 @@ DeferredMap = Callable[[], AttributionMaps]  # computes a map that needs its own
 class BaseMethod(ABC):
     """A method that computes maps. A subclass implements `attribution`, and overrides more to share passes.
 
-    `preprocess`: how an image becomes the model's input (default: that of a model loaded by camscope). `class_names`: names
-    by class index. `mode`: "eval", or "as_is" to explain a model in train mode. `on_nonfinite`: "raise", or "warn" to
-    accept NaN and infinity. `precision`: "bf16" runs the model in bfloat16 with channels last in memory, about twice as
-    fast. Grad-CAM maps keep their order then (three models, 40 photographs: rank correlations of 0.977 or more). Where terms
-    cancel, as in Grad-CAM++ and XGrad-CAM at a LayerNorm, the map may be lost. Default: the model's own precision.
-    `input_key`: the keyword, or the key of a dict, by which the model's forward takes the image; None: the first argument,
-    or `pixel_values` if forward names it. `frames_first`: True for a model whose input is (N,T,C,H,W), frames of a video or
-    instances of a bag, with maps (N,T,H,W); False for (N,C,D,H,W); None: the latter, or an error if the channels seem to be
-    at the third axis.
+    Args:
+        model: The model. It runs in eval mode during a call and is restored afterwards.
+        preprocess: How an image becomes the model's input. Default: that of a model loaded by `load_model`.
+        class_names: Names by class index, as a sequence or a dict. Default: those of a model loaded by `load_model`.
+        mode: "eval", or "as_is" to explain a model in train mode.
+        on_nonfinite: "raise" an error for NaN and infinity, or "warn" to accept them.
+        precision: "bf16" runs the model in bfloat16 with channels last in memory, about twice as fast. Grad-CAM maps
+            keep their order then (three models, 40 photographs: rank correlations of 0.977 or more). Where terms
+            cancel, as in Grad-CAM++ and XGrad-CAM at a LayerNorm, the map may be lost. None: the model's own precision.
+        input_key: The keyword, or the key of a dict, by which the model's forward takes the image. None: the first
+            argument, or `pixel_values` if forward names it.
+        frames_first: True for inputs (N,T,C,H,W), frames of a video or instances of a bag, with maps (N,T,H,W). False
+            for (N,C,D,H,W). None: the latter, or an error if the channels seem to be at the third axis.
+
     """
 
     model: nn.Module
@@ -101,6 +107,10 @@ class BaseMethod(ABC):
     slow: ClassVar[bool] = False  # whether it runs only when it is named: it takes hundreds of passes or more
     runs_partial_forward: ClassVar[bool] = False  # whether later passes are of the same input, up to a layer
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__doc__ = complete_docstring(cls) or cls.__doc__
+
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
             setattr(self, name, _to_builtin_number(value))
@@ -117,14 +127,60 @@ class BaseMethod(ABC):
 
     @abstractmethod
     def attribution(self, x: Tensor, score: Score) -> Tensor:
-        """Return the raw map (N,*s) of an input (N,C,*S), as defined by the method's formula."""
+        """Return the raw map (N,*s) of an input (N,C,*S), as defined by the method's formula.
+
+        Args:
+            x: The model's input (N,C,*S).
+            score: The scalar per sample that is explained.
+
+        Returns:
+            The signed raw map (N,*s), in units of the score.
+
+        >>> from camscope import Saliency, load_model
+        >>> from camscope.targets import Score
+        >>> model = load_model("phantom")
+        >>> Saliency(model).attribution(torch.zeros(2, 1, 128, 128), Score(model, 1)).shape
+        torch.Size([2, 128, 128])
+
+        """
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the maps of several scores of one input. Override this method to share passes between scores."""
+        """Return the maps of several scores of one input. Override this method to share passes between scores.
+
+        Args:
+            x: The model's input (N,C,*S).
+            scores: The scores that are explained.
+
+        Returns:
+            One result per score, with a map (N,*s) in units of the score.
+
+        >>> from camscope import Saliency, load_model
+        >>> from camscope.targets import Score
+        >>> model = load_model("phantom")
+        >>> maps = Saliency(model).compute_maps(torch.zeros(1, 1, 128, 128), [Score(model, 1), Score(model, 2)])
+        >>> [result.attribution.shape for result in maps]
+        [torch.Size([1, 128, 128]), torch.Size([1, 128, 128])]
+
+        """
         return [AttributionMaps(self.attribution(x, score)) for score in scores]
 
     def resolve(self, x: Tensor, score: Score) -> Self:
-        """Return this method with all open choices made for an input, such as the layer."""
+        """Return this method with all open choices made for an input, such as the layer.
+
+        Args:
+            x: The model's input (N,C,*S).
+            score: The score that is explained.
+
+        Returns:
+            This method, or a copy with the choices made.
+
+        >>> from camscope import GradCAM, load_model
+        >>> from camscope.targets import Score
+        >>> model = load_model("phantom")
+        >>> GradCAM(model).resolve(torch.zeros(1, 1, 128, 128), Score(model, 1)).layer
+        'layer4'
+
+        """
         return self
 
     @property
@@ -138,7 +194,22 @@ class BaseMethod(ABC):
         return self.backward_passes != "0"
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """Return the target to explain. Raise TargetError if the method cannot explain it."""
+        """Return the target to explain. Raise TargetError if the method cannot explain it.
+
+        Args:
+            target: The target that the caller asks for.
+
+        Returns:
+            The target that is explained: the same, unless a wrapper such as `Contrast` has its own.
+
+        >>> from camscope import Contrast, Saliency, load_model
+        >>> explainer = Saliency(load_model("phantom"))
+        >>> explainer.resolve_target("nodule")
+        'nodule'
+        >>> Contrast(explainer, "nodule", "effusion").resolve_target(None)
+        Difference(a='nodule', b='effusion')
+
+        """
         return target
 
     @property
@@ -154,11 +225,41 @@ class BaseMethod(ABC):
 
         Override this method to share passes between methods. An entry may be a function that computes a map with passes
         of its own, or the error of that method alone.
+
+        Args:
+            explainers: The methods, all with the same `share_key`.
+            x: The model's input (N,C,*S).
+            scores: The scores that are explained.
+
+        Returns:
+            Entries [method][score].
+
+        >>> from camscope import GradCAM, LayerCAM, load_model
+        >>> from camscope.targets import Score
+        >>> model = load_model("phantom")
+        >>> explainers = [GradCAM(model, "layer4"), LayerCAM(model, "layer2")]
+        >>> rows = GradCAM.compute_shared_maps(explainers, torch.ones(1, 1, 128, 128), [Score(model, 1)])
+        >>> [row[0].layer for row in rows]
+        ['layer4', 'layer2']
+
         """
         return [explainer.compute_maps(x, scores) for explainer in explainers]
 
     def prepare_input(self, image: Any) -> ModelInput:
-        """Return the model's input for an image, and its position on the image."""
+        """Return the model's input for an image, and its position on the image.
+
+        Args:
+            image: An image of any kind that `explain` takes.
+
+        Returns:
+            The input (C,*S), its placement on the image, and the images to draw on.
+
+        >>> from camscope import Saliency, load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> Saliency(load_model("phantom")).prepare_input(draw_radiograph(0).image).x.shape
+        torch.Size([1, 128, 128])
+
+        """
         model = unwrap(self.model)
         return read_model_input(
             image, self.preprocess, model, device_and_dtype(model), frames_first=bool(self.frames_first)
@@ -167,7 +268,23 @@ class BaseMethod(ABC):
     def bind_targets(
         self, targets: Sequence[TargetLike], inputs: Sequence[ModelInput], extra_inputs: ExtraInputs
     ) -> TargetLike:
-        """Bind each target to its image. Return one target if all are the same, otherwise a list."""
+        """Bind each target to its image. Return one target if all are the same, otherwise a list.
+
+        Args:
+            targets: One target per image.
+            inputs: The inputs of the images, as `prepare_input` returns them.
+            extra_inputs: The inputs of the model other than the images.
+
+        Returns:
+            The bound target, or a list with one per image.
+
+        >>> from camscope import Saliency, load_model
+        >>> explainer = Saliency(load_model("phantom"))
+        >>> inputs = [explainer.prepare_input(torch.zeros(1, 128, 128))] * 2
+        >>> explainer.bind_targets([1, 2], inputs, ExtraInputs())
+        [1, 2]
+
+        """
         bound = [
             target.bind(self._build_image_context(item, extra_inputs.select_rows([i], len(inputs))))
             if isinstance(target, Target)
@@ -204,7 +321,19 @@ class BaseMethod(ABC):
         return frozenset(signature(type(self)).parameters)
 
     def with_settings(self, **settings: Any) -> Self:
-        """Return a copy of the method with some settings changed."""
+        """Return a copy of the method with some settings changed.
+
+        Args:
+            **settings: New values of constructor arguments.
+
+        Returns:
+            A copy, or this method if there are no settings.
+
+        >>> from camscope import SmoothGrad, load_model
+        >>> SmoothGrad(load_model("phantom")).with_settings(n_samples=4).n_samples
+        4
+
+        """
         return replace(self, **settings) if settings else self
 
     @property

@@ -25,9 +25,13 @@ BLUR_SIGMA_AND_RADIUS = 0.1, 0.3  # standard deviation of the Gaussian and where
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class BaselineMixin(RandomMixin):
-    """A method that replaces the input, or parts of it, by a baseline.
+    """A method that replaces the input, or parts of it, by a baseline. With several baselines the map is the mean over
+    them.
 
-    `baseline`: see `build_baseline_tensor`; with several, the map is the mean over them. `seed`: seed of random numbers.
+    Args:
+        baseline: "zero" (of the model's input), "black", "white", "dark", "bright", "mean", "blur", "noise", a number,
+            an image, a tensor (C,*S) or (N,C,*S), a function of the input, or a list of these.
+
     """
 
     baseline: BaselineLike | Sequence[BaselineLike] = "zero"
@@ -49,9 +53,13 @@ class BaselineMixin(RandomMixin):
 class BackgroundMixin(RandomMixin):
     """A method whose map is a mean over a set of background inputs, with which the input is compared.
 
-    `background`: inputs as the model takes them (M,C,*S), or a list of images, tensors and names of baselines (see
-    `build_baseline_tensor`). Default: "zero", "mean", "blur" and "noise", and a note in the result.
-    `seed`: seed of random numbers.
+    Args:
+        background: Inputs as the model takes them (M,C,*S), or a list of images, tensors and names of baselines. None:
+            "zero", "mean", "blur" and "noise", and a note in the result.
+
+    Raises:
+        InputError: The background is empty, or is not a set of inputs.
+
     """
 
     background: Tensor | Sequence[BaselineLike] | None = None

@@ -95,7 +95,12 @@ def map_chunks(count: int, chunk_size: int, compute_chunk: Callable[[slice], Ten
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class BatchedMixin(BaseMethod):
-    """A method that shows the model many variants of an image. `batch_size`: variants per pass; None: as many as fit."""
+    """A method that shows the model many variants of an image.
+
+    Args:
+        batch_size: Variants per pass. None: as many as fit into memory.
+
+    """
 
     batch_size: int | None = None
 
@@ -106,7 +111,12 @@ class BatchedMixin(BaseMethod):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RandomMixin(BaseMethod):
-    """A method that uses random numbers. `seed`: their seed; they are drawn on the CPU and do not depend on the device."""
+    """A method that uses random numbers.
+
+    Args:
+        seed: Seed of the random numbers. They are drawn on the CPU and do not depend on the device.
+
+    """
 
     seed: int = 0
 

@@ -32,8 +32,10 @@ ChannelReduction = Literal["sum", "abs", "max", "l2"]
 class PixelExplainer(Explainer):
     """A method that computes a number for each channel of each input pixel.
 
-    `channel_reduction`: how the channels of a pixel become one number: "sum" keeps the signs, "abs" sums the absolute values,
-    "max" takes the largest absolute value, "l2" the root of the sum of squares.
+    Args:
+        channel_reduction: How the channels of a pixel become one number. "sum" keeps the signs, "abs" sums the absolute
+            values, "max" takes the largest absolute value, "l2" the root of the sum of squares.
+
     """
 
     channel_reduction: ChannelReduction = "sum"
@@ -125,8 +127,12 @@ SAVED_TENSORS_PER_OUTPUT = 2  # a backward pass keeps the output and the input o
 class MultiPassExplainer(Explainer, BatchedMixin):
     """A method whose pixel map takes many passes of the model. A subclass implements `compute_score_maps`.
 
-    `progress`: show a progress bar. `alters_input`: whether the model sees altered inputs; only then do equal scores show
-    that the model does not depend on the input.
+    The class constant `alters_input` says whether the model sees altered inputs. Only then do equal scores show that
+    the model does not depend on the input.
+
+    Args:
+        progress: Whether a progress bar is shown.
+
     """
 
     alters_input: ClassVar[bool] = True

@@ -130,7 +130,20 @@ class Wrapper(Explainer):
 
 
 class Contrast(Wrapper):
-    """Explain class `a` rather than `b`: the map of the difference of their scores. No other target is accepted."""
+    """Explain class `a` rather than `b`: the map of the difference of their scores. No other target is accepted.
+
+    Use it to see why the model decided for `a` and not for `b`. It costs one map of the inner method.
+
+    Args:
+        explainer: The method.
+        a: Index or name of the class to explain.
+        b: Index or name of the class that it is compared with.
+
+    >>> from camscope import GradCAM
+    >>> Contrast(GradCAM(model, "layer4"), "nodule", "effusion").explain(image).label
+    'log-odds of nodule over effusion'
+
+    """
 
     name = "contrast"
 
@@ -159,6 +172,16 @@ class Denoised(Wrapper):
     centering. The ReLU follows if the method has one. The result is in units of the score, and unchanged if all channels
     agree. The order of wrappers does not matter: Denoised(Augmented(x)) is Augmented(Denoised(x)). A method with a single map
     is returned unchanged, with a note.
+
+    It costs as much as the inner method. Use it if single channels clutter the map.
+
+    Args:
+        explainer: The method.
+
+    >>> from camscope import GradCAM
+    >>> Denoised(GradCAM(model, "layer4")).explain(image, "nodule").method
+    'gradcam, denoised'
+
     """
 
     name = "denoised"
@@ -213,15 +236,30 @@ def _combine_along_principal_component(method: BaseWeightedChannels, features: L
 class Augmented(Wrapper):
     """Test-time augmentation: the mean of the raw maps over flips and scales of the input.
 
-    Each map is mapped back to the original input. `flips`: True for the last spatial axis; an axis or several (0 is the first
-    spatial axis), in every combination; or False. `scales`: factors of the input size, which the model must accept. Resizing
-    is linear, with antialiasing. Each flip is used at each scale. The unchanged input is always included and fixes the class.
-    A Region or a Box is moved with the view, a function of the output is not.
+    Each map is mapped back to the original input. Resizing is linear, with antialiasing. Each flip is used at each
+    scale. The unchanged input is always included and fixes the class. A Region or a Box is moved with the view, a
+    function of the output is not.
 
-    Maps of other scales are interpolated linearly to the grid of the unchanged input. Because the values may depend on the
-    number of cells, the maps of each scale are multiplied by one number that gives them the mean magnitude of the original
-    scale. With flips alone the result is the exact mean. If no layer is named, the one chosen for the unchanged input is used
-    for all views. Extra inputs of the model stay the same.
+    Maps of other scales are interpolated linearly to the grid of the unchanged input. Because the values may depend on
+    the number of cells, the maps of each scale are multiplied by one number that gives them the mean magnitude of the
+    original scale. With flips alone the result is the exact mean. If no layer is named, the one chosen for the
+    unchanged input is used for all views. Extra inputs of the model stay the same. It costs one map of the inner method
+    for each view.
+
+    Args:
+        explainer: The method.
+        flips: True for the last spatial axis; an axis or several (0 is the first spatial axis), in every combination;
+            or False.
+        scales: Factors of the input size, which the model must accept.
+
+    Raises:
+        InputError: `scales` has a number that is not above 0, or `flips` is no axis.
+
+    >>> from camscope import GradCAM
+    >>> explanation = Augmented(GradCAM(model, "layer4"), flips=True, scales=(1.0, 1.5)).explain(image, "nodule")
+    >>> explanation.method, explanation.grid
+    ('gradcam, augmented', (16, 16))
+
     """
 
     name = "augmented"

@@ -39,12 +39,23 @@ FUSION_SCALING_NOTE = "fused: each layer's map was divided by its maximum"
 class Fused(Wrapper):
     """Fuse the maps of several explainers, usually one method at several layers.
 
-    Explainers share passes if possible. Each map is clipped at zero, divided by its maximum and brought to the finest grid.
-    `fusion_mode` then combines the cells: "max" keeps the evidence of any map (Jiang et al. 2021, section III-C), "mean"
-    averages, "product" keeps the evidence of all. A map without positive evidence is zero. LayerCAM with "max" is both fine
-    and reliable. Its paper first scales the maps of shallow stages to tanh(2 M / max M), which is left out here:
+    Explainers share passes if possible. Each map is clipped at zero, divided by its maximum and brought to the finest
+    grid. A map without positive evidence is zero. LayerCAM with "max" is both fine and reliable. Its paper first scales
+    the maps of shallow stages to tanh(2 M / max M), which is left out here.
 
-        Fused.at_layers(LayerCAM(model), ["layer2", "layer3", "layer4"]).explain("cat.jpg", 281)
+    Args:
+        explainers: The explainers, of the same model. `Fused.at_layers` makes them from one explainer.
+        fusion_mode: How cells are combined. "max" keeps the evidence of any map (Jiang et al. 2021, section III-C),
+            "mean" averages, "product" keeps the evidence of all.
+
+    Raises:
+        InputError: There is no explainer, or the list has something else.
+
+    >>> from camscope import LayerCAM
+    >>> explanation = Fused.at_layers(LayerCAM(model), ["layer2", "layer3", "layer4"]).explain(image, "nodule")
+    >>> explanation.grid, explanation.layer
+    ((32, 32), 'layer2 + layer3 + layer4')
+
     """
 
     name = "fused"
@@ -62,7 +73,24 @@ class Fused(Wrapper):
     def at_layers(
         cls, explainer: Explainer, layers: Sequence[str | nn.Module], fusion_mode: FusionMode = "max"
     ) -> Self:
-        """Fuse the maps of one method at several layers. All other settings stay the same."""
+        """Fuse the maps of one method at several layers. All other settings stay the same.
+
+        Args:
+            explainer: The method, at any layer.
+            layers: Names or modules.
+            fusion_mode: See `Fused`.
+
+        Returns:
+            One explainer per layer, fused.
+
+        Raises:
+            InputError: The method explains no layer, or `layers` is one name and not a list.
+
+        >>> from camscope import LayerCAM, load_model
+        >>> len(Fused.at_layers(LayerCAM(load_model("phantom")), ["layer2", "layer4"]).explainers)
+        2
+
+        """
         if not isinstance(explainer, LayerExplainer):
             raise InputError(_describe_layer_problem(explainer))
         if isinstance(layers, str):
@@ -142,6 +170,14 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
     Raises:
         InputError: The explanations are not of one input, target and method.
 
+    >>> from camscope import LayerCAM, load_model
+    >>> from camscope.phantom import draw_radiograph
+    >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+    >>> explanations = [LayerCAM(model, layer).explain(image, "nodule") for layer in ("layer2", "layer4")]
+    >>> fused = fuse(explanations)
+    >>> fused.layer, fused.grid
+    ('layer2 + layer4', (32, 32))
+
     """
     if not explanations:
         raise InputError("fuse got no explanations: pass one explanation per layer")
@@ -190,13 +226,25 @@ PRODUCT_SCALING_NOTE = "multiplied: each layer's map was scaled to 0..1"
 class RefineCAM(Explainer):
     """Product of the Grad-CAM++ maps M_l of several layers: Π_l n(U(n(relu(M_l)))) (Domeniconi et al. 2026).
 
-    U resizes a map to the finest grid. n is min-max scaling to 0..1, as in the authors' code, which removes the weakest cells
-    of a layer, so that an early layer that is positive everywhere still refines the map. A constant map becomes zero.
+    U resizes a map to the finest grid. n is min-max scaling to 0..1, as in the authors' code, which removes the weakest
+    cells of a layer, so that an early layer that is positive everywhere still refines the map. A constant map becomes
+    zero. Use it for a map finer than the last layer.
 
-    `layers`: names, also as one text with commas. Default: the last layer of each of the four coarsest resolutions, as the
-    authors choose them; finding these layers takes at most three more passes, once. A model with one resolution, such as
-    most vision transformers, has only one such layer: name several blocks to multiply their maps. `base_method`: the method
-    whose maps are multiplied. Grad-CAM++ is unstable at layers with both signs; use `base_method="gradcam"` there.
+    Args:
+        layers: Names, also as one text with commas. None: the last layer of each of the four coarsest resolutions, as
+            the authors choose them; finding these layers takes at most three more passes, once. A model with one
+            resolution, such as most vision transformers, has only one such layer: name several blocks to multiply their
+            maps.
+        base_method: The method whose maps are multiplied. Grad-CAM++ is unstable at layers with both signs; use
+            "gradcam" there.
+
+    Raises:
+        InputError: The base method explains no layer, or `layers` has no name or an empty one.
+
+    >>> explanation = RefineCAM(model, ["layer2", "layer4"]).explain(image, "nodule")
+    >>> explanation.grid
+    (32, 32)
+
     """
 
     name, title, paper = "refinecam", "RefineCAM", "arXiv:2605.14641"

@@ -27,15 +27,22 @@ class ExcitationBackprop(LayerExplainer):
 
     Each unit passes its winning probability back to the units that excite it: P(a_j | a_i) ∝ a_j w⁺_ij. Winning
     probabilities add up to 1 at every layer, minus the probability of units that nothing excites, which a note reports.
+    A mean is treated as a linear layer with equal weights. A residual sum shares probability in proportion to the
+    positive parts of its terms. A maximum, a concatenation and an activation pass on all of it. A batch norm directly
+    behind a linear layer is merged with it. Any other batch norm passes probability on if its factor is positive. The
+    paper has no batch norms, and the usual implementation always passes it on. Negative responses count as 0. Use it
+    for maps that are probabilities over places, in networks of convolutions and ReLUs.
 
-    A mean is treated as a linear layer with equal weights. A residual sum shares probability in proportion to the positive
-    parts of its terms. A maximum, a concatenation and an activation pass on all of it. A batch norm directly behind a linear
-    layer is merged with it. Any other batch norm passes probability on if its factor is positive. The paper has no batch
-    norms, and the usual implementation always passes it on. Negative responses count as 0.
+    Args:
+        contrastive: Subtract the map of a unit with opposite weights in the last layer. This map is signed, and
+            separates classes more sharply.
+        to_pixels: Continue to the pixels of the input, with responses measured from the minimum of each channel. The
+            paper stops at a layer in the middle.
 
-    `contrastive`: subtract the map of a unit with opposite weights in the last layer. This map is signed, and separates
-    classes more sharply. `to_pixels`: continue to the pixels of the input, with responses measured from the minimum of each
-    channel. The paper stops at a layer in the middle.
+    >>> explanation = ExcitationBackprop(model, "layer3").explain(image, "nodule")
+    >>> 0 < float(explanation.attribution.sum()) <= 1.001  # a probability
+    True
+
     """
 
     name, title, paper = "excitationbackprop", "Excitation Backprop", "arXiv:1608.00507"

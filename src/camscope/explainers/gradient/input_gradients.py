@@ -71,6 +71,11 @@ class GuidedBackprop(RectifiedGradientExplainer):
     """Input gradient in which ReLUs block negative signals and negative inputs z: 1[z > 0] relu(R) (Springenberg et al. 2015).
 
     The maps are sharp, but nearly the same for every class.
+
+    Use it to see which details the network reacts to, but not to explain a class.
+
+    >>> GuidedBackprop(model).explain(image, "nodule").grid
+    (128, 128)
     """
 
     name, title, paper = "guidedbackprop", "Guided Backprop", "arXiv:1412.6806"
@@ -82,6 +87,11 @@ class Deconvnet(RectifiedGradientExplainer):
     """Input gradient in which ReLUs block negative signals, for any ReLU input: relu(R) (Zeiler & Fergus 2014).
 
     A max pooling passes the signal to the maxima, as the switches of the paper do. The upper limit of a ReLU6 is ignored.
+
+    Use it to compare with guided backpropagation. Like it, the map depends little on the class.
+
+    >>> Deconvnet(model, channel_reduction="abs").explain(image, "nodule").parameters["channel_reduction"]
+    'abs'
     """
 
     name, title, paper = "deconvnet", "DeconvNet", "arXiv:1311.2901"
@@ -90,7 +100,15 @@ class Deconvnet(RectifiedGradientExplainer):
 
 @register
 class Saliency(InputGradientExplainer):
-    """Absolute gradient at each pixel, maximum over the color channels: max_c |∂f/∂x_c| (Simonyan et al. 2014, section 3.1)."""
+    """Absolute gradient at each pixel, maximum over the color channels: max_c |∂f/∂x_c| (Simonyan et al. 2014, section 3.1).
+
+    The map shows which pixels change the score fastest. Use it as the simplest map of single pixels. It is noisy, and
+    does not show how much a pixel contributes.
+
+    >>> explanation = Saliency(model).explain(image, "nodule")
+    >>> float(explanation.attribution.min()) >= 0, explanation.grid
+    (True, (128, 128))
+    """
 
     name, title, paper = "saliency", "Saliency", "arXiv:1312.6034"
     channel_reduction: ChannelReduction = "max"
@@ -98,7 +116,17 @@ class Saliency(InputGradientExplainer):
 
 @register
 class InputXGradient(InputGradientExplainer):
-    """Input times gradient, summed over the color channels: Σ_c x_c ∂f/∂x_c (Shrikumar et al. 2016)."""
+    """Input times gradient, summed over the color channels: Σ_c x_c ∂f/∂x_c (Shrikumar et al. 2016).
+
+    The map is the contribution of each pixel to a linear model. Use it as a fast approximation of integrated gradients
+    with a baseline of zero.
+
+    >>> linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2, bias=False))
+    >>> x = torch.rand(1, 1, 8, 8)
+    >>> attribution = InputXGradient(linear).attribute(x, 0)
+    >>> torch.allclose(attribution.sum(), linear(x)[0, 0], atol=1e-5)
+    True
+    """
 
     name, title, paper = "inputxgradient", "Input x Gradient", "arXiv:1605.01713"
 
@@ -109,7 +137,14 @@ class InputXGradient(InputGradientExplainer):
 
 @register
 class GuidedGradCAM(RectifiedGradientExplainer, LayerSelectionMixin):
-    """Grad-CAM, enlarged to the input, times guided backpropagation at each pixel (Selvaraju et al. 2017, section 3.2)."""
+    """Grad-CAM, enlarged to the input, times guided backpropagation at each pixel (Selvaraju et al. 2017, section 3.2).
+
+    Use it to see details inside the region that Grad-CAM marks.
+
+    >>> explanation = GuidedGradCAM(model, "layer4").explain(image, "nodule")
+    >>> explanation.grid, explanation.layer
+    ((128, 128), 'layer4')
+    """
 
     name, title, paper = "guidedgradcam", "Guided Grad-CAM", "arXiv:1610.02391"
     forward_passes = backward_passes = "2"
@@ -133,8 +168,12 @@ class GuidedGradCAM(RectifiedGradientExplainer, LayerSelectionMixin):
 class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
     """Base class of methods that combine gradients at noisy copies of the input. A subclass implements `combine_moments`.
 
-    A copy is x + σ z, where z is normal noise. `n_samples`: number of copies. `sigma`: σ as a share of the range of each
-    input. All inputs get the same z.
+    A copy is x + σ z, where z is normal noise. All inputs get the same z.
+
+    Args:
+        n_samples: Number of noisy copies.
+        sigma: Standard deviation σ of the noise, as a share of the range of each input.
+
     """
 
     forward_passes, backward_passes = "1 + n_samples", "n_samples"
@@ -181,6 +220,12 @@ class SmoothGrad(NoisyGradientExplainer):
     """Absolute mean gradient of noisy copies of the input: Σ_c |1/n Σ_t ∂f(x + σ z_t)/∂x_c| (Smilkov et al. 2017).
 
     The channels are reduced by their absolute values, as in the authors' figures; `channel_reduction="sum"` keeps the signs.
+
+    Use it if a saliency map is too noisy to read.
+
+    >>> explanation = SmoothGrad(model, n_samples=4, seed=1).explain(image, "nodule")
+    >>> explanation.parameters["seed"], explanation.grid
+    (1, (128, 128))
     """
 
     name, title, paper = "smoothgrad", "SmoothGrad", "arXiv:1706.03825"
@@ -193,7 +238,13 @@ class SmoothGrad(NoisyGradientExplainer):
 
 @register
 class SmoothGradSquared(NoisyGradientExplainer):
-    """Mean squared gradient of noisy copies of the input: 1/n Σ_t (∂f(x + σ z_t)/∂x)² (Hooker et al. 2019)."""
+    """Mean squared gradient of noisy copies of the input: 1/n Σ_t (∂f(x + σ z_t)/∂x)² (Hooker et al. 2019).
+
+    Use it where the sign of the gradient differs between the copies, so that their mean is near 0.
+
+    >>> SmoothGradSquared(model, n_samples=4).explain(image, "nodule").status
+    'ok'
+    """
 
     name, title, paper = "smoothgradsquared", "SmoothGrad Squared", "arXiv:1806.10758"
 
@@ -207,6 +258,12 @@ class VarGrad(NoisyGradientExplainer):
     """Variance of the gradient over noisy copies of the input: 1/n Σ_t (g_t - 1/n Σ g)² (Adebayo et al. 2018).
 
     The map shows where the gradient changes, not its size. It is 0 where the score is linear.
+
+    Use it to see where a saliency map is unstable.
+
+    >>> explanation = VarGrad(model, n_samples=4).explain(image, "nodule")
+    >>> float(explanation.attribution.min()) >= 0
+    True
     """
 
     name, title, paper = "vargrad", "VarGrad", "arXiv:1810.03307"

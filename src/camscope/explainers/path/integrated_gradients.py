@@ -25,10 +25,19 @@ from camscope.targets import full_precision
 class IntegratedGradients(BaselinePathExplainer):
     """Mean gradient between a baseline x' and the input x, times x - x' (Sundararajan et al. 2017, eq. 3).
 
-    The map is (x - x') Σ_j ∂f(x' + (j - ½)/m (x - x'))/∂x / m. The authors take gradients at the ends of the steps. Midpoints
-    are exact if the score is a polynomial of degree two. `n_steps`: m. `tolerance`: triple the steps until the gap between
-    the map's sum and the score's change is at most this share of the change. Computed gradients are reused. A note reports if
-    2^14 steps are not enough.
+    The map is (x - x') Σ_j ∂f(x' + (j - ½)/m (x - x'))/∂x / m. The authors take gradients at the ends of the steps.
+    Midpoints are exact if the score is a polynomial of degree two. Use it if the map must add up to the change of the
+    score from a meaningful baseline.
+
+    Args:
+        n_steps: Number m of steps.
+        tolerance: Triple the steps until the gap between the map's sum and the score's change is at most this share of
+            the change. Computed gradients are reused. A note reports if 2^14 steps are not enough. None: no check.
+
+    >>> explanation = IntegratedGradients(model, n_steps=10, baseline="black").explain(image, "nodule")
+    >>> sorted(explanation.diagnostics)
+    ['completeness_gap', 'gradients', 'score_change']
+
     """
 
     name, title, paper = "integratedgradients", "Integrated Gradients", "arXiv:1703.01365"
@@ -51,12 +60,21 @@ N_ROUNDING_BITS_BY_ITEMSIZE = {2: 0, 4: 6, 8: 14}  # last bits of a float that m
 class GuidedIG(BaselinePathExplainer):
     """Integrated gradients on a path that first changes the values with small gradients (Kapishnikov et al. 2021).
 
-    The map is Σ_t ½ (∂f(x_t)/∂x + ∂f(x_t+1)/∂x) (x_t+1 - x_t). Every step covers 1/`n_steps` of the L1 distance from the
-    baseline to the input. The `fraction` of the values with the smallest gradients moves first, as far as allowed, then the
-    next. No value moves farther than `max_distance` from its place on the straight line (1: anywhere between baseline and
-    input; 0: the straight line). The steps are sequential, so no pass has more than one row. The authors take the gradient at
-    the beginning of a step. The mean of both ends costs one gradient more, and is exact if the score is a polynomial of
-    degree two.
+    The map is Σ_t ½ (∂f(x_t)/∂x + ∂f(x_t+1)/∂x) (x_t+1 - x_t). Every step covers 1/`n_steps` of the L1 distance from
+    the baseline to the input. The values with the smallest gradients move first, as far as allowed, then the next. The
+    steps are sequential, so no pass has more than one row. The authors take the gradient at the beginning of a step.
+    The mean of both ends costs one gradient more, and is exact if the score is a polynomial of degree two. Use it if
+    integrated gradients mark noise far from the object.
+
+    Args:
+        n_steps: Number of steps.
+        fraction: Share of the values, those with the smallest gradients, that moves first.
+        max_distance: No value moves farther than this from its place on the straight line. 1: anywhere between baseline
+            and input. 0: the straight line.
+
+    >>> GuidedIG(model, n_steps=5).explain(image, "nodule").grid
+    (128, 128)
+
     """
 
     name, title, paper = "guidedig", "Guided IG", "arXiv:2106.09788"
@@ -135,8 +153,16 @@ class PathSamples(NamedTuple):
 class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
     """Integrated gradients averaged over many baselines x' of a background data set (Erion et al. 2021).
 
-    The map is E[(x - x') ∂f(x' + a (x - x'))/∂x] over x' and a in 0..1. `n_samples`: number of random pairs (x', a). They are
-    stratified, which does not change the expectation.
+    The map is E[(x - x') ∂f(x' + a (x - x'))/∂x] over x' and a in 0..1. The pairs are stratified, which does not change
+    the expectation. Use it if a set of typical inputs is available, and no single baseline is neutral.
+
+    Args:
+        n_samples: Number of random pairs (x', a).
+
+    >>> background = [draw_radiograph(seed, "no finding").image for seed in (1, 2)]
+    >>> ExpectedGradients(model, background=background, n_samples=8).explain(image, "nodule").grid
+    (128, 128)
+
     """
 
     name, title, paper = "expectedgradients", "Expected Gradients", "arXiv:1906.10670"
@@ -192,8 +218,15 @@ class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
 class GradientSHAP(ExpectedGradients):
     """Expected gradients of noisy copies z of the input: E[(z - x') ∂f(x' + a (z - x'))/∂x] (Lundberg & Lee 2017).
 
-    `sigma`: standard deviation of the noise, as a share of the range of the sample. Without noise these are expected
-    gradients. With noise the map sums to the change of the score only if the score does not react to the noise.
+    Without noise these are expected gradients. With noise the map sums to the change of the score only if the score
+    does not react to the noise. Use it for results that are comparable with those of captum and shap.
+
+    Args:
+        sigma: Standard deviation of the noise, as a share of the range of the sample.
+
+    >>> GradientSHAP(model, background=["black", "blur"], n_samples=8).explain(image, "nodule").method_title
+    'GradientSHAP'
+
     """
 
     name, title, paper = "gradientshap", "GradientSHAP", "arXiv:1705.07874"
@@ -208,9 +241,18 @@ class GradientSHAP(ExpectedGradients):
 class BlurIG(AdditiveExplainer):
     """Integrated gradients on a path from a blurred input x_0 to the sharp input x_m (Xu et al. 2020).
 
-    The map is Σ_j ∂f((x_j + x_j+1)/2)/∂x (x_j+1 - x_j). x_j is the input, blurred by a Gaussian of `sigma` (1 - j/m)² times
-    its longest axis, mirrored at the borders. `n_steps`: m. The path is approximated by chords, so the map is complete for
-    any m if the score is a polynomial of degree two.
+    The map is Σ_j ∂f((x_j + x_j+1)/2)/∂x (x_j+1 - x_j). x_j is the input, blurred by a Gaussian of `sigma` (1 - j/m)²
+    times its longest axis, mirrored at the borders. The path is approximated by chords, so the map is complete for any
+    m if the score is a polynomial of degree two. Use it if no color is a neutral baseline: a blurred image adds no
+    edges.
+
+    Args:
+        n_steps: Number m of steps.
+        sigma: Standard deviation of the strongest blur, in lengths of the longest axis.
+
+    >>> BlurIG(model, n_steps=5).explain(image, "nodule").grid
+    (128, 128)
+
     """
 
     name, title, paper = "blurig", "Blur IG", "arXiv:2004.03383"

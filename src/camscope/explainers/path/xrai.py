@@ -75,11 +75,27 @@ DEFAULT_SEGMENT_SCALES = (50.0, 100.0, 150.0, 250.0, 500.0, 1200.0)
 class XRAI(BaselinePathExplainer):
     """Integrated gradients averaged over image segments (Kapishnikov et al. 2019, algorithm 1).
 
-    The image is segmented at several `scales` (Felzenszwalb & Huttenlocher 2004) into segments of at least `min_size` pixels,
-    each widened by `margin` pixels. Repeatedly, the segment with the largest mean over its unassigned pixels gets these
-    pixels, unless they are fewer than `min_new_pixels`. The remaining pixels form the last segment. Each pixel has the mean
-    over its segment, so the map has the same sum as integrated gradients. By default the baselines are black and white, or
-    each channel's minimum and maximum if the preprocessing is unknown. Only 2-D images are supported.
+    The image is segmented at several scales (Felzenszwalb & Huttenlocher 2004). Repeatedly, the segment with the
+    largest mean over its unassigned pixels gets these pixels. The remaining pixels form the last segment. Each pixel
+    has the mean over its segment, so the map has the same sum as integrated gradients. By default the baselines are
+    black and white, or each channel's minimum and maximum if the preprocessing is unknown. Only 2-D images are
+    supported. Use it for maps of whole regions with clear borders. It needs the package scikit-image.
+
+    Args:
+        baseline: As for integrated gradients. None: black and white.
+        n_steps: Steps of integrated gradients from each baseline.
+        scales: Scales of the segmentation. A larger scale gives larger segments.
+        min_size: Smallest number of pixels of a segment.
+        margin: Pixels by which each segment is widened.
+        min_new_pixels: A segment with fewer unassigned pixels gets none.
+
+    Raises:
+        InputError: The margin is negative, or `scales` is no list of positive numbers.
+
+    >>> explanation = XRAI(model, n_steps=5, scales=[100.0]).explain(image, "nodule")
+    >>> explanation.grid, explanation.status
+    ((128, 128), 'ok')
+
     """
 
     name, title, paper = "xrai", "XRAI", "arXiv:1906.02825"

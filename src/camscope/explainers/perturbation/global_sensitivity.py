@@ -46,9 +46,17 @@ class MaskDesign(NamedTuple):
 class GridSensitivityExplainer(PerturbationExplainer):
     """Base class of methods that measure the sensitivity of the score to grid cells. A subclass implements `build_design`.
 
-    `grid_size`: cells along each axis. `n_samples`: number of masks; for Sobol, number of pairs of masks. Each pixel has the
-    value of its cell. `tolerance`: stop as soon as the largest standard error is at most this share of the map's range;
-    checked after every 64 masks, or 8 pairs, whatever the size of a pass.
+    Each pixel has the value of its cell.
+
+    Args:
+        grid_size: Cells along each axis.
+        n_samples: Number of masks; for Sobol, number of pairs of masks.
+        tolerance: Stop as soon as the largest standard error is at most this share of the map's range. Checked after
+            every 64 masks, or 8 pairs, whatever the size of a pass. None: use all samples.
+
+    Raises:
+        InputError: `n_samples` is 1, and one sample has no variance.
+
     """
 
     sample_kind: ClassVar[str]  # what is drawn, as a plural
@@ -101,6 +109,12 @@ class Sobol(GridSensitivityExplainer):
     Jansen's estimator is E[(f(A) - f(A with cell i of B))²] / 2 V[f(A)]. A and B are masks of independent cells, uniform in
     0..1, from a scrambled Sobol sequence. The indices have no sign. If no mask changes the score, they are 0. The standard
     error assumes independent draws, which those of a Sobol sequence are not: see the documentation.
+
+    Use it to see which regions matter, also in combination with others.
+
+    >>> explanation = Sobol(model, grid_size=3, n_samples=4).explain(image, "nodule")
+    >>> explanation.grid, explanation.standard_error.shape
+    ((128, 128), (128, 128))
     """
 
     name, title, paper, slow = "sobol", "Sobol", "arXiv:2111.04138", True
@@ -149,6 +163,11 @@ class HSIC(GridSensitivityExplainer):
     / 2 σ²) of their scores. H subtracts means. The index is never negative. If the score is independent of the cell, the
     index is 0 except for sampling error. σ is the standard deviation of the scores; the authors use their median, so that a
     constant added to all scores changes the map. The standard error is that of the jackknife.
+
+    Use it as a cheaper Sobol: with default settings it takes a fourth of the passes.
+
+    >>> HSIC(model, grid_size=3, n_samples=32).explain(image, "nodule").method_title
+    'HSIC'
     """
 
     name, title, paper, slow = "hsic", "HSIC", "arXiv:2206.06219", True

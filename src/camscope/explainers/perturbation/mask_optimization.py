@@ -32,15 +32,30 @@ INITIAL_MASK_VALUE = 0.5
 class ExtremalPerturbation(PerturbationExplainer):
     """Mean of the masks of several areas, each optimized to maximize the score (Fong et al. 2019, section 3).
 
-    The mask m of area a maximizes f(x ∘ m) - λ |sort(m) - r_a|². m = smax_u k(· - u) m'_u is the smooth maximum (temperature
-    1/20) of a coarse mask m' under the kernel k(z) = exp(-2 max(0, |z| / σ - 1/2)²), where σ is three of the `grid_size`
-    cells along each axis. r_a is 1 for the share a of the largest values, else 0, so the mean square of the difference keeps
-    the area at a. `n_steps` of gradient ascent at `learning_rate` (momentum 0.9, m' kept in 0..1) increase λ from 300 to 16
-    times that, as the authors' 800 steps of 0.01 do. `areas`: shares of the input.
+    The mask m of area a maximizes f(x ∘ m) - λ |sort(m) - r_a|². m = smax_u k(· - u) m'_u is the smooth maximum
+    (temperature 1/20) of a coarse mask m' under the kernel k(z) = exp(-2 max(0, |z| / σ - 1/2)²), where σ is three of
+    the `grid_size` cells along each axis. r_a is 1 for the share a of the largest values, else 0, so the mean square of
+    the difference keeps the area at a. Gradient ascent (momentum 0.9, m' kept in 0..1) increases λ from 300 to 16 times
+    that, as the authors' 800 steps of 0.01 do.
 
-    The authors start from m' = 1, where the order of equal values decides which of them the area keeps. Here m' starts at
-    1/2, and the first step follows the score alone. The authors also increase the blur where m is smaller, and flip the
-    input at every other step. Here m interpolates between the input and one blur.
+    The authors start from m' = 1, where the order of equal values decides which of them the area keeps. Here m' starts
+    at 1/2, and the first step follows the score alone. The authors also increase the blur where m is smaller, and flip
+    the input at every other step. Here m interpolates between the input and one blur. Use it to see which region of a
+    given size keeps the score.
+
+    Args:
+        baseline: What hidden pixels show, as for `Occlusion`.
+        areas: Shares of the input that the masks keep, each above 0 and below 1.
+        n_steps: Steps of gradient ascent for each area.
+        grid_size: Cells of the coarse mask along each axis.
+        learning_rate: Learning rate of gradient ascent.
+
+    Raises:
+        InputError: `areas` is no list of shares of the input.
+
+    >>> ExtremalPerturbation(model, areas=(0.1,), n_steps=2, grid_size=8).explain(image, "nodule").grid
+    (128, 128)
+
     """
 
     name, title, paper, slow = "extremalperturbation", "Extremal Perturbation", "arXiv:1910.08485", True
@@ -115,12 +130,23 @@ SMOOTHNESS_EXPONENT = 3  # β, the power of the mask's differences
 class MeaningfulPerturbation(PerturbationExplainer):
     """Smallest smooth region whose blur removes the class: 1 - m for an optimized mask m (Fong & Vedaldi 2017, section 4).
 
-    The mask minimizes λ₁ Σ|1 - m| + λ₂ Σ|∇m|³ + p(x ∘ m). m is a mask of `grid_size` along each axis, in 0..1, enlarged
-    linearly. p is the class's probability, or the value of a callable target. Hidden pixels are blurred. `n_steps` of Adam at
-    `learning_rate`, with a tiny epsilon. `size_weight`: λ₁; `smooth_weight`: λ₂. Adam starts from the smallest of ten discs
-    in the center that removes 99 % of what blurring the whole input removes from p, or from no disc if that removes nothing.
-    The authors also shift the input at random by up to 4 pixels at each step, and smooth the enlarged mask. Here nothing is
-    random.
+    The mask minimizes λ₁ Σ|1 - m| + λ₂ Σ|∇m|³ + p(x ∘ m). m is a mask in 0..1, enlarged linearly. p is the class's
+    probability, or the value of a callable target. Hidden pixels are blurred. Adam has a tiny epsilon. It starts from
+    the smallest of ten discs in the center that removes 99 % of what blurring the whole input removes from p, or from
+    no disc if that removes nothing. The authors also shift the input at random by up to 4 pixels at each step, and
+    smooth the enlarged mask. Here nothing is random. Use it to see which region the class cannot do without.
+
+    Args:
+        baseline: What hidden pixels show, as for `Occlusion`.
+        n_steps: Steps of Adam.
+        grid_size: Cells of the mask along each axis.
+        learning_rate: Learning rate of Adam.
+        size_weight: Weight λ₁ of the size of the region.
+        smooth_weight: Weight λ₂ of its roughness.
+
+    >>> MeaningfulPerturbation(model, n_steps=2, grid_size=8).explain(image, "nodule").grid
+    (128, 128)
+
     """
 
     name, title, paper, slow = "meaningfulperturbation", "Meaningful Perturbation", "arXiv:1704.03296", True

@@ -32,11 +32,19 @@ DEFAULT_WINDOW_DIVISOR = 7  # the default window is this part of an axis: 32 of 
 class Occlusion(PerturbationExplainer):
     """Mean drop of the score when windows that cover a pixel are hidden (Zeiler & Fergus 2014, section 4.2).
 
-    A pixel has the mean of f(x) - f(x with W filled) over the windows W that cover it. The authors show the
-    remaining probability; this map shows the loss of score. For a linear model it is the sum of
-    the terms over each window. `window` is the size in pixels per axis, or one number for all; by default a seventh of
-    each axis. `stride` is the step between windows, by default half a window. All windows are full: the last one along
-    an axis ends at the border. Activations that no window reaches are computed once, where that is exact.
+    A pixel has the mean of f(x) - f(x with W filled) over the windows W that cover it. The authors show the remaining
+    probability; this map shows the loss of score. For a linear model it is the sum of the terms over each window. All
+    windows are full: the last one along an axis ends at the border. Activations that no window reaches are computed
+    once, where that is exact. Use it as the most direct test of what the score needs, and for models without gradients.
+
+    Args:
+        window: Size in pixels per axis, or one number for all. None: a seventh of each axis.
+        stride: Step between windows in pixels, per axis or one number for all. None: half a window.
+
+    >>> explanation = Occlusion(model, window=32, stride=32).explain(image, "nodule")
+    >>> len(set(explanation.attribution.ravel().tolist()))  # 4 x 4 windows
+    16
+
     """
 
     name, title, paper = "occlusion", "Occlusion", "arXiv:1311.2901"
@@ -243,8 +251,18 @@ def _has_no_hooks(module: nn.Module) -> bool:
 class SegmentAblation(PerturbationExplainer):
     """Drop of the score when a superpixel s is hidden: f(x) - f(x with s filled) (Zeiler & Fergus 2014).
 
-    `segments`: a number of superpixels, a label map, or a function that returns one: see `resolve_segment_labels`.
-    `compactness`: weight of distance relative to color in SLIC.
+    Use it instead of occlusion if regions should follow the borders in the image, or are known, such as organs.
+    Superpixels need the package scikit-image.
+
+    Args:
+        segments: A number of superpixels, a label map (*S) of integers, or a function of the input that returns one.
+        compactness: Weight of distance relative to color in SLIC.
+
+    >>> halves = torch.arange(128)[:, None].expand(128, 128) // 64  # upper and lower half
+    >>> explanation = SegmentAblation(model, segments=halves).explain(image, "nodule")
+    >>> len(set(explanation.attribution.ravel().tolist()))
+    2
+
     """
 
     name, title, paper = "segmentablation", "Segment Ablation", "arXiv:1311.2901"

@@ -57,12 +57,15 @@ class RunningMean:
 class SampledExplainer(PerturbationExplainer):
     """Base class of methods that average over random masks. A subclass implements `build_masks` and `center_masks`.
 
-    The map is the mean over masks of weights times (probability - the mean probability of the first masks). The weights are
-    0 on average, so the subtraction does not change the expectation, but reduces the error.
+    The map is the mean over masks of weights times (probability - the mean probability of the first masks). The weights
+    are 0 on average, so the subtraction does not change the expectation, but reduces the error.
 
-    `n_samples`: number of masks. `tolerance`: stop as soon as the largest standard error is at most this share of the map's
-    range. Cells that differ by a few times that share then keep their order. This is checked after every 64 masks, whatever
-    the size of a pass.
+    Args:
+        n_samples: Number of masks.
+        tolerance: Stop as soon as the largest standard error is at most this share of the map's range. Cells that
+            differ by a few times that share then keep their order. This is checked after every 64 masks, whatever the
+            size of a pass. None: use all samples.
+
     """
 
     n_samples: PositiveInteger = 4000
@@ -111,13 +114,25 @@ MAX_MASK_BYTES = 2**32  # of the grids of all masks
 class RISE(SampledExplainer):
     """How much more probable the class is if random masks show a pixel (Petsiuk et al. 2018).
 
-    The map is Σ_i (p(x ∘ M_i) - <p>) (M_i / keep - 1) / N. Eq. 6 of the paper, Σ_i p(x ∘ M_i) M_i / (N keep), contains the
-    mean probability in every pixel. Here the mean <p> of the first 64 masks is subtracted: 0 is no evidence, and negative
-    values are evidence against the class.
+    The map is Σ_i (p(x ∘ M_i) - <p>) (M_i / keep - 1) / N. Eq. 6 of the paper, Σ_i p(x ∘ M_i) M_i / (N keep), contains
+    the mean probability in every pixel. Here the mean <p> of the first 64 masks is subtracted: 0 is no evidence, and
+    negative values are evidence against the class.
 
-    A mask is a grid of `grid_size` + 1 cells along each axis. Each cell is 1 with probability `keep_probability`, else 0.
-    The grid is enlarged linearly and shifted at random by less than a cell. p is the probability of the class, as in
-    the paper, or the value of a callable target. See `SampledExplainer` for the other settings.
+    A mask is a grid of random cells, enlarged linearly and shifted at random by less than a cell. p is the probability
+    of the class, as in the paper, or the value of a callable target. Use it for a model of which only the scores are
+    available. It is slow, and the result has a standard error.
+
+    Args:
+        grid_size: A mask has this number of cells plus one along each axis.
+        keep_probability: Probability that a cell is 1, above 0 and at most 1.
+
+    Raises:
+        InputError: `keep_probability` is not above 0 and at most 1.
+
+    >>> explanation = RISE(model, n_samples=16).explain(image, "nodule")
+    >>> explanation.grid, explanation.standard_error.shape
+    ((128, 128), (128, 128))
+
     """
 
     name, title, paper, slow = "rise", "RISE", "arXiv:1806.07421", True
@@ -159,6 +174,16 @@ class DRISE(RISE):
     s is the largest product of a detection's overlap with the box and its probability of the class, over the detections in
     the masked image. The authors' s has the cosine of both vectors of class probabilities instead of the probability. The
     grid is finer than that of RISE, with more masks. For targets other than a Box this is RISE with those settings.
+
+    Use it for detectors, of which it needs only the output.
+
+    Args:
+        n_samples: Number of masks.
+        grid_size: A mask has this number of cells plus one along each axis.
+
+    >>> DRISE(model, n_samples=16).explain(image, "nodule").method_title
+    'D-RISE'
+
     """
 
     name, title, paper = "drise", "D-RISE", "arXiv:2006.03204"

@@ -23,6 +23,9 @@ INTERPOLATION_MODES = ("linear", "nearest", "area")
 class ScanPreprocess:
     """Convert a scan to a tensor (C,*S) float32 and its placement on the scan's voxels. The steps run in this order.
 
+
+    The tensor's axes are those of the scan, (H,W) or (D,H,W), unless `orientation` changes them.
+
     Args:
         orientation: Three letters such as "RAS". Axes of a volume are reordered and flipped to lead there.
         spacing: Millimeters per voxel along each axis, or one number for all. Values are interpolated linearly.
@@ -30,14 +33,19 @@ class ScanPreprocess:
         resize: Size along each axis, or one number for all.
         crop: Size of the center crop. Axes that are shorter are padded with `fill`.
         fill: Padding value, in the values at that step.
-        normalize: "range" (min-max scaling to 0..1), "zscore" (mean 0, deviation 1), both per scan; or (mean, std), each
+        normalize: "range" (min-max scaling to 0..1), "zscore" (mean 0, deviation 1), both per scan; or (mean, std),
+            each
             a number or one per channel.
         channels: 1, or the number of copies that the model takes. For a color scan, whose values are divided by 255, 3,
             or 1 for gray.
         non_finite_fill: Replacement of NaN and infinity. None rejects them.
         interpolation: "linear", "nearest", or "area", the mean over the area of a larger voxel.
 
-    The tensor's axes are those of the scan, (H,W) or (D,H,W), unless `orientation` changes them.
+    Raises:
+        PreprocessError: A setting has an invalid value.
+
+    >>> ScanPreprocess(window="40,400", resize=64).window
+    Window(center=40.0, width=400.0, kind='LINEAR')
 
     """
 

@@ -53,8 +53,19 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
         frame: The frame, volume, page or (of a folder) series to select, counted from 0. `file#2` does the same.
         window: Maps the values to 0..1: a `Window`, (center, width) or "40,400".
 
+    Returns:
+        The scan: values, spacing, affine and the steps from the stored values.
+
     Raises:
         ImageError: If the source cannot be read, or more than one series or volume is there and none is selected.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from PIL import Image
+    >>> path = f"{tempfile.mkdtemp()}/film.png"
+    >>> Image.fromarray(np.zeros((8, 12), np.uint8)).save(path)
+    >>> read_scan(path).shape
+    (8, 12)
 
     """
     return (source if isinstance(source, Scan) else _read_file_or_folder(source, frame)).apply_window(window)
