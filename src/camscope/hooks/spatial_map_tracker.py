@@ -3,14 +3,16 @@
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, starmap
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
+from camscope.hooks.base import thread_local_hook
 from camscope.hooks.function_mode import (
     ACTIVATIONS,
     DROPOUTS,
@@ -116,6 +118,27 @@ class SpatialMapTracker(BaseFunctionMode):
         self._exported: dict[int, object] = {}  # memory, kept so that its address is not used again
         self._whole: Extent = ((0.0, 1.0),) * (x.ndim - 2)
         self._record_map(x, self._whole)
+        self._model, self._size = model, x.shape[2:]
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Enter the mode. Further inputs of the size of the input are maps of their own images."""
+        if not isinstance(self._model, torch.jit.ScriptModule):
+            hook = thread_local_hook(self._record_inputs)
+            self._hooks.callback(self._model.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Leave the mode."""
+        self._hooks.close()
+        super().__exit__(*exception)
+
+    def _record_inputs(self, module: nn.Module, args: object, kwargs: object) -> None:
+        with torch._C.DisableTorchFunction():
+            for _, tensor in iter_leaves([args, kwargs]):
+                if isinstance(tensor, Tensor) and tensor.shape[2:] == self._size and id(tensor) not in self._records:
+                    self._record_map(tensor, self._whole)
 
     def is_spatial_map(self, tensor: Tensor) -> bool:
         """Whether a tensor was computed from the input by spatial operations alone, and lies in place."""
@@ -149,14 +172,16 @@ class SpatialMapTracker(BaseFunctionMode):
                 self._record_result(name, args, sources, changed, moved)
                 self._records_before = {}
             if name in EXPORT_FUNCTIONS:
-                self._record_export(args[0] if args else None)
+                self._record_export(name, args[0] if args else None)
         return result
 
     def _record_map(self, tensor: Tensor, extent: Extent) -> None:
         cells = self._number_cells_like(tensor, extent)
         self._records[id(tensor)] = _Record(weakref.ref(tensor), _get_version(tensor), cells, extent)
 
-    def _record_export(self, tensor: object) -> None:
+    def _record_export(self, name: str, tensor: object) -> None:
+        if name == "data_ptr" and isinstance(tensor, Tensor) and self.is_spatial_map(tensor):
+            return  # to compare addresses; a kernel gets the address of new memory for its result
         if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
             self._exported[storage._cdata] = storage
