@@ -122,7 +122,7 @@ class SpatialMapTracker(BaseFunctionMode):
         self._hooks = ExitStack()
 
     def __enter__(self) -> Self:
-        """Enter the mode. Further inputs of the size of the input are maps of their own images."""
+        """Enter the mode. Other inputs of the same size are maps, too, each of another image."""
         if not isinstance(self._model, torch.jit.ScriptModule):
             hook = thread_local_hook(self._record_inputs)
             self._hooks.callback(self._model.register_forward_pre_hook(hook, with_kwargs=True).remove)

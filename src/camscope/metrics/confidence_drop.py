@@ -190,6 +190,26 @@ def arcc(
 
     It is `adcc` with `road` over `shares` in place of 1 - average drop, so an image is not shown times its map to measure
     faithfulness. The value is 0 where one of the three is not positive.
+
+    Args:
+        test: The maps and the model.
+        compute_maps: Function (N,C,*S) -> maps (N,*S) of the same method for other inputs.
+        shares: Shares of the regions that ROAD removes.
+        noise_std: Noise of ROAD's imputation, in shares of the channel's standard deviation.
+        output_kind: "score" or "probability".
+
+    Returns:
+        One value for each image.
+
+    >>> import torch
+    >>> from camscope.metrics import PerturbationTest, scoring_scope
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    >>> x = torch.rand(2, 1, 4, 4)
+    >>> with scoring_scope(model, x, 0) as scorer:
+    ...     values = arcc(PerturbationTest(x[:, 0], scorer), lambda masked: masked[:, 0], shares=[0.5])
+    >>> len(values)
+    2
+
     """
     _, _, undefined = _get_clean_and_masked_scores(test, output_kind)
     coherency, simplicity, reasons = _compute_coherency_and_simplicity(test, compute_maps)

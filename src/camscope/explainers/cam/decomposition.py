@@ -83,6 +83,12 @@ class SegEigenCAM(LayerExplainer):
     The paper makes it for segmentation: explain the class in a `Region`. The size of the gradient weighs each cell, so the map
     says where the score depends on the layer, and not whether a cell raises or lowers it. The products are not centered, as
     in Eigen-CAM. If the largest and the smallest value are equal in size, the sum over the channels decides the sign.
+
+    Use it for a region of a segmentation model, where Eigen-CAM shows the same for every class.
+
+    >>> SegEigenCAM(model, "layer4").explain(image, "nodule").grid
+    (16, 16)
+
     """
 
     name, title, paper, backward_passes = "segeigencam", "Seg-Eigen-CAM", "doi:10.3390/app15137562", "1"

@@ -29,6 +29,16 @@ class SESS(Wrapper):
     The class is that of the whole input. For a function of the output, p_w is its positive part. A target with a place on the
     input, such as a Region, raises a TargetError. With the defaults there are 122 windows of a square input. Each needs the
     passes of the inner explainer and one more.
+
+    Args:
+        explainer: The method whose maps of the windows are joined.
+        n_scales: Number of sizes, the input's own size included.
+        scale_step: Difference of two sizes, in sizes of the input.
+
+    >>> from camscope import GradCAM
+    >>> SESS(GradCAM(model, "layer4"), n_scales=2).explain(image, "nodule").grid
+    (128, 128)
+
     """
 
     name = "sess"
