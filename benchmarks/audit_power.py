@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.volume_study import draw_volume_study
 from camscope import GradCAM, IntegratedGradients, Occlusion
-from camscope.audit.core.summary import InterventionEffect
+from camscope.audit.core.summary_schema import InterventionEffect
 from camscope.audit.performance.auc import auroc
 from camscope.audit.performance.model_predictions import compute_softmax_log_odds
 from camscope.audit.shortcuts.interventions import insert_region, match_insertion_triples, remove_region

@@ -16,7 +16,7 @@ from typing import Any
 
 from camscope import audit
 from camscope.audit import AuditRun
-from camscope.audit.core.summary_schema import EstimateSummary
+from camscope.audit.core.stage_result_schema import EstimateSummary
 
 RESULTS = Path(__file__).parent / "results" / "audit_real.json"
 SETTINGS = {"integratedgradients": {"n_steps": 8}}

@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from camscope.audit.core.summary import InterventionEffect
+from camscope.audit.core.summary_schema import InterventionEffect
 from camscope.audit.performance.auc import auroc
 from camscope.audit.performance.subgroups import compare_level_means
 from camscope.audit.shortcuts.reliance import estimate_removal_effect, judge_reliance

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from camscope import GradCAM
 from camscope.errors import CamscopeError
 from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
-from camscope.layers.layout_judgment import LayoutVerdict, ProbeResult
 from camscope.layers.layout_probe import (
     MAX_TOKENS_WITHOUT_BLOCKS,
     OutputLocation,
@@ -33,6 +32,7 @@ from camscope.layers.layout_probe import (
     probe_layout,
     probe_outputs,
 )
+from camscope.layers.layout_verification import LayoutVerdict, ProbeResult
 from camscope.layers.selection import SpatialLayer, choose_layer, find_spatial_layers
 
 SIZES = (160, 224)

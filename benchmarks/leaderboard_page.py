@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from benchmarks.leaderboard_words import CONCLUSIONS, PREFACE, SLOW
 from benchmarks.machine import machine
 from benchmarks.trained import TITLES
-from camscope.evaluation.metric_plots import draw_summary_figure
+from camscope.evaluation.interval_plots import draw_summary_figure
 from camscope.evaluation.summary import MethodSummary, summarize_values
 from camscope.explainers import METHODS
 from camscope.metrics.statistics import estimate_difference

@@ -11,7 +11,7 @@ from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from camscope import errors
-from camscope.audit.core.summary import Summary
+from camscope.audit.core.summary_schema import Summary
 from camscope.batch.result_rows import column_types
 from camscope.cli import app
 from camscope.cli.json_output import describe_json_output

@@ -1,21 +1,6 @@
 """A summary of an audit as it could be: two findings, two methods, a marker that the model relies on, one stage skipped."""
 
-from camscope.audit.core.summary import (
-    AttributionMass,
-    ClusterAnalysis,
-    ClusterStability,
-    ColumnLeakage,
-    InterventionEffect,
-    MapCluster,
-    MaskedAuroc,
-    RegionOverlap,
-    ReviewCase,
-    ShortcutResult,
-    Summary,
-    Verdict,
-)
-from camscope.audit.core.summary_entries import collect_formulas
-from camscope.audit.core.summary_schema import (
+from camscope.audit.core.stage_result_schema import (
     DataCheckResult,
     DataIssue,
     EstimateSummary,
@@ -35,6 +20,21 @@ from camscope.audit.core.summary_schema import (
     SanityResult,
     SubgroupDifference,
     SubgroupPerformance,
+)
+from camscope.audit.core.summary_entries import collect_formulas
+from camscope.audit.core.summary_schema import (
+    AttributionMass,
+    ClusterAnalysis,
+    ClusterStability,
+    ColumnLeakage,
+    InterventionEffect,
+    MapCluster,
+    MaskedAuroc,
+    RegionOverlap,
+    ReviewCase,
+    ShortcutResult,
+    Summary,
+    Verdict,
 )
 
 FINDINGS = ("nodule", "effusion")

@@ -181,7 +181,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
 @pytest.fixture
 def passes_of_maps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the pass of noise that a model, input size and class has once: for tests that count passes."""
-    monkeypatch.setattr("camscope.explainers.core.runner.flag_constant_scores", lambda *_: None)
+    monkeypatch.setattr("camscope.explainers.core.shared_passes.flag_constant_scores", lambda *_: None)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,7 +15,7 @@ from torch import nn
 from camscope.explainers import METHODS, Augmented, Fused, GradCAM, GradCAMPlusPlus, HiResCAM, ScoreCAM
 from camscope.explainers.cam.base import BaseWeightedChannels
 from camscope.explainers.cam.layer_pass import SharedPass
-from camscope.explainers.core import base_method, model_checks
+from camscope.explainers.core import base_method, noise_tests
 from camscope.explainers.ensemble import explainer_wrappers, fusion
 from camscope.explanation import Explanation
 from camscope.hooks import Tap, base, isolation
@@ -275,7 +275,7 @@ MUTANTS = [
     ),
     Mutant(
         "one batch for all",
-        model_checks,
+        noise_tests,
         "_measure_interaction",
         "tensor.shape != other.shape or _differ_beyond_rounding(tensor, other)",
         "tensor.shape != other.shape",

@@ -4,8 +4,8 @@ import numpy as np
 
 from camscope import mask_labels
 from camscope.audit.core import summary_entries
-from camscope.audit.core.summary import InterventionEffect
-from camscope.audit.core.summary_schema import EstimateSummary, MetricSummary
+from camscope.audit.core.stage_result_schema import EstimateSummary, MetricSummary
+from camscope.audit.core.summary_schema import InterventionEffect
 from camscope.audit.report import sentences
 from camscope.audit.shortcuts import region_attribution, reliance
 from camscope.audit.verdicts import maps, model

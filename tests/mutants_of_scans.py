@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from camscope.errors import ImageError
-from camscope.images.files import image_damage, jpeg, redaction
-from camscope.images.files.jpeg import find_jpeg_damage
+from camscope.images.files import image_damage, jpeg_decoding, patient_data_removal
+from camscope.images.files.jpeg_decoding import find_jpeg_damage
 from camscope.images.scans import (
     dicom_geometry,
     dicom_header_values,
@@ -30,7 +30,7 @@ from camscope.images.scans.dicom_series import read_series
 from camscope.images.scans.nifti import read_nifti
 from camscope.images.scans.raster import read_raster
 from camscope.images.scans.scan import Window
-from tests.images.files.test_jpeg import cut_scan, encoded_jpeg
+from tests.images.files.test_jpeg_decoding import cut_scan, encoded_jpeg
 from tests.mutants import Mutant
 from tests.scan_files import AXIAL, PACKAGED, dicom, enhanced, folder, slices, written
 
@@ -152,13 +152,13 @@ def a_window_of_one_half_below_its_center() -> None:
 
 
 def an_error_says_nothing_of_its_cause() -> None:
-    with pytest.raises(ImageError) as caught, redaction.redact_errors("scan-0"):
+    with pytest.raises(ImageError) as caught, patient_data_removal.redact_errors("scan-0"):
         raise ValueError("Canary")
     assert "Canary" not in str(caught.value)
 
 
 def text_that_is_not_known_is_not_taken() -> None:
-    with redaction.suppress_library_output():
+    with patient_data_removal.suppress_library_output():
         made = written(dicom(STORED, Modality="CANARY"))
     assert read_dicom(made).modality == ""
 
@@ -168,7 +168,7 @@ def a_name_needs_the_key() -> None:
         names = set()
         for key in ("one", "two"):
             patch.setenv("CAMSCOPE_KEY", key)
-            names.add(redaction.pseudonymize_source("a.dcm"))
+            names.add(patient_data_removal.pseudonymize_source("a.dcm"))
     assert len(names) == 2
 
 
@@ -260,7 +260,7 @@ OF_SCANS = [
     ),
     Mutant(
         "warnings of the decoder are dropped",
-        jpeg,
+        jpeg_decoding,
         "_decode_strictly",
         "strict=True",
         "strict=False",
@@ -268,7 +268,7 @@ OF_SCANS = [
     ),
     Mutant(
         "any padding is fine",
-        jpeg,
+        jpeg_decoding,
         "_decode_strictly",
         "<= MAX_PADDING_BYTES",
         ">= 0",
@@ -316,7 +316,7 @@ OF_SCANS = [
     ),
     Mutant(
         "the cause is told",
-        redaction,
+        patient_data_removal,
         "_build_damage_error",
         "type(error).__name__",
         "error",
@@ -331,6 +331,11 @@ OF_SCANS = [
         text_that_is_not_known_is_not_taken,
     ),
     Mutant(
-        "a hash without a key", redaction, "pseudonymize_source", "load_pseudonym_key()", 'b"key"', a_name_needs_the_key
+        "a hash without a key",
+        patient_data_removal,
+        "pseudonymize_source",
+        "load_pseudonym_key()",
+        'b"key"',
+        a_name_needs_the_key,
     ),
 ]

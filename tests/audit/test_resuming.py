@@ -231,7 +231,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(cases, tmp_path):
 
 
 def test_the_config_that_init_writes_runs(cases, tmp_path):
-    from camscope.audit.config_template import generate_config
+    from camscope.audit.config_generation import generate_config
 
     config, _ = cases["clean"]
     folder = Path(config.data.manifest).parent

@@ -15,10 +15,10 @@ from camscope.explainers import FullGrad, GradCAM, HiResCAM, RefineCAM, Rollout
 from camscope.explainers.fullgrad import ScoreDecomposition, decompose_scores
 from camscope.hooks.isolation import hooks_muted
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
-from camscope.layers import layout_judgment, layout_probe
+from camscope.layers import layout_probe, layout_verification
 from camscope.layers.layout import Layout, LayoutHints
-from camscope.layers.layout_judgment import LayoutVerdict, ProbeResult, judge_distances
 from camscope.layers.layout_probe import OutputLocation, probe_layout
+from camscope.layers.layout_verification import LayoutVerdict, ProbeResult, judge_distances
 from camscope.layers.selection import choose_layer, find_spatial_layers
 from camscope.targets import Score
 from tests.nets import CASES, plain
@@ -155,7 +155,7 @@ def orders(height: int, width: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("order", list(orders(8, 8)))
 def test_an_order_that_is_wrong_in_part_is_never_verified(order, noise):
     generator = torch.Generator().manual_seed(0)
-    labels = layout_judgment.draw_pattern((8, 8), 0)
+    labels = layout_verification.draw_pattern((8, 8), 0)
     apart = distances(labels) + noise * torch.rand(3, 64, generator=generator).double()
     layout = Layout("tokens", (8, 8))
     assert judge_distances(apart, layout, labels, (8, 8)).verdict is LayoutVerdict.VERIFIED
@@ -168,7 +168,7 @@ def test_an_order_that_is_wrong_in_part_is_never_verified(order, noise):
 @pytest.mark.parametrize("part", [0.08, 0.15])
 def test_uneven_reactions_in_place_are_verified_and_tokens_out_of_place_are_not(part):
     blocks, layout = (14, 14), Layout("tokens", (14, 14))
-    labels = layout_judgment.draw_pattern(blocks, 0)
+    labels = layout_verification.draw_pattern(blocks, 0)
     weak = torch.rand(196, generator=torch.Generator().manual_seed(0)) < 0.25
     apart = distances(labels) + 5 * weak.double()
     assert judge_distances(apart, layout, labels, blocks) == ProbeResult(LayoutVerdict.VERIFIED)
@@ -177,7 +177,7 @@ def test_uneven_reactions_in_place_are_verified_and_tokens_out_of_place_are_not(
 
 
 def test_tokens_of_a_signal_are_verified_in_place_and_not_in_another_order():
-    labels, layout = layout_judgment.draw_pattern((CELLS,), 0), Layout("tokens", (CELLS,))
+    labels, layout = layout_verification.draw_pattern((CELLS,), 0), Layout("tokens", (CELLS,))
     assert judge_distances(distances(labels), layout, labels, (CELLS,)) == ProbeResult(LayoutVerdict.VERIFIED)
     for order in (torch.arange(CELLS).flip(0), torch.arange(CELLS).roll(1), partly_shuffled(0.3, 4, 6)):
         assert (
@@ -188,7 +188,7 @@ def test_tokens_of_a_signal_are_verified_in_place_and_not_in_another_order():
 @pytest.mark.parametrize("grid", [(2, 2), (2, 3), (8,)], ids=str)
 def test_a_grid_of_few_cells_is_never_contradicted_by_what_may_be_chance(grid):
     count = math.prod(grid)
-    labels, layout = layout_judgment.draw_pattern(grid, 0), Layout("tokens", grid)
+    labels, layout = layout_verification.draw_pattern(grid, 0), Layout("tokens", grid)
     assert judge_distances(distances(labels), layout, labels, grid) == ProbeResult(LayoutVerdict.VERIFIED)
     assert judge_distances(distances((labels + 1) % 3), layout, labels, grid) == ProbeResult(LayoutVerdict.UNDECIDED)
     for shift in range(1, count):
@@ -200,9 +200,11 @@ def test_a_grid_of_few_cells_is_never_contradicted_by_what_may_be_chance(grid):
 
 @pytest.mark.parametrize("blocks", [(24,), (4, 6), (7, 7), (14, 14), (3, 3, 3)], ids=str)
 def test_the_pattern_tells_other_orders_from_its_own(blocks):
-    field = layout_judgment.compute_expected_reaction(layout_judgment.draw_pattern(blocks, 0), blocks, 0.0)
-    for likeness, order in layout_judgment.iter_other_orders(field, field, similar=True):
-        if len(blocks) > 1 or order != layout_judgment.EXCHANGED:  # of single cells, some always have the same label
+    field = layout_verification.compute_expected_reaction(layout_verification.draw_pattern(blocks, 0), blocks, 0.0)
+    for likeness, order in layout_verification.iter_other_orders(field, field, similar=True):
+        if (
+            len(blocks) > 1 or order != layout_verification.EXCHANGED
+        ):  # of single cells, some always have the same label
             assert float(likeness.max()) < 0.8, order
 
 

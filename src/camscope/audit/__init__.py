@@ -3,7 +3,7 @@
 - `core`: the config, the cohort, what a stage works with (`context`), and the schema of the summary.
 - `stages` run in order (`runner`). Each returns its part of the summary, from `performance`, `shortcuts` and `clustering`.
 - `verdicts` follow from the results, and the `report` shows them. `audit_run` is the finished audit.
-- `config_template` writes a config, `demo` makes an example. `comparison` compares two audits that are comparable.
+- `config_generation` writes a config, `demo` makes an example. `comparison` compares two audits that are comparable.
 - `provenance` records what an audit was computed from. `verification` checks it against digests, tables and images.
 """
 
@@ -20,6 +20,6 @@ if missing := [
 
 from camscope.audit.audit_run import AuditRun, run_audit
 from camscope.audit.core.config import Config
-from camscope.audit.core.summary import Summary, Verdict
+from camscope.audit.core.summary_schema import Summary, Verdict
 
 __all__ = ["AuditRun", "Config", "Summary", "Verdict", "run_audit"]

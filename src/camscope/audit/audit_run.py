@@ -14,7 +14,7 @@ from markupsafe import Markup
 from camscope.audit.core.config import Config
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
-from camscope.audit.core.summary import Summary, Verdict
+from camscope.audit.core.summary_schema import Summary, Verdict
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.file_ownership import (
     FAILURES_FILE,

@@ -13,9 +13,9 @@ import numpy as np
 
 from camscope.audit.audit_run import AuditRun
 from camscope.audit.comparability import check_comparable
-from camscope.audit.core.summary import Verdict
+from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.audit.core.summary_entries import summarize_estimate
-from camscope.audit.core.summary_schema import EstimateSummary
+from camscope.audit.core.summary_schema import Verdict
 from camscope.audit.performance.auc import auroc, bootstrap_areas, compute_roc_area, drop_undefined_areas, rank_scores
 from camscope.batch.manifest import import_arrow
 from camscope.batch.query import RowReader, table_to_dicts

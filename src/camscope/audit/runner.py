@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import StageResults
+from camscope.audit.core.stage_result_schema import StageResult
 from camscope.audit.core.subgroup_levels import MAX_LEVELS_PER_SUBGROUP
-from camscope.audit.core.summary import Summary
-from camscope.audit.core.summary_schema import StageResult
+from camscope.audit.core.summary_schema import Summary
 from camscope.audit.performance.model_predictions import compute_logits_and_features
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_images, find_changed_images

@@ -28,7 +28,7 @@ from camscope.explainers.comparison.supported_methods import MethodTimer
 from camscope.explainers.core.base_method import format_without_address
 from camscope.explainers.core.evaluation_context import device_and_dtype
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ModelInput, require_preprocess
-from camscope.explainers.core.runner import build_explanations, check_compatible_explainers, run_methods
+from camscope.explainers.core.shared_passes import build_explanations, check_compatible_explainers, run_methods
 from camscope.explanation import Explanation, PixelArray
 from camscope.hooks.base import unwrap
 from camscope.images.preprocess import Preprocess

@@ -30,7 +30,7 @@ from camscope.explainers.core.argument_sorting import reject_foreign_keywords
 from camscope.explainers.core.base_method import format_without_address, redact_parameters
 from camscope.explainers.core.evaluation_context import check_positive_integer
 from camscope.explainers.core.inputs import accepts_scans
-from camscope.explainers.core.runner import get_library_versions
+from camscope.explainers.core.shared_passes import get_library_versions
 from camscope.hooks.base import unwrap
 from camscope.images.scans.scan import Window
 from camscope.model_metadata import compute_model_digest, get_card

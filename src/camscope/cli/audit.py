@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from camscope.audit import AuditRun
-    from camscope.audit.core.summary_schema import EstimateSummary
+    from camscope.audit.core.stage_result_schema import EstimateSummary
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -60,7 +60,7 @@ def init(
     as_json: shared_options.JsonOption = False,
 ) -> None:
     """Write a config file for an audit, with comments and with values read from the manifest and the model."""
-    from camscope.audit.config_template import generate_config
+    from camscope.audit.config_generation import generate_config
 
     findings = base.split_list(finding_names or "")
     text = generate_config(

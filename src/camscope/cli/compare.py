@@ -187,8 +187,8 @@ def _compare_on_dataset(
 ) -> None:
     """Compare methods on many images: compute missing maps, evaluate all maps, and print and draw the result."""
     from camscope.batch.run_store import RunStore
+    from camscope.evaluation.interval_plots import import_matplotlib_figure
     from camscope.evaluation.method_comparison import compare_methods
-    from camscope.evaluation.metric_plots import import_matplotlib_figure
     from camscope.explainers.comparison.compare import DEFAULT_METHODS
 
     if not run_or_images.is_run(request.source):
@@ -237,7 +237,7 @@ def _choose_folder_name(source: str) -> str:
     from camscope.batch import build_manifest
     from camscope.batch.manifest import contains_scans
     from camscope.batch.sources import DATASET_PREFIXES
-    from camscope.images.files.redaction import pseudonymize_source
+    from camscope.images.files.patient_data_removal import pseudonymize_source
 
     has_manifest = run_or_images.is_image_collection(source) and not source.startswith(DATASET_PREFIXES)
     if has_manifest and contains_scans(build_manifest(source)):

@@ -109,7 +109,7 @@ def _explain_phantoms(
     With `skip_unsupported`, methods that fail on the first image are dropped.
     """
     from camscope.explainers.comparison.supported_methods import explain_supported
-    from camscope.explainers.core.runner import explain_grid
+    from camscope.explainers.core.shared_passes import explain_grid
 
     rows: list[list[Explanation]] = []
     with progress.progress_bar("explaining", len(phantoms), base.stdout_console()) as bar, base.collect_warnings():

@@ -125,7 +125,7 @@ def print_evaluation(
 
     Without `metrics`, all evaluated metrics are printed. `outcome` is that of the maps, if they were computed too.
     """
-    from camscope.evaluation.metric_plots import draw_summary_figure
+    from camscope.evaluation.interval_plots import draw_summary_figure
     from camscope.evaluation.summary import check_some_ground_truth, summarize_values
 
     table, console = evaluation.table(where), base.stdout_console()
@@ -239,7 +239,7 @@ def format_missing_interval(summaries: "Sequence[MethodSummary]") -> list[str]:
 
 def check_figure_path(path: str | Path, overwrite: bool) -> Path:
     """Return the path of a figure. Raise an error for an unknown format or an existing file."""
-    from camscope.evaluation.metric_plots import FIGURE_FORMATS, import_matplotlib_figure
+    from camscope.evaluation.interval_plots import FIGURE_FORMATS, import_matplotlib_figure
 
     file = Path(path)
     if file.suffix.lower() not in FIGURE_FORMATS:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from camscope.explainers import Explainer
-    from camscope.explainers.core.runner import OnPass
+    from camscope.explainers.core.shared_passes import OnPass
     from camscope.explanation import ClassScore, Explanation, ScaleOption
     from camscope.render import RGBImage
 
@@ -159,7 +159,7 @@ def run(
             mask_options=masks or (),
         )
         results = _explain_images(writer, paths, failures, debug=debug)
-    from camscope.explainers.core.runner import get_library_versions
+    from camscope.explainers.core.shared_passes import get_library_versions
 
     failed = [{"image": scan_settings.display_name(path), "message": str(error)} for path, error in failures.items()]
     json_output.print_result(
@@ -298,7 +298,7 @@ class ImageExplanationWriter:
     def _explain(self, source: Any, on_pass: "OnPass") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
         """Return the explainers that support the image, and their explanations, indexed by [explainer][class]."""
         from camscope.explainers.comparison.supported_methods import explain_supported
-        from camscope.explainers.core.runner import explain_grid
+        from camscope.explainers.core.shared_passes import explain_grid
 
         if (axis := self.scan_settings.slice_axis) is not None:
             from camscope.medical import explain_slices

@@ -60,8 +60,8 @@ def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: s
     from camscope.hooks import extract_features, find_layer
     from camscope.images.preprocess import as_preprocess
     from camscope.layers.layout import CHANNELS_FIRST_MODULES
-    from camscope.layers.layout_judgment import LayoutVerdict
     from camscope.layers.layout_probe import OutputLocation, make_layout_error, probe_layout
+    from camscope.layers.layout_verification import LayoutVerdict
     from camscope.layers.selection import find_doubt_reason, infer_layer_layout, record_layout_hints
     from camscope.model_metadata import get_card
 

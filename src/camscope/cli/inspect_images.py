@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from camscope.batch import DatasetInspection, DatasetIssue
-    from camscope.batch.inspection.inspection_table import TargetPrevalence
+    from camscope.batch.inspection.encoded_columns import TargetPrevalence
 
 EXAMPLE = "camscope inspect-images camscope-demo/images --output check.json"
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}

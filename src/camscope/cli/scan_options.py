@@ -78,7 +78,7 @@ class ScanOptions:
 
     def pseudonym(self, path: Path) -> str | None:
         """Return the pseudonym that replaces a private path, such as `scan-1f0a92bc`, or None for other paths."""
-        from camscope.images.files.redaction import pseudonymize_source
+        from camscope.images.files.patient_data_removal import pseudonymize_source
 
         return pseudonymize_source(path) if self.is_private(path) else None
 
@@ -92,7 +92,7 @@ class ScanOptions:
         All images count as private if the preprocessing of an explainer reads scans.
         """
         from camscope.explainers.core.inputs import accepts_scans
-        from camscope.images.scans.monai import MonaiPreprocess
+        from camscope.images.scans.monai_preprocess import MonaiPreprocess
 
         preprocesses = [explainer.preprocess for explainer in explainers]
         all_private = self.all_private or any(map(accepts_scans, preprocesses))
@@ -112,7 +112,7 @@ class ScanOptions:
         pseudonym = self.pseudonym(path)
         if pseudonym is None:
             return base.format_error(error)
-        from camscope.images.files.redaction import redact_error_message
+        from camscope.images.files.patient_data_removal import redact_error_message
 
         if isinstance(error, OSError) and error.strerror:
             return f"{type(error).__name__}: {error.strerror}"
@@ -145,7 +145,7 @@ def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "di
 
     `shape` is the size of the image, which each mask must have.
     """
-    from camscope.images.files.redaction import redact_error_message
+    from camscope.images.files.patient_data_removal import redact_error_message
     from camscope.images.mask_files import read_label_image
     from camscope.mask_labels import LabelChoice, format_name_list
 

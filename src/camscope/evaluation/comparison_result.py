@@ -20,8 +20,7 @@ from camscope.batch.query import table_to_dicts
 from camscope.errors import OutputError, UndefinedError
 from camscope.evaluation.comparison_statements import iter_statements
 from camscope.evaluation.ground_truth import GroundTruth, Mask
-from camscope.evaluation.map_agreement import METHOD_KEY_COLUMNS, MapAgreement, MethodKey
-from camscope.evaluation.metric_plots import (
+from camscope.evaluation.interval_plots import (
     FIGURE_FORMATS,
     METHOD_ROW_INCHES,
     TEXT_COLOR,
@@ -32,6 +31,7 @@ from camscope.evaluation.metric_plots import (
     literal_text_scope,
     sort_methods,
 )
+from camscope.evaluation.map_agreement import METHOD_KEY_COLUMNS, MapAgreement, MethodKey
 from camscope.evaluation.run_evaluation import EvaluationResult
 from camscope.evaluation.summary import MethodSummary
 from camscope.explanation import PixelArray

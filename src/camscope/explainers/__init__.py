@@ -29,7 +29,7 @@ from camscope.explainers.controls import CenterGaussian, EdgeDetector, RandomCAM
 from camscope.explainers.core.base import METHODS, Explainer, register
 from camscope.explainers.ensemble.explainer_wrappers import Augmented, Contrast, Denoised
 from camscope.explainers.ensemble.fusion import Fused, RefineCAM, fuse
-from camscope.explainers.ensemble.sliding_windows import SESS
+from camscope.explainers.ensemble.sess import SESS
 from camscope.explainers.fullgrad import FullGrad, SimpleFullGrad, completeness
 from camscope.explainers.gradient.excitation_backprop import ExcitationBackprop
 from camscope.explainers.gradient.input_gradients import (

@@ -14,8 +14,8 @@ from camscope.errors import LayerError
 from camscope.hooks.base import register_gradient_hook
 from camscope.hooks.function_mode import BaseFunctionMode
 from camscope.layers.layout import CHANNELS_FIRST, Layout, LayoutHints, infer_image_token_layout, infer_layout
-from camscope.layers.layout_judgment import LayoutVerdict
 from camscope.layers.layout_probe import OutputLocation, probe_layout
+from camscope.layers.layout_verification import LayoutVerdict
 from camscope.pytree import iter_leaves, replace_leaf
 from camscope.targets import Score
 

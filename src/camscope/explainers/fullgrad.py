@@ -20,7 +20,7 @@ from camscope.explainers.core.evaluation_context import (
     inspect_model,
 )
 from camscope.explainers.core.resampling import resize_maps
-from camscope.explainers.core.runner import select_sample_target
+from camscope.explainers.core.shared_passes import select_sample_target
 from camscope.hooks.gradients import GradientScope, run_with_gradients
 from camscope.layers.layout import Layout
 from camscope.layers.selection import record_layout_hints

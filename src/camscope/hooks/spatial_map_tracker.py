@@ -126,13 +126,13 @@ class SpatialMapTracker(BaseFunctionMode):
         if not isinstance(self._model, torch.jit.ScriptModule):
             hook = thread_local_hook(self._record_inputs)
             self._hooks.callback(self._model.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # of PyTorch
         return self
 
     def __exit__(self, *exception: Any) -> None:
         """Leave the mode."""
         self._hooks.close()
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]  # of PyTorch
 
     def _record_inputs(self, module: nn.Module, args: object, kwargs: object) -> None:
         with torch._C.DisableTorchFunction():

@@ -4,7 +4,7 @@ from io import BytesIO
 from pathlib import Path
 
 from camscope.errors import ImageError
-from camscope.images.files.redaction import suppress_library_output
+from camscope.images.files.patient_data_removal import suppress_library_output
 from camscope.images.photo import read_photo
 from camscope.images.scans.raster import read_raster
 from camscope.images.scans.scan import Scan

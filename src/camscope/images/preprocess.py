@@ -20,7 +20,7 @@ from camscope.images.preprocess_configs import (
     convert_timm_config,
     convert_torchvision_transform,
 )
-from camscope.images.scans.monai import MonaiPreprocess, is_monai_object
+from camscope.images.scans.monai_preprocess import MonaiPreprocess, is_monai_object
 from camscope.images.scans.scan_preprocess import ScanPreprocess
 from camscope.plurals import plural
 from camscope.untrusted_files import read_errors_converted

@@ -21,7 +21,7 @@ from camscope.errors import LayerError, Remedy
 from camscope.hooks.base import Hooks, autocast_uncached, evaluation_mode, find_layer, thread_local_hook, unwrap
 from camscope.hooks.isolation import all_rng_restored, hooks_muted
 from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
-from camscope.layers.layout_judgment import (
+from camscope.layers.layout_verification import (
     N_RUNS,
     LayoutVerdict,
     ProbeResult,

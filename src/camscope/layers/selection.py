@@ -34,8 +34,8 @@ from camscope.layers.layout import (
     infer_image_token_layout,
     infer_layout,
 )
-from camscope.layers.layout_judgment import LayoutVerdict, ProbeResult
 from camscope.layers.layout_probe import OutputLocation, make_layout_error, probe_layout
+from camscope.layers.layout_verification import LayoutVerdict, ProbeResult
 from camscope.plurals import plural
 from camscope.pytree import find_main_tensor, has_attention_rows
 

@@ -30,6 +30,16 @@ from camscope.render.contours_and_boxes import (
     find_boxes,
     find_contours,
 )
+from camscope.render.image_encoding import (
+    IMAGE_FORMATS,
+    RGBImage,
+    build_data_uri,
+    build_figure_html,
+    check_image_height,
+    encode_data_uri,
+    encode_image,
+    resize_to_fit,
+)
 from camscope.render.image_grid import (
     CaptionedImage,
     add_caption,
@@ -52,16 +62,6 @@ from camscope.render.regions_and_outlines import (
     draw_region_legend,
     draw_regions,
     prepare_outlines,
-)
-from camscope.render.rgb_image import (
-    IMAGE_FORMATS,
-    RGBImage,
-    build_data_uri,
-    build_figure_html,
-    check_image_height,
-    encode_data_uri,
-    encode_image,
-    resize_to_fit,
 )
 from camscope.render.text import draw_text
 from camscope.render.volume import Volume, compute_cell_affine

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from camscope.errors import ImageError, InputError
 from camscope.plurals import plural
 from camscope.render.colors import colorize, get_colormap_minimum, overlay
+from camscope.render.image_encoding import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, RGBImage, check_rgb_image
 from camscope.render.image_grid import draw_image_grid
-from camscope.render.rgb_image import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, RGBImage, check_rgb_image
 from camscope.render.volume import AnatomicalView, Volume, draw_slice
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,

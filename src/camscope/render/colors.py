@@ -8,7 +8,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from camscope.errors import GeometryError, InputError
-from camscope.render.rgb_image import (
+from camscope.render.image_encoding import (
     BACKGROUND_COLOR,
     RGBImage,
     Values,

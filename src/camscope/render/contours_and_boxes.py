@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from camscope.errors import InputError
 from camscope.plurals import plural
 from camscope.render.colors import colorize
-from camscope.render.rgb_image import (
+from camscope.render.image_encoding import (
     BACKGROUND_COLOR,
     Color,
     RGBImage,

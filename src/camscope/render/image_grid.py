@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from camscope.errors import InputError, NonFiniteError
 from camscope.plurals import plural
 from camscope.render.colors import DIVERGING, colorize, get_colormap_minimum
-from camscope.render.rgb_image import (
+from camscope.render.image_encoding import (
     BACKGROUND_COLOR,
     TEXT_COLOR,
     Color,

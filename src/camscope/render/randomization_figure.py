@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from camscope.optional import require
 from camscope.render.colors import DIVERGING, colorize, to_display_range
-from camscope.render.rgb_image import RGBImage
+from camscope.render.image_encoding import RGBImage
 
 FloatArray = npt.NDArray[np.floating[Any]]
 OUTCOME_COLORS = {True: "#1e783c", False: "#b02a2a", None: "#6e6e6e"}

@@ -12,8 +12,7 @@ from camscope.mask_labels import find_multiple_labels, format_name_list
 from camscope.plurals import plural
 from camscope.render.colors import ROWS_PER_BAND, hatch_uncovered
 from camscope.render.contours_and_boxes import draw_polygon, find_contours
-from camscope.render.image_grid import arrange_tiles, pad_image, paste_tile, stack_tiles
-from camscope.render.rgb_image import (
+from camscope.render.image_encoding import (
     DARK_BACKGROUND_COLOR,
     LIGHT_TEXT_COLOR,
     Color,
@@ -23,6 +22,7 @@ from camscope.render.rgb_image import (
     check_rgb_image,
     to_finite_float64,
 )
+from camscope.render.image_grid import arrange_tiles, pad_image, paste_tile, stack_tiles
 from camscope.render.text import ELLIPSIS, draw_text
 
 # The first eight are after Okabe & Ito (2008), distinguishable with any color vision; more than twelve are not.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from camscope.render.rgb_image import BACKGROUND_COLOR, TEXT_COLOR, Color, RGBImage
+from camscope.render.image_encoding import BACKGROUND_COLOR, TEXT_COLOR, Color, RGBImage
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont

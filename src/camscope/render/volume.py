@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from camscope.errors import GeometryError, InputError, NonFiniteError
 from camscope.plurals import plural
 from camscope.render.colors import DIVERGING, Scale, compute_display_range, fade_to_gray, normalize_between, overlay
+from camscope.render.image_encoding import RGBImage, Values, check_image_height
 from camscope.render.regions_and_outlines import MaskOutlines, Masks, draw_outlines, prepare_outlines
-from camscope.render.rgb_image import RGBImage, Values, check_image_height
 
 AxisLetters: TypeAlias = tuple[str, str]  # at the low and at the high end of an axis
 WORLD_AXIS_LETTERS: tuple[AxisLetters, AxisLetters, AxisLetters] = (("L", "R"), ("P", "A"), ("I", "S"))

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 
+from camscope.render.image_encoding import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, Color, RGBImage
 from camscope.render.image_grid import (
     WARNING_COLOR,
     arrange_tiles,
@@ -15,7 +16,6 @@ from camscope.render.image_grid import (
     stack_tiles,
 )
 from camscope.render.regions_and_outlines import draw_outline_legend_items, truncate_legend_line
-from camscope.render.rgb_image import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, Color, RGBImage
 from camscope.render.text import draw_text
 from camscope.render.volume import AnatomicalView, Volume, VoxelIndex, format_location, match_world_axes
 

@@ -7,8 +7,7 @@ import numpy as np
 from camscope.errors import InputError
 from camscope.render.animation import MAX_FRAMES, choose_even_indices
 from camscope.render.colors import DIVERGING
-from camscope.render.image_grid import pad_image
-from camscope.render.rgb_image import (
+from camscope.render.image_encoding import (
     DARK_BACKGROUND_COLOR,
     LIGHT_TEXT_COLOR,
     RGBImage,
@@ -16,6 +15,7 @@ from camscope.render.rgb_image import (
     check_image_height,
     resize_to_fit,
 )
+from camscope.render.image_grid import pad_image
 from camscope.render.volume import AnatomicalView, Volume, VoxelIndex, draw_slice, draw_slice_overlay
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,

@@ -22,8 +22,8 @@ pytest.importorskip("matplotlib")
 from PIL import Image
 
 from camscope import GradCAM, load_model
-from camscope.audit.core.summary import ClusterAnalysis, MapCluster, ReviewCase, ShortcutResult
-from camscope.audit.core.summary_schema import EstimateSummary, PredictResult, StageResult, SubgroupPerformance
+from camscope.audit.core.stage_result_schema import EstimateSummary, PredictResult, StageResult, SubgroupPerformance
+from camscope.audit.core.summary_schema import ClusterAnalysis, MapCluster, ReviewCase, ShortcutResult
 from camscope.audit.report.charts import (
     CHART_WIDTH,
     ForestRow,

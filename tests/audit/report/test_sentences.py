@@ -13,9 +13,9 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
-from camscope.audit.core.summary import ClusterAnalysis, ColumnLeakage, InterventionEffect, Summary
+from camscope.audit.core.stage_result_schema import DataCheckResult, EstimateSummary, StablePredictionShare
 from camscope.audit.core.summary_entries import summarize_estimate
-from camscope.audit.core.summary_schema import DataCheckResult, EstimateSummary, StablePredictionShare
+from camscope.audit.core.summary_schema import ClusterAnalysis, ColumnLeakage, InterventionEffect, Summary
 from camscope.audit.performance.auc import auroc, average_precision
 from camscope.audit.performance.feature_probes import probe_leakage
 from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
@@ -553,7 +553,7 @@ def test_log_odds_made_from_probabilities_do_end():
 
 
 def test_the_share_of_missed_images_is_no_share_of_a_map():
-    from camscope.audit.core.summary import MapCluster
+    from camscope.audit.core.summary_schema import MapCluster
 
     cluster = MapCluster(number=1, n_images=9, prototypes=(), attribution_mass={"marker": 0.2}, missed_share=0.4375)
     one = full().shortcut.cluster_analyses[0].model_copy(update={"clusters": (cluster,)})
@@ -564,7 +564,7 @@ def test_the_share_of_missed_images_is_no_share_of_a_map():
 
 
 def test_the_report_says_which_category_counted():
-    from camscope.audit.core.summary_schema import AnnotationSource
+    from camscope.audit.core.stage_result_schema import AnnotationSource
 
     marks = AnnotationSource(
         name=FINDING, source="a COCO file", categories=("WBC",), excluded_categories=("RBC", "Platelets")
@@ -577,7 +577,7 @@ def test_the_report_says_which_category_counted():
 def test_the_console_says_which_category_counted(capsys):
     from types import SimpleNamespace
 
-    from camscope.audit.core.summary_schema import AnnotationSource
+    from camscope.audit.core.stage_result_schema import AnnotationSource
     from camscope.cli.audit import print_audit_result
 
     marks = (

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from camscope.audit.core.summary import InterventionEffect
-from camscope.audit.core.summary_schema import EstimateSummary
+from camscope.audit.core.stage_result_schema import EstimateSummary
+from camscope.audit.core.summary_schema import InterventionEffect
 from camscope.audit.performance.model_predictions import compute_softmax_log_odds
 from camscope.audit.shortcuts import reliance
 from camscope.audit.shortcuts.interventions import insert_region, keep_region, match_insertion_triples, remove_region

@@ -10,8 +10,8 @@ pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
 from camscope.audit.core.cohort import Finding
-from camscope.audit.core.summary import RegionOverlap
-from camscope.audit.core.summary_schema import ExplainResult, FlowStep, MapCounts
+from camscope.audit.core.stage_result_schema import ExplainResult, FlowStep, MapCounts
+from camscope.audit.core.summary_schema import RegionOverlap
 from camscope.audit.performance.model_predictions import compute_log_odds
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
 from camscope.audit.shortcuts.region_attribution import compute_region_overlaps, group_overlapping_regions

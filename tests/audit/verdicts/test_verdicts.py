@@ -12,9 +12,9 @@ pytest.importorskip("pyarrow")
 
 import pyarrow
 
-from camscope.audit.core.summary import InterventionEffect, MaskedAuroc, Summary
+from camscope.audit.core.stage_result_schema import EstimateSummary, RandomizationSimilarity, RandomizationTest
 from camscope.audit.core.summary_entries import PATIENT_COLUMN, summarize_metrics
-from camscope.audit.core.summary_schema import EstimateSummary, RandomizationSimilarity, RandomizationTest
+from camscope.audit.core.summary_schema import InterventionEffect, MaskedAuroc, Summary
 from camscope.audit.shortcuts.region_attribution import (
     _summarize_values,
     compute_confounder_sensitivity,

@@ -8,21 +8,21 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from camscope.audit.config_template import MARGIN_COMMENTS
+from camscope.audit.config_generation import MARGIN_COMMENTS
 from camscope.audit.core.predictions import Predictions
-from camscope.audit.core.subgroup_levels import (
-    MIN_PATIENTS_FOR_INTERVAL,
-    MIN_PATIENTS_FOR_SINGLE_CLUSTER,
-    MIN_PATIENTS_FOR_VERDICT,
-)
-from camscope.audit.core.summary import ColumnLeakage, Summary, Verdict
-from camscope.audit.core.summary_entries import summarize_estimate
-from camscope.audit.core.summary_schema import (
+from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
     MetricSummary,
     RandomizationSimilarity,
     RandomizationTest,
 )
+from camscope.audit.core.subgroup_levels import (
+    MIN_PATIENTS_FOR_INTERVAL,
+    MIN_PATIENTS_FOR_SINGLE_CLUSTER,
+    MIN_PATIENTS_FOR_VERDICT,
+)
+from camscope.audit.core.summary_entries import summarize_estimate
+from camscope.audit.core.summary_schema import ColumnLeakage, Summary, Verdict
 from camscope.audit.shortcuts.interventions import InterventionRunner
 from camscope.audit.shortcuts.reliance import MIN_IMPUTATIONS, compute_min_patients_to_detect, judge_reliance
 from camscope.audit.verdicts import derive_verdicts

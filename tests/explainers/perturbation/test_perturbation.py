@@ -21,7 +21,7 @@ from camscope.explainers import (
     SegmentAblation,
     Sobol,
 )
-from camscope.explainers.core.runner import run_methods
+from camscope.explainers.core.shared_passes import run_methods
 from camscope.explainers.perturbation.base import PerturbationExplainer
 from camscope.explainers.perturbation.global_sensitivity import compute_hsic, compute_total_sobol_indices
 from camscope.explainers.perturbation.mask_optimization import apply_smooth_maximum

@@ -12,8 +12,8 @@ from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.subgroup_levels import split_by_level
-from camscope.audit.core.summary import ClusterAnalysis, ClusterStability, MapCluster
 from camscope.audit.core.summary_entries import round_significant
+from camscope.audit.core.summary_schema import ClusterAnalysis, ClusterStability, MapCluster
 from camscope.audit.shortcuts.inputs_with_regions import RegionSamples
 from camscope.audit.shortcuts.region_attribution import compute_mass_share, load_attributions, resize_map_to_input
 from camscope.errors import UndefinedError

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from camscope.audit.core.summary_schema import ResolveResult, StageResult
+from camscope.audit.core.stage_result_schema import ResolveResult, StageResult
 from camscope.batch.manifest import import_arrow
 from camscope.metrics.base import FloatArray
 from camscope.safe_files import open_atomic

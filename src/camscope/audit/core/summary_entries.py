@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from camscope.audit.core.cohort import Cohort, Finding
+from camscope.audit.core.stage_result_schema import EstimateSummary, MetricSummary
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_INTERVAL
-from camscope.audit.core.summary_schema import EstimateSummary, MetricSummary
 from camscope.batch.manifest import import_arrow
 from camscope.errors import UndefinedError
 from camscope.evaluation import EvaluationResult

@@ -1,293 +1,244 @@
-"""Schema of `summary.json`: estimates, and results of the stages from the data check to the sanity test."""
+"""Schema of `summary.json`: results of the shortcut stage, verdicts, and the summary of all stages."""
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from camscope.audit.core.stage_result_schema import (
+    DataCheckResult,
+    EstimateSummary,
+    ExplainResult,
+    FlowStep,
+    MetricsResult,
+    PredictResult,
+    ResolveResult,
+    SanityResult,
+    SchemaModel,
+    StageResult,
+    SubgroupDifference,
+)
+
+Conclusion = Literal["supported", "not supported", "not testable"]
 
 
-class SchemaModel(BaseModel):
-    """A frozen pydantic model. NaN and infinity raise an error."""
+class AttributionMass(SchemaModel):
+    """The share of a method's attribution in a region.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class EstimateSummary(SchemaModel):
-    """An estimate with a 95 % confidence interval by patient and a baseline.
-
-    `value` is None where no estimate exists, for the `reason`. `n_values` counts the `unit`, and `n_undefined` the rows without
-    a value. `n_groups` counts patients. For insertions, whose values belong to several patients each, `n_groups_by_role` counts
-    the patients in each role, and `n_groups` is the smallest count. `p_value` is for no difference. `baseline` is the value
-    expected by chance, or of a control. `interval_method` is "" where there is no interval.
+    `max_enrichment` is the enrichment of a map that lies inside the region completely.
     """
 
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    n_values: int = 0
-    n_groups: int = 0
-    n_undefined: int = 0
-    p_value: float | None = None
-    baseline: float | None = None
-    baseline_name: str = ""
-    reason: str = ""
-    interval_method: str = ""
-    unit: Literal["images", "insertions"] = "images"
-    n_groups_by_role: tuple[tuple[str, int], ...] = ()
-
-
-class StageResult(SchemaModel):
-    """The result of a stage. If the stage was skipped or impossible, `tested` is False and `reason` says why."""
-
-    tested: bool = True
-    reason: str = ""
-
-
-class FlowStep(SchemaModel):
-    """A step of the selection of rows: how many rows remain or are excluded, and why."""
-
-    name: str
-    n_rows: int
-    reason: str = ""
-    is_exclusion: bool = False
-
-
-class DataIssue(SchemaModel):
-    """A problem of the data, with the affected rows."""
-
-    code: str
-    severity: str
-    message: str
-    count: int
-    ids: tuple[str, ...] = ()
-
-
-class LevelCount(SchemaModel):
-    """The numbers of images and patients of a subgroup level."""
-
-    column: str
-    level: str
-    n_rows: int
-    n_patients: int
-    positives_by_finding: dict[str, int] = Field(default_factory=dict)
-
-
-class AnnotationSource(SchemaModel):
-    """Where the masks of a finding or region come from.
-
-    `categories` are those that count. Empty for boxes, points, and masks of one label. `excluded_categories` are the
-    categories of a COCO file that do not count.
-    """
-
-    name: str
-    source: str
-    categories: tuple[str, ...] = ()
-    excluded_categories: tuple[str, ...] = ()
-
-
-class DataCheckResult(StageResult):
-    """The result of the data check. `annotation_protocol` is free text on who labeled the images."""
-
-    annotation_protocol: str = ""
-    annotation_sources: tuple[AnnotationSource, ...] = ()
-    flow: tuple[FlowStep, ...] = ()
-    n_patients: int = 0
-    has_patient_column: bool = False
-    issues: tuple[DataIssue, ...] = ()
-    metadata_value_counts: dict[str, dict[str, int]] = Field(default_factory=dict)
-    level_counts: tuple[LevelCount, ...] = ()
-
-
-class ExplainerInfo(SchemaModel):
-    """An attribution method with its parameters.
-
-    `stride` is the distance between the cells of its map in pixels of the model's input. `stride_mm` is the same in
-    millimeters on the image.
-    """
-
+    region: str
     method: str
-    title: str
-    layer: str | None
-    grid: tuple[int, ...]
-    stride: tuple[float, ...]
-    settings: dict[str, str]
-    paper: str
-    stride_mm: float | None = None
+    finding: str
+    share: EstimateSummary
+    enrichment: EstimateSummary
+    confounder_sensitivity: EstimateSummary
+    is_resolvable: bool
+    diameter: float
+    stride: float
+    reason: str = ""
+    max_enrichment: float | None = None
 
 
-class ResolveResult(StageResult):
-    """The model and its attribution methods."""
-
-    model: str = ""
-    weights_digest: str = ""
-    n_parameters: int = 0
-    n_classes: int = 0
-    class_names: tuple[str, ...] = ()
-    findings: tuple[str, ...] = ()
-    input_size: tuple[int, ...] = ()
-    preprocess: str = ""
-    outputs: str = ""
-    explainers: tuple[ExplainerInfo, ...] = ()
-    n_passes: int = 0
-
-    def get_explainer_info(self, title: str) -> ExplainerInfo:
-        """Return the information about the explainer with this title."""
-        return next(info for info in self.explainers if info.title == title)
-
-
-class SubgroupDifference(SchemaModel):
-    """The value of a subgroup level and its difference from the other levels, compared with the margin.
-
-    `region`: the region whose effect on the prediction the value is. "" for other values.
-    """
+class RegionOverlap(SchemaModel):
+    """The mean share of a region's pixels that lie in another region."""
 
     finding: str
-    region: str = ""
-    column: str
-    level: str
-    value: EstimateSummary
-    difference: EstimateSummary
-    conclusion: Literal["different", "equivalent", "undecided", "not testable"]
-    margin: float
-
-
-class ReliabilityPoint(SchemaModel):
-    """A point of a reliability diagram, with its interval."""
-
-    predicted: float
-    observed: float
-    low: float
-    high: float
+    region: str
+    other_region: str
+    share: float
     n_images: int
 
 
-class PerformanceEstimates(SchemaModel):
-    """Estimates of discrimination and calibration."""
+class InterventionEffect(SchemaModel):
+    """The effect of an edited region on the log odds of a finding, in standard deviations of the log odds."""
 
-    n_positives: int
-    n_negatives: int
-    auroc: EstimateSummary = EstimateSummary()
-    average_precision: EstimateSummary = EstimateSummary()
-    brier: EstimateSummary = EstimateSummary()
-    calibration_error: EstimateSummary = EstimateSummary()
-    slope: EstimateSummary = EstimateSummary()
-    intercept: EstimateSummary = EstimateSummary()
+    region: str
+    finding: str
+    kind: Literal["remove", "insert", "keep only"]
+    imputation: str | None
+    effect: EstimateSummary
 
 
-class SubgroupPerformance(PerformanceEstimates):
-    """The performance in one subgroup level, or the reason why it was not computed."""
+class MaskedAuroc(SchemaModel):
+    """The AUROC after a region was masked (`mask`), or everything outside the region (`keep only`)."""
+
+    region: str
+    finding: str
+    kind: Literal["mask", "keep only"]
+    imputation: str
+    auroc: EstimateSummary
+
+
+class ColumnLeakage(SchemaModel):
+    """The AUROC of a linear probe that predicts a column of the manifest from the model's features.
+
+    `null_max` is the largest AUROC under permuted labels. `is_decodable`: the interval lies above 0.5, and no permutation
+    reached the AUROC.
+    """
 
     column: str
-    level: str
+    auroc: EstimateSummary
+    null_max: float | None
+    is_decodable: bool = False
+
+
+class MapCluster(SchemaModel):
+    """A cluster of images with similar maps. `number` 0 is the largest.
+
+    `prototypes`: the ids of its most typical images. `attribution_mass`: region -> the mean share of its maps in the region.
+    `missed_share`: the share of its images with a probability below 0.5. `associated_columns`: the subgroup levels that are
+    more frequent in it, as text.
+    """
+
+    number: int
+    n_images: int
+    prototypes: tuple[str, ...]
+    attribution_mass: dict[str, float] = Field(default_factory=dict)
+    missed_share: float | None = None
+    associated_columns: tuple[str, ...] = ()
+
+
+class ClusterStability(SchemaModel):
+    """The stability for one number of clusters, compared with reference data of a single cluster."""
+
+    n_clusters: int
+    stability: float
+    null_stability: float | None
+    separation: float | None = None
+
+
+class ClusterAnalysis(SchemaModel):
+    """The clusters of a method's maps for a finding. `n_clusters` is 1 if the data support no split."""
+
+    finding: str
+    method: str
+    n_clusters: int
+    n_maps: int
+    n_excluded: int
+    n_patients: int = 0
+    eigenvalues: tuple[float, ...] = ()
+    stability_by_n_clusters: tuple[ClusterStability, ...] = ()
+    clusters: tuple[MapCluster, ...] = ()
     reason: str = ""
 
 
-class FindingPerformance(PerformanceEstimates):
-    """The performance for one finding, overall and by subgroup."""
+class ReviewCase(SchemaModel):
+    """An image for manual review, and the reason."""
 
+    id: str
     finding: str
-    log_odds_std: float
-    bins: tuple[ReliabilityPoint, ...]
-    subgroups: tuple[SubgroupPerformance, ...] = ()
-    subgroup_differences: tuple[SubgroupDifference, ...]
+    reason: str
 
 
-class PredictResult(StageResult):
-    """The performance of the model.
+class ShortcutResult(StageResult):
+    """The results of the shortcut tests.
 
-    `outputs_are_probabilities`: the model returns probabilities, which are converted into log odds.
+    `region_counts`: region -> the number of images that have it. `markers_by_finding`: finding -> the regions that only some
+    images have.
     """
 
-    outputs_are_probabilities: bool = False
-    flow: tuple[FlowStep, ...] = ()
-    performance: tuple[FindingPerformance, ...] = ()
-
-
-class MapCounts(SchemaModel):
-    """The numbers of maps and of failures of a method for a finding."""
-
-    method: str
-    finding: str
-    n_maps: int
-    n_failures: int
-    status_counts: dict[str, int]
-
-
-class ExplainResult(StageResult):
-    """The number of maps, and the reasons for missing maps."""
-
-    map_counts: tuple[MapCounts, ...] = ()
-    failures: tuple[FlowStep, ...] = ()
-
-
-class MetricSummary(SchemaModel):
-    """The value of a metric for a method or a control map, over the images with a finding.
-
-    `difference_to_control` is the paired difference to the best control, with a sign such that higher is better. `max_value` is
-    the enrichment of a map that lies inside the mask completely, 1 / area.
-    """
-
-    metric: str
-    method: str
-    layer: str | None
-    finding: str
-    control: bool
-    better_direction: Literal["more", "less", "neither"]
-    imputation: str | None
-    value: EstimateSummary
-    difference_to_control: EstimateSummary | None
-    max_value: float | None = None
-
-
-class StablePredictionShare(SchemaModel):
-    """The share of input changes that left the prediction unchanged. Stability metrics use only these changes."""
-
-    metric: str
-    finding: str
-    share: EstimateSummary
-
-
-class MetricsResult(StageResult):
-    """The metric values of the sampled images. `formulas` defines each metric."""
-
-    n_images: int = 0
-    formulas: dict[str, str] = Field(default_factory=dict)
-    stable_predictions: tuple[StablePredictionShare, ...] = ()
-    metric_summaries: tuple[MetricSummary, ...] = ()
+    region_counts: dict[str, int] = Field(default_factory=dict)
+    markers_by_finding: dict[str, tuple[str, ...]] = Field(default={})
+    missing_regions: tuple[FlowStep, ...] = ()
+    overlaps: tuple[RegionOverlap, ...] = ()
+    attribution_mass: tuple[AttributionMass, ...] = ()
+    interventions: tuple[InterventionEffect, ...] = ()
+    masked_auroc: tuple[MaskedAuroc, ...] = ()
     subgroup_differences: tuple[SubgroupDifference, ...] = ()
+    leakage: tuple[ColumnLeakage, ...] = ()
+    cluster_analyses: tuple[ClusterAnalysis, ...] = ()
+    review_cases: tuple[ReviewCase, ...] = ()
 
 
-class RandomizationSimilarity(SchemaModel):
-    """The similarity between maps of the trained model and maps of the model with randomized weights.
+class Verdict(SchemaModel):
+    """The conclusion about one claim, with its effect estimate and the margin.
 
-    `curve` is the mean similarity after each step of the cascade, and `final_similarity` that after the last step. The null is
-    the similarity of maps of different images. `passes`: whether the maps change enough. None where nothing can be compared.
+    Attributes:
+        question: Name of the question that the claim belongs to.
+        claim: The claim as a sentence.
+        finding: Name of the finding.
+        qualifier: The region, subgroup or method that the claim is about.
+        conclusion: "supported", "not supported" or "not testable".
+        direction: Whether the conclusion supports or contradicts the model, or neither.
+        effect: The estimate with its interval.
+        margin: What the estimate is compared with. None: nothing.
+        rule: How the conclusion follows from estimate and margin.
+        reason: The conclusion as a sentence.
+        section: The section of the report with the numbers.
+
+    >>> verdict = audit_run.verdicts[0]  # of a `run_audit` of twelve images
+    >>> verdict.finding, verdict.conclusion
+    ('nodule', 'not testable')
+
     """
 
-    name: str
-    curve: tuple[float | None, ...]
-    null_low: float | None
-    null_mean: float | None
-    null_high: float | None
-    passes: bool | None
-    reason: str
-    final_similarity: EstimateSummary = EstimateSummary()
-
-
-class RandomizationTest(SchemaModel):
-    """The weight randomization test of one method."""
-
-    method: str
+    question: str
+    claim: str
     finding: str
-    part_names: tuple[str, ...]
-    seeds: tuple[int, ...]
-    similarities: tuple[RandomizationSimilarity, ...]
-    passes: bool | None
+    qualifier: str = ""
+    conclusion: Conclusion
+    direction: Literal["supports", "contradicts", "neither"]
+    effect: EstimateSummary
+    margin: float | None
+    rule: str
     reason: str
-    control: bool
+    section: str
 
 
-class SanityResult(StageResult):
-    """The weight randomization tests of all methods and of an edge detector as a control."""
+class Summary(SchemaModel):
+    """The results of all stages, the verdicts and the settings.
 
-    n_images: int = 0
-    tests: tuple[RandomizationTest, ...] = ()
+    Attributes:
+        schema_version: Version of this schema.
+        camscope_version: Version of the package.
+        title: Title of the report.
+        intended_use: What the model is meant for.
+        config_digest: SHA-256 digest of the settings.
+        data_digest: SHA-256 digest of the images and the table.
+        seed: Seed of every random choice.
+        n_resamples: Number of bootstrap resamples.
+        margins: Margins of the verdicts by name.
+        imputations: What replaced removed pixels.
+        profile: "research" or "clinical", see `PrivacyOptions`.
+        check: Results of the check of the data.
+        resolve: Results of loading the model.
+        predict: Performance of the model.
+        explain: Results of the computation of maps.
+        localization: Comparison of the maps with masks.
+        faithfulness: Deletion and insertion tests.
+        sanity: Randomization tests.
+        robustness: Stability of the maps.
+        shortcut: Tests of shortcuts.
+        verdicts: The verdicts.
+        warnings: What to know before reading the results.
+        limitations: What the audit does not show.
+
+    >>> audit_run.summary.n_resamples, audit_run.summary.imputations  # of a `run_audit`
+    (200, ('mean', 'blur'))
+
+    """
+
+    schema_version: Literal["camscope/audit/2"] = "camscope/audit/2"
+    camscope_version: str
+    title: str
+    intended_use: str
+    config_digest: str
+    data_digest: str
+    seed: int
+    n_resamples: int
+    margins: dict[str, float]
+    imputations: tuple[str, ...]
+    profile: str
+    check: DataCheckResult
+    resolve: ResolveResult
+    predict: PredictResult
+    explain: ExplainResult
+    localization: MetricsResult
+    faithfulness: MetricsResult
+    sanity: SanityResult
+    robustness: MetricsResult
+    shortcut: ShortcutResult
+    verdicts: tuple[Verdict, ...]
+    warnings: tuple[str, ...]
+    limitations: tuple[str, ...]

@@ -9,8 +9,8 @@ import numpy.typing as npt
 from camscope.audit.core.cohort import Cohort
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.subgroup_levels import split_by_level
-from camscope.audit.core.summary import ColumnLeakage
 from camscope.audit.core.summary_entries import round_significant, summarize_estimate
+from camscope.audit.core.summary_schema import ColumnLeakage
 from camscope.audit.performance.auc import (
     IntArray,
     Ranking,

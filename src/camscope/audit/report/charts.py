@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from markupsafe import Markup
 
-from camscope.audit.core.summary import ClusterAnalysis
-from camscope.audit.core.summary_schema import EstimateSummary, FindingPerformance, RandomizationSimilarity
+from camscope.audit.core.stage_result_schema import EstimateSummary, FindingPerformance, RandomizationSimilarity
+from camscope.audit.core.summary_schema import ClusterAnalysis
 from camscope.audit.report.number_format import format_value_and_limits
 from camscope.audit.report.verdict_display import sanitize_text
 from camscope.optional import require

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from camscope.audit.core.summary import Summary
-from camscope.audit.core.summary_schema import (
+from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
     FindingPerformance,
     MetricsResult,
     MetricSummary,
     SubgroupDifference,
 )
+from camscope.audit.core.summary_schema import Summary
 from camscope.audit.report.charts import (
     ForestRow,
     default_style_scope,

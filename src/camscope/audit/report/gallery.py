@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope import render
-from camscope.audit.core.summary import Summary
+from camscope.audit.core.summary_schema import Summary
 from camscope.batch import BatchRun
 from camscope.batch.map_collection import read_original, render_thumbnail, require_unchanged
 from camscope.batch.query import table_to_dicts

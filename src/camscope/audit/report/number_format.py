@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from camscope.audit.core.summary_schema import EstimateSummary
+from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.errors import InputError
 
 MIN_P_VALUE_SHOWN = 0.001  # smaller p-values are shown as "< 0.001"

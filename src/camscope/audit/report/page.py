@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from camscope.audit.core.summary import Summary
-from camscope.audit.core.summary_schema import StageResult
+from camscope.audit.core.stage_result_schema import StageResult
+from camscope.audit.core.summary_schema import Summary
 from camscope.audit.report import sentences
 from camscope.audit.report.figures import draw_figures
 from camscope.audit.report.gallery import GALLERY_KINDS, Gallery

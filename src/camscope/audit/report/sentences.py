@@ -7,8 +7,13 @@ from typing import Any
 from markupsafe import Markup
 from pydantic import BaseModel
 
-from camscope.audit.core.summary import ClusterAnalysis, InterventionEffect, Summary, Verdict
-from camscope.audit.core.summary_schema import DataCheckResult, EstimateSummary, MetricsResult, StablePredictionShare
+from camscope.audit.core.stage_result_schema import (
+    DataCheckResult,
+    EstimateSummary,
+    MetricsResult,
+    StablePredictionShare,
+)
+from camscope.audit.core.summary_schema import ClusterAnalysis, InterventionEffect, Summary, Verdict
 from camscope.audit.report.number_format import format_estimate, format_item_count, format_number
 from camscope.audit.report.verdict_display import DECIDED_CONCLUSIONS, sanitize_text
 from camscope.plurals import inflect

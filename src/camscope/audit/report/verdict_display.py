@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from camscope.audit.core.summary import Summary, Verdict
+from camscope.audit.core.summary_schema import Summary, Verdict
 from camscope.audit.verdicts.rules import QUESTIONS
 
 TOPIC_DESCRIPTIONS = {

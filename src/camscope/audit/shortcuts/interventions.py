@@ -16,8 +16,8 @@ from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
-from camscope.audit.core.summary import InterventionEffect, MaskedAuroc
 from camscope.audit.core.summary_entries import summarize_estimate, summarize_or_reason
+from camscope.audit.core.summary_schema import InterventionEffect, MaskedAuroc
 from camscope.audit.performance.auc import auroc
 from camscope.audit.performance.model_predictions import compute_log_odds, compute_logits_and_features
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples

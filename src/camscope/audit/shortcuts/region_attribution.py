@@ -9,9 +9,9 @@ import numpy as np
 
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
-from camscope.audit.core.summary import AttributionMass, RegionOverlap, Summary
+from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.audit.core.summary_entries import round_significant, summarize_estimate
-from camscope.audit.core.summary_schema import EstimateSummary
+from camscope.audit.core.summary_schema import AttributionMass, RegionOverlap, Summary
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
 from camscope.audit.shortcuts.region_detectors import select_largest_component
 from camscope.batch.manifest import import_arrow

@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
-from camscope.audit.core.summary import Conclusion, InterventionEffect
 from camscope.audit.core.summary_entries import summarize_estimate
-from camscope.audit.core.summary_schema import EstimateSummary
+from camscope.audit.core.summary_schema import Conclusion, InterventionEffect
 from camscope.metrics.base import FloatArray
 from camscope.metrics.cluster_variance import MIN_EFFECTIVE_GROUPS, count_effective_groups
 from camscope.metrics.multiway_clustered_mean import estimate_clustered_mean

@@ -10,9 +10,7 @@ import numpy as np
 from camscope.audit.core.config import MaskSource
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import StageResults
-from camscope.audit.core.subgroup_levels import AGE_COLUMNS, format_age_band, has_ages_in_years, is_missing, sort_levels
-from camscope.audit.core.summary_entries import round_significant
-from camscope.audit.core.summary_schema import (
+from camscope.audit.core.stage_result_schema import (
     AnnotationSource,
     DataCheckResult,
     DataIssue,
@@ -21,6 +19,8 @@ from camscope.audit.core.summary_schema import (
     LevelCount,
     ResolveResult,
 )
+from camscope.audit.core.subgroup_levels import AGE_COLUMNS, format_age_band, has_ages_in_years, is_missing, sort_levels
+from camscope.audit.core.summary_entries import round_significant
 from camscope.audit.shortcuts.inputs_with_regions import open_region_masks
 from camscope.batch import Manifest, inspect_images
 from camscope.batch.manifest import import_arrow

@@ -14,16 +14,7 @@ from torch import Tensor
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import StageResults
-from camscope.audit.core.summary_entries import (
-    add_patient_column,
-    collect_formulas,
-    filter_finding,
-    get_metric_values,
-    round_significant,
-    summarize_estimate,
-    summarize_finding_metrics,
-)
-from camscope.audit.core.summary_schema import (
+from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
     MetricsResult,
     MetricSummary,
@@ -32,6 +23,15 @@ from camscope.audit.core.summary_schema import (
     SanityResult,
     StablePredictionShare,
     SubgroupDifference,
+)
+from camscope.audit.core.summary_entries import (
+    add_patient_column,
+    collect_formulas,
+    filter_finding,
+    get_metric_values,
+    round_significant,
+    summarize_estimate,
+    summarize_finding_metrics,
 )
 from camscope.audit.performance.subgroups import compare_subgroups
 from camscope.batch import BatchOptions, BatchRun, Manifest, run_batch

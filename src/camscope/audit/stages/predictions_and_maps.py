@@ -11,9 +11,7 @@ from torch import Tensor
 from camscope.audit.core.cohort import Cohort, Finding
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions, StageResults
-from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, split_by_level
-from camscope.audit.core.summary_entries import round_significant, summarize_or_reason
-from camscope.audit.core.summary_schema import (
+from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
     ExplainResult,
     FindingPerformance,
@@ -23,6 +21,8 @@ from camscope.audit.core.summary_schema import (
     ReliabilityPoint,
     SubgroupPerformance,
 )
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, split_by_level
+from camscope.audit.core.summary_entries import round_significant, summarize_or_reason
 from camscope.audit.performance.auc import auroc, average_precision
 from camscope.audit.performance.calibration import compute_calibration
 from camscope.audit.performance.model_predictions import (

@@ -8,8 +8,8 @@ import numpy as np
 from camscope.audit.clustering.cluster_enrichment import analyze_clusters
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions, StageResults
-from camscope.audit.core.summary import AttributionMass, ClusterAnalysis, ReviewCase, ShortcutResult
-from camscope.audit.core.summary_schema import FlowStep, SubgroupDifference
+from camscope.audit.core.stage_result_schema import FlowStep, SubgroupDifference
+from camscope.audit.core.summary_schema import AttributionMass, ClusterAnalysis, ReviewCase, ShortcutResult
 from camscope.audit.performance.feature_probes import probe_columns
 from camscope.audit.performance.subgroups import compare_subgroups
 from camscope.audit.shortcuts.inputs_with_regions import (

@@ -5,7 +5,7 @@
 - `not testable`: the interval includes the margin, data are missing, or there are too few patients. The reason says which.
 """
 
-from camscope.audit.core.summary import Summary, Verdict
+from camscope.audit.core.summary_schema import Summary, Verdict
 from camscope.audit.verdicts import maps, model
 
 __all__ = ["derive_verdicts"]

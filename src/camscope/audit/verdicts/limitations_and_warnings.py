@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_INTERVAL, MIN_PATIENTS_FOR_VERDICT
-from camscope.audit.core.summary import Summary
+from camscope.audit.core.summary_schema import Summary
 from camscope.audit.shortcuts.region_attribution import find_overlapping_regions
 from camscope.explanation import STATUS_MEANINGS
 from camscope.plurals import plural

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from camscope.audit.core.stage_result_schema import EstimateSummary, MetricsResult, MetricSummary, RandomizationTest
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_SINGLE_CLUSTER, RARE_CLUSTER_SHARE
-from camscope.audit.core.summary import AttributionMass, ClusterAnalysis, Conclusion, Summary, Verdict
-from camscope.audit.core.summary_schema import EstimateSummary, MetricsResult, MetricSummary, RandomizationTest
+from camscope.audit.core.summary_schema import AttributionMass, ClusterAnalysis, Conclusion, Summary, Verdict
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION
 from camscope.audit.verdicts.model import format_region, group_by_subgroup_column, judge_subgroup_equality
 from camscope.audit.verdicts.rules import (

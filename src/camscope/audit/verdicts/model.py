@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from camscope.audit.core.summary import ColumnLeakage, Summary, Verdict
+from camscope.audit.core.stage_result_schema import EstimateSummary, SubgroupDifference
 from camscope.audit.core.summary_entries import round_significant
-from camscope.audit.core.summary_schema import EstimateSummary, SubgroupDifference
+from camscope.audit.core.summary_schema import ColumnLeakage, Summary, Verdict
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION
 from camscope.audit.shortcuts.reliance import (
     DEFAULT_RELIANCE_PREVALENCE,

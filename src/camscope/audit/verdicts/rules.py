@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_SINGLE_CLUSTER, MIN_PATIENTS_FOR_VERDICT
-from camscope.audit.core.summary import Conclusion, Verdict
 from camscope.audit.core.summary_entries import format_patient_count
-from camscope.audit.core.summary_schema import EstimateSummary
+from camscope.audit.core.summary_schema import Conclusion, Verdict
 from camscope.audit.shortcuts.interventions import MIN_PREFERRED_IMAGES
 from camscope.audit.shortcuts.reliance import MIN_IMPUTATIONS
 from camscope.metrics.randomization_result import SAME_MAP_SIMILARITY

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.batch.inspection.inspection_table import (
+from camscope.batch.inspection.encoded_columns import (
     MAX_GROUPS_PER_ISSUE,
     NO_ROWS,
     EncodedColumn,

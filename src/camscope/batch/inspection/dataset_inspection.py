@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from camscope.batch.export import write_escaped_csv
 from camscope.batch.image_loading import map_in_order, require_valid_num_threads
 from camscope.batch.inspection.dataset_checks import check_dataset
-from camscope.batch.inspection.image_metadata import (
-    INTERNAL_COLUMNS,
-    METADATA_COLUMNS,
-    ImageMetadata,
-    ImageMetadataReader,
-    metadata_to_table,
-)
-from camscope.batch.inspection.inspection_table import (
+from camscope.batch.inspection.encoded_columns import (
     DEFAULT_COLUMNS,
     InspectionTable,
     TargetPrevalence,
@@ -28,11 +21,18 @@ from camscope.batch.inspection.inspection_table import (
     count_values,
     resolve_column_names,
 )
+from camscope.batch.inspection.image_metadata import (
+    INTERNAL_COLUMNS,
+    METADATA_COLUMNS,
+    ImageMetadata,
+    ImageMetadataReader,
+    metadata_to_table,
+)
 from camscope.batch.inspection.issues import ISSUE_ORDER, SEVERITIES, DatasetIssue, RowNumbers
 from camscope.batch.manifest import Manifest, contains_scans, import_arrow, pseudonymize_manifest, require_columns
 from camscope.batch.sources import build_manifest
 from camscope.errors import InputError, OutputError
-from camscope.images.files.redaction import load_pseudonym_key
+from camscope.images.files.patient_data_removal import load_pseudonym_key
 from camscope.plurals import plural
 from camscope.safe_files import open_atomic, write_bytes
 from camscope.version import __version__

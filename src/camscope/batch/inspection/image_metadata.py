@@ -18,7 +18,7 @@ from camscope.batch.manifest import Manifest, import_arrow
 from camscope.batch.path_resolver import is_url, read_image_source
 from camscope.errors import CamscopeError, ImageError, InputError
 from camscope.images.files.image_file_access import selected_source, split_selector
-from camscope.images.files.redaction import redact_errors, suppress_library_output
+from camscope.images.files.patient_data_removal import redact_errors, suppress_library_output
 from camscope.images.mask_files import SegmentationObjectError, read_label_image, read_mask_scan
 from camscope.images.photo import EXIF_ORIENTATION_TAG, find_file_flags, read_photo
 from camscope.images.scans import dicom_header_values

@@ -13,7 +13,7 @@ from camscope.compat.pytorch_grad_cam.base_cam import Array, BaseCAM, OutputTarg
 from camscope.compat.pytorch_grad_cam.methods import GradCAM, GradCAMPlusPlus, Reshape
 from camscope.compat.pytorch_grad_cam.utils.image import scale_cam_image
 from camscope.compat.pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget, FinerWeightedTarget
-from camscope.explainers.ensemble.sliding_windows import list_window_corners
+from camscope.explainers.ensemble.sess import list_window_corners
 
 DEFAULT_COMPARISON_CATEGORIES = (1, 2, 3)
 BLUR_SIZE, BLUR_SIGMA = (11, 11), 5.0

@@ -22,7 +22,7 @@ from camscope.evaluation.selection.racing import (
 from camscope.explainers import METHODS, Explainer
 from camscope.explainers.comparison.grid_layout import accepts_layer_choice, accepts_several_layers, create_at_layers
 from camscope.explainers.core.evaluation_context import device_and_dtype, inference_scope, inspect_model
-from camscope.explainers.core.runner import run_methods
+from camscope.explainers.core.shared_passes import run_methods
 from camscope.geometry import Placement
 from camscope.hooks.base import unwrap
 from camscope.layers.selection import choose_layer, find_spatial_layers

@@ -26,7 +26,7 @@ from camscope.evaluation.selection.racing import (
     rank_candidates,
 )
 from camscope.explainers import METHODS, Explainer
-from camscope.explainers.core.runner import run_methods
+from camscope.explainers.core.shared_passes import run_methods
 from camscope.hooks.base import unwrap
 from camscope.metrics.similarity import spearman
 from camscope.metrics.weight_randomization import randomize_weights

@@ -25,8 +25,8 @@ from camscope.hooks.attention import Attention, AttentionBlockFinder, AttentionR
 from camscope.hooks.base import thread_local_hook, unwrap
 from camscope.hooks.tap import Tap
 from camscope.layers.layout import TOKENS, Layout, LayoutHints, infer_image_token_layout, infer_layout
-from camscope.layers.layout_judgment import LayoutVerdict
 from camscope.layers.layout_probe import OutputLocation, make_layout_error, probe_layout
+from camscope.layers.layout_verification import LayoutVerdict
 from camscope.layers.selection import record_layout_hints
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision

@@ -22,7 +22,6 @@ from camscope.hooks.partial_forward import PrefixCache
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker, is_interception_exact
 from camscope.hooks.tap import Tap, TappedCall
 from camscope.layers.layout import CHANNELS_FIRST, CHANNELS_FIRST_MODULES, Layout, has_unequal_strides
-from camscope.layers.layout_judgment import LayoutVerdict, ProbeResult
 from camscope.layers.layout_probe import (
     OutputLocation,
     cache_result,
@@ -32,6 +31,7 @@ from camscope.layers.layout_probe import (
     probe_layout,
     unobserved_forward,
 )
+from camscope.layers.layout_verification import LayoutVerdict, ProbeResult
 from camscope.layers.selection import choose_layer, find_doubt_reason, infer_layer_layout, record_layout_hints
 from camscope.model_metadata import get_card
 from camscope.plurals import plural

@@ -24,7 +24,7 @@ from camscope.explainers.core.argument_sorting import reject_foreign_keywords
 from camscope.explainers.core.base import METHODS, Explainer, get_explainer_class
 from camscope.explainers.core.evaluation_context import Precision
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
-from camscope.explainers.core.runner import OnPass, explain_grid
+from camscope.explainers.core.shared_passes import OnPass, explain_grid
 from camscope.explanation import AUTO, Explanation, FloatArray, PixelArray, ScaleOption, shared_scales
 from camscope.geometry import Placement
 from camscope.safe_files import write_bytes

@@ -10,7 +10,7 @@ from camscope.explainers.comparison.grid_layout import format_method_labels
 from camscope.explainers.core.base import METHODS, Explainer
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
-from camscope.explainers.core.runner import MethodErrors, OnPass, explain_grid, group_by_share_key
+from camscope.explainers.core.shared_passes import MethodErrors, OnPass, explain_grid, group_by_share_key
 from camscope.explanation import Explanation
 from camscope.targets import TargetLike
 

@@ -23,7 +23,7 @@ from camscope.explainers.core.argument_sorting import (
     translate_setting_names,
 )
 from camscope.explainers.core.base_method import BaseMethod
-from camscope.explainers.core.runner import build_explanations, explain_grid, run_methods
+from camscope.explainers.core.shared_passes import build_explanations, explain_grid, run_methods
 from camscope.explanation import Explanation
 from camscope.model_metadata import compute_model_digest
 from camscope.plurals import plural

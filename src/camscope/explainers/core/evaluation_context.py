@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs, check_dense_tensor
-from camscope.explainers.core.model_checks import samples_interact
+from camscope.explainers.core.noise_tests import samples_interact
 from camscope.hooks.base import autocast_uncached, check_initialized, evaluation_mode, unwrap
 from camscope.hooks.hook_free_copies import hooks_excluded_from_copies
 from camscope.hooks.isolation import buffers_and_rng_restored, eval_mode_buffers_restored, rng_restored

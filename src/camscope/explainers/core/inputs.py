@@ -90,9 +90,9 @@ def read_model_input(
     ):
         x = _to_single_input(source, 3 if frames_first else infer_spatial_rank(model, source.shape))
         return _read_tensor(x.transpose(0, 1) if frames_first else x, preprocess)
-    from camscope.images.files.redaction import pseudonymize_source
+    from camscope.images.files.patient_data_removal import pseudonymize_source
     from camscope.images.photo import read_photo
-    from camscope.images.scans.monai import MonaiPreprocess
+    from camscope.images.scans.monai_preprocess import MonaiPreprocess
     from camscope.images.scans.scan import Scan
     from camscope.images.scans.scan_preprocess import ScanPreprocess
     from camscope.images.scans.scan_reader import is_safe_to_display, is_scan, read_scan
@@ -112,7 +112,7 @@ def read_model_input(
 
 def _read_tensor(x: Tensor, preprocess: PreprocessFunction | None) -> ModelInput:
     """Return a tensor (C,*S) as the model's input. The placement is read from MONAI metadata, if there is any."""
-    from camscope.images.scans.monai import is_monai_object, read_tensor_placement, strip_metadata
+    from camscope.images.scans.monai_preprocess import is_monai_object, read_tensor_placement, strip_metadata
 
     if is_monai_object(x):
         (place, affine), x = read_tensor_placement(x), strip_metadata(x)
@@ -134,7 +134,7 @@ def check_dense_tensor(x: Tensor) -> None:
 
 def accepts_scans(preprocess: object) -> bool:
     """Whether the preprocessing accepts medical images, independent of the file name."""
-    from camscope.images.scans.monai import MonaiPreprocess
+    from camscope.images.scans.monai_preprocess import MonaiPreprocess
     from camscope.images.scans.scan_preprocess import ScanPreprocess
 
     return isinstance(preprocess, ScanPreprocess | MonaiPreprocess)
@@ -147,7 +147,7 @@ def prepare_scan(
 
     `with_images`: whether the result holds images to draw on.
     """
-    from camscope.images.scans.monai import MonaiPreprocess
+    from camscope.images.scans.monai_preprocess import MonaiPreprocess
     from camscope.images.scans.scan import convert_scan_to_display_pixels, convert_scan_to_rgb
     from camscope.images.scans.scan_preprocess import ScanPreprocess
 

@@ -21,7 +21,7 @@ from camscope.explainers.core.base import Explainer
 from camscope.explainers.core.base_method import AttributionMaps, BaseMethod, merge_maps
 from camscope.explainers.core.linalg import project_on_first_component
 from camscope.explainers.core.resampling import resize_input, resize_maps
-from camscope.explainers.core.runner import check_compatible_explainers, compute_group_maps
+from camscope.explainers.core.shared_passes import check_compatible_explainers, compute_group_maps
 from camscope.hooks.base import unwrap
 from camscope.plurals import plural
 from camscope.targets import Difference, Score, TargetLike

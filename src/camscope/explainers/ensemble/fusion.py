@@ -24,7 +24,7 @@ from camscope.explainers.core.base_method import (
 )
 from camscope.explainers.core.evaluation_context import check_one_of
 from camscope.explainers.core.resampling import resize_maps, scale_to_unit_range
-from camscope.explainers.core.runner import compute_group_maps, group_by_share_key
+from camscope.explainers.core.shared_passes import compute_group_maps, group_by_share_key
 from camscope.explainers.ensemble.explainer_wrappers import Wrapper
 from camscope.explanation import STATUS_MEANINGS, STATUS_OK, Explanation
 from camscope.hooks.base import find_layer, unwrap

@@ -15,7 +15,7 @@ import numpy as np
 
 from camscope.errors import CamscopeError, ImageError, is_transient
 from camscope.images.files.image_file_access import selected_source
-from camscope.images.files.redaction import redact_errors
+from camscope.images.files.patient_data_removal import redact_errors
 from camscope.images.scans.dicom import has_dicom_signature, load_dicom_dataset, read_dicom, require_pydicom
 from camscope.images.scans.dicom_geometry import SlicePlane, read_plane, stack_planes
 from camscope.images.scans.dicom_header_values import MODALITIES, has_burned_in_text, read_code, read_functional_groups

@@ -8,7 +8,7 @@ from typing import Any
 
 from camscope.errors import CamscopeError, ImageError
 from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
-from camscope.images.files.redaction import pseudonymize_source, redact_errors
+from camscope.images.files.patient_data_removal import pseudonymize_source, redact_errors
 from camscope.images.scans.dicom import has_dicom_signature, load_dicom_dataset, read_dicom, require_pydicom
 from camscope.images.scans.dicom_header_values import has_burned_in_text
 from camscope.images.scans.dicom_series import read_series

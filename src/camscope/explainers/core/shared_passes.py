@@ -26,7 +26,7 @@ from camscope.explainers.core.evaluation_context import (
     inspect_model,
 )
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs, ModelInput
-from camscope.explainers.core.model_checks import find_constant_rows
+from camscope.explainers.core.noise_tests import find_constant_rows
 from camscope.explanation import STATUS_MEANINGS, STATUS_OK, ClassScore, Explanation
 from camscope.hooks.base import unwrap
 from camscope.model_metadata import compute_model_digest

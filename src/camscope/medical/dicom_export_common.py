@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from camscope.errors import CamscopeError, ImageError, InputError, OutputError
 from camscope.explanation import Explanation
 from camscope.images.files.image_file_access import PHOTO_SUFFIXES
-from camscope.images.files.redaction import redact_errors, suppress_library_output
+from camscope.images.files.patient_data_removal import redact_errors, suppress_library_output
 from camscope.images.scans.dicom import load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_geometry import LPS_TO_RAS
 from camscope.images.scans.dicom_header_values import iter_macro_items, read_first_numbers, read_functional_groups

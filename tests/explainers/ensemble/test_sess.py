@@ -8,7 +8,7 @@ from torch import nn
 
 from camscope import SESS, GradCAM
 from camscope.errors import InputError, TargetError
-from camscope.explainers.ensemble.sliding_windows import list_window_corners
+from camscope.explainers.ensemble.sess import list_window_corners
 from camscope.targets import Region
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")

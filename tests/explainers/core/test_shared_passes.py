@@ -20,7 +20,7 @@ from camscope.explainers import (
     SmoothGrad,
 )
 from camscope.explainers.core.batching import count_copies_in_memory, map_chunks
-from camscope.explainers.core.runner import explain_grid
+from camscope.explainers.core.shared_passes import explain_grid
 from camscope.targets import Difference, Score
 from tests.nets import CASES, Pooled, Tokens, conv, plain
 from tests.refusals import first_answered
