@@ -3,16 +3,14 @@
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, starmap
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
-from camscope.hooks.base import thread_local_hook
 from camscope.hooks.function_mode import (
     ACTIVATIONS,
     DROPOUTS,
@@ -103,7 +101,7 @@ class SpatialMapTracker(BaseFunctionMode):
     one plane share their memory.
     """
 
-    def __init__(self, model: nn.Module, x: Tensor) -> None:
+    def __init__(self, model: nn.Module, x: Tensor, other_inputs: Sequence[Tensor] = ()) -> None:
         super().__init__()
         self._parameter_versions = {
             id(tensor): _get_version(tensor) for tensor in (*model.parameters(), *model.buffers())
@@ -118,26 +116,9 @@ class SpatialMapTracker(BaseFunctionMode):
         self._exported: dict[int, object] = {}  # memory, kept so that its address is not used again
         self._whole: Extent = ((0.0, 1.0),) * (x.ndim - 2)
         self._record_map(x, self._whole)
-        self._model, self._size = model, x.shape[2:]
-        self._hooks = ExitStack()
-
-    def __enter__(self) -> Self:
-        """Enter the mode. Other inputs of the same size are maps, too, each of another image."""
-        if not isinstance(self._model, torch.jit.ScriptModule):
-            hook = thread_local_hook(self._record_inputs)
-            self._hooks.callback(self._model.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        super().__enter__()  # type: ignore[no-untyped-call]  # of PyTorch
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        """Leave the mode."""
-        self._hooks.close()
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]  # of PyTorch
-
-    def _record_inputs(self, module: nn.Module, args: object, kwargs: object) -> None:
         with torch._C.DisableTorchFunction():
-            for _, tensor in iter_leaves([args, kwargs]):
-                if isinstance(tensor, Tensor) and tensor.shape[2:] == self._size and id(tensor) not in self._records:
+            for tensor in other_inputs:
+                if tensor.shape[2:] == x.shape[2:]:  # another image, with a map of its own
                     self._record_map(tensor, self._whole)
 
     def is_spatial_map(self, tensor: Tensor) -> bool:

@@ -38,6 +38,7 @@ from camscope.layers.layout_probe import OutputLocation, make_layout_error, prob
 from camscope.layers.layout_verification import LayoutVerdict, ProbeResult
 from camscope.plurals import plural
 from camscope.pytree import find_main_tensor, has_attention_rows
+from camscope.targets.score import Score
 
 ENCODER_NAMES = ("backbone", "encoder", "vision_model")
 LAYERS_PER_PASS = 12  # layers that are probed in one forward pass, from the end
@@ -181,8 +182,13 @@ def _token_merge_factor(model: nn.Module) -> int:
     return 1
 
 
-def find_spatial_layers(model: nn.Module, forward: Callable[[], object], x: Tensor) -> list[SpatialLayer]:
-    """Return all layers with more than one cell, in the order in which they finish in `forward()`, a forward pass of x."""
+def find_spatial_layers(
+    model: nn.Module, forward: Callable[[], object], x: Tensor, other_inputs: Sequence[Tensor] = ()
+) -> list[SpatialLayer]:
+    """Return all layers with more than one cell, in the order in which they finish in `forward()`, a forward pass of x.
+
+    `other_inputs` are the other tensors that the model takes.
+    """
     finished: dict[str, tuple[torch.Size, bool, bool, bool]] = {}
 
     def record_layer(name: str, module: nn.Module, output: object) -> None:
@@ -194,7 +200,7 @@ def find_spatial_layers(model: nn.Module, forward: Callable[[], object], x: Tens
 
     with torch.no_grad(), Hooks() as hooks:
         hints = record_layout_hints(model, hooks)
-        tracker = hooks.enter_context(SpatialMapTracker(unwrap(model), x))
+        tracker = hooks.enter_context(SpatialMapTracker(unwrap(model), x, other_inputs))
         _hook_layers(model, hooks, record_layer)
         forward()
     layers = []
@@ -269,7 +275,8 @@ def choose_layer(
     auxiliary head may run last. `dense`: the score is one place among many, which the head's own layers predict already. The
     layer is then the last one of the backbone or encoder, or of the coarsest grid where the model names none.
     """
-    class_name, layers = type(model).__name__, find_spatial_layers(model, lambda: score(x), x)
+    other_inputs = score.extra_tensors if isinstance(score, Score) else ()
+    class_name, layers = type(model).__name__, find_spatial_layers(model, lambda: score(x), x, other_inputs)
     layers = _select_encoder_layers(model, layers) if dense else layers
     if not layers and x.ndim == 5 and (remedy := _find_per_frame_remedy(model, lambda: score(x), x.shape)):
         raise LayerError(f"no layer of {class_name} has maps (N,K,T,h,w); {remedy}")

@@ -101,6 +101,11 @@ class Score:
         """
         return self.read_score(self.forward(x, sample_index), len(x), sample_index)
 
+    @property
+    def extra_tensors(self) -> list[Tensor]:
+        """The tensors that the model takes besides x."""
+        return [leaf for _, leaf in iter_leaves([self._args, self._kwargs]) if isinstance(leaf, Tensor)]
+
     def forward(self, x: Tensor, sample_index: Tensor | None = None) -> Any:
         """Run the model and return its output. Raises InputError if the model changed x in place."""
         if self.one_sample_per_pass and len(x) > 1:

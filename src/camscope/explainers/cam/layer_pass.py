@@ -187,7 +187,9 @@ class SharedPass(ExitStack):
             self._layout_hints = record_layout_hints(model, around)
             is_unknown = any(map(self._needs_layout_inference, self._explainers, self._layers))
             watched = is_unknown and is_interception_exact(model)
-            self._spatial_ops = around.enter_context(SpatialMapTracker(model, self._x)) if watched else None
+            self._spatial_ops = None
+            if watched:
+                self._spatial_ops = around.enter_context(SpatialMapTracker(model, self._x, scores[0].extra_tensors))
             output = self._tap.run(lambda: scores[0].forward(self._x))
         self._input_shares = padded[-1] if padded else None
         # the gradient shows which of several calls the score depends on, whether a method uses it or not
@@ -251,7 +253,7 @@ class SharedPass(ExitStack):
         if tracker is None and isinstance(find_layer(score.model, layer)[1], CHANNELS_FIRST_MODULES):
             # interception would have changed the results of this model: one more forward pass
             tap = Tap(score.model, layer, output_index=locations[0].output_index, gradients=False)
-            tracker = SpatialMapTracker(unwrap(score.model), x)
+            tracker = SpatialMapTracker(unwrap(score.model), x, score.extra_tensors)
             with unobserved_forward(score.model, x.device), tap, tracker:
                 score.forward(x)
             calls = tap.calls[layer]
