@@ -118,7 +118,7 @@ class SpatialMapTracker(BaseFunctionMode):
         self._record_map(x, self._whole)
         with torch._C.DisableTorchFunction():
             for tensor in other_inputs:
-                if tensor.shape[2:] == x.shape[2:]:  # another image, with a map of its own
+                if tensor.shape[2:] == x.shape[2:]:  # another image, which has a map, too
                     self._record_map(tensor, self._whole)
 
     def is_spatial_map(self, tensor: Tensor) -> bool:
