@@ -86,7 +86,7 @@ class BatchWorker:
             window=self.window,
             keep_image=self.overlay_writer is not None,
             allow_burned_in_text=self.allow_burned_in_text,
-            reject_unlabeled_scans=self.manifest.images is None,
+            reject_scans_named_as_photos=self.manifest.images is None,
         )
 
     def targets_for(self, image: LoadedImage) -> Sequence[TargetLike]:

@@ -282,17 +282,17 @@ def prepare_input(
     window: Any = None,
     keep_image: bool = False,
     allow_burned_in_text: bool = False,
-    reject_unlabeled_scans: bool = False,
+    reject_scans_named_as_photos: bool = False,
 ) -> ModelInput:
     """Convert an image to the model input on the CPU. With `keep_image`, the result also holds the image.
 
-    `reject_unlabeled_scans` rejects a scan whose file name does not show that it is one.
+    `reject_scans_named_as_photos` rejects a scan whose file name does not show that it is one.
     """
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         return explainer.prepare_input(source)
     preprocess, is_path = explainer.preprocess, isinstance(source, Path)
     if is_path or isinstance(preprocess, ScanPreprocess) or is_scan(source):
-        if reject_unlabeled_scans and not is_path and not isinstance(preprocess, ScanPreprocess):
+        if reject_scans_named_as_photos and not is_path and not isinstance(preprocess, ScanPreprocess):
             raise ImageError(
                 "the file is a scan, but its name does not show this; choose profile='research' or 'clinical'"
             )
@@ -318,8 +318,8 @@ def _decode_photo(source: Any, explainer: Explainer, reduced_decoding: bool) -> 
         trim_free_memory(pixels.nbytes)
         return pixels, pixels.shape[:2]
 
-    def compute_min_size(size: tuple[int, int]) -> tuple[int, int]:
+    def compute_min_decoded_size(size: tuple[int, int]) -> tuple[int, int]:
         height, width = preprocess.compute_resized_size(size)
         return MIN_REDUCED_DECODING_FACTOR * height, MIN_REDUCED_DECODING_FACTOR * width
 
-    return read_reduced_photo(source, compute_min_size)
+    return read_reduced_photo(source, compute_min_decoded_size)

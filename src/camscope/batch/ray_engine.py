@@ -133,7 +133,7 @@ class Actor:
         self._payload: tuple[BatchWorker, RunStore, int] | None = None
 
     def wait_until_ready(self) -> bytes:
-        """Return an empty result when the process has started."""
+        """Return once the worker process has started. The bytes mean nothing."""
         return cloudpickle_dumps(None)
 
     def compute(self, payload_refs: Sequence[Any], task: ChunkTask, table: "pa.Table") -> bytes:

@@ -49,7 +49,7 @@ def run(
     batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
     file = _resolve_single_output_file(output, format_names)
     exporter = Exporter(batch_run, Path(output), format_names, threshold, overwrite, file)
-    matching = run_or_images.count_matching_rows(batch_run, query)
+    matching = run_or_images.require_matching_rows(batch_run, query)
     with progress.progress_bar("exporting", min(limit or matching, matching), base.stderr_console()) as bar:
         result = exporter.write(query, os.cpu_count() or 1, bar.advance)
     _print_export_result(result, folder, output)

@@ -178,7 +178,7 @@ def is_image_or_collection(source: str) -> bool:
     )
 
 
-def count_matching_rows(run: "BatchRun", query: "Query") -> int:
+def require_matching_rows(run: "BatchRun", query: "Query") -> int:
     """Count the rows of a run that match a query. If no row matches, print an error and exit with code 1."""
     if not (n_rows := query.count_matching(run.dataset)):
         base.report_error("InputError", f"no row of {len(run):,} matches: {query.where}", base.EXIT_FAILED)

@@ -34,7 +34,7 @@ def run(
     from camscope.safe_files import write_bytes
 
     batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
-    matching = run_or_images.count_matching_rows(batch_run, query)
+    matching = run_or_images.require_matching_rows(batch_run, query)
     run_or_images.print_missing_images_note(batch_run)
     with progress.progress_bar("drawing", min(limit, matching), base.stderr_console()) as bar:
         contact_sheet = build_contact_sheet(batch_run, query, image_height, os.cpu_count() or 1, bar.advance)

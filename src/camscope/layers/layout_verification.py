@@ -178,7 +178,7 @@ def iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iter
     same_order = (reaction * field).sum()
     axes = range(1, field.ndim)
 
-    def to_product(change: Tensor, moved: Tensor) -> Tensor:
+    def add_own_product(change: Tensor, moved: Tensor) -> Tensor:
         return 1 + change / moved.clamp(min=1e-12) if similar else same_order + change
 
     for axis in axes:
@@ -187,21 +187,21 @@ def iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iter
         line = products.diagonal()
         first, second = torch.triu_indices(len(line), len(line), 1, device=field.device)
         moved = line[first] + line[second]
-        yield to_product(products[first, second] + products[second, first] - moved, moved), EXCHANGED
+        yield add_own_product(products[first, second] + products[second, first] - moved, moved), EXCHANGED
         for mirrored in axes:
             mirrored_change = (reaction * field.flip(mirrored)).movedim(axis, 0).flatten(1).sum(1) - line
             if mirrored == axis:
-                yield to_product(mirrored_change.sum()[None], line.sum()[None]), "backwards"
+                yield add_own_product(mirrored_change.sum()[None], line.sum()[None]), "backwards"
                 continue
-            yield to_product(mirrored_change, line), "with a line backwards"
+            yield add_own_product(mirrored_change, line), "with a line backwards"
             halves = [torch.stack([values[start::2].sum() for start in (0, 1)]) for values in (mirrored_change, line)]
-            yield to_product(*halves), "with every other line backwards"
+            yield add_own_product(*halves), "with every other line backwards"
         if len(line) > 1:
             shifted = torch.stack([(reaction * field.roll(shift, axis)).sum() for shift in range(1, len(line))])
-            yield to_product(shifted - same_order, same_order[None]), "moved on by some lines"
+            yield add_own_product(shifted - same_order, same_order[None]), "moved on by some lines"
     if field.ndim == 3:
         mirrored_change = (reaction * field.mT.reshape(field.shape)).sum()[None]
-        yield to_product(mirrored_change - same_order, same_order[None]), "read by columns"
+        yield add_own_product(mirrored_change - same_order, same_order[None]), "read by columns"
 
 
 @lru_cache(maxsize=64)

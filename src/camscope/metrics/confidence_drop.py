@@ -248,8 +248,8 @@ def _get_clean_and_masked_scores(
     """Return the outputs (N,) of the clean and of the masked images, and undefined images by reason."""
     nothing = ~(test.normalized_maps > 0).flatten(1).any(1)
     row, undefined = get_score_row(output_kind), {NONFINITE_MAP: ~test.is_finite, NO_POSITIVE_VALUE: nothing}
-    return test.scorer.clean_scores[row], test.masked_scores[row], undefined
+    return test.scorer.clean_scores[row], test.scores_of_weighted_images[row], undefined
 
 
-def _compute_relative_drop(clean_scores: Tensor, masked_scores: Tensor) -> Tensor:
-    return (clean_scores - masked_scores).clamp(min=0) / torch.where(clean_scores > 0, clean_scores, 1)
+def _compute_relative_drop(clean_scores: Tensor, scores_of_weighted_images: Tensor) -> Tensor:
+    return (clean_scores - scores_of_weighted_images).clamp(min=0) / torch.where(clean_scores > 0, clean_scores, 1)

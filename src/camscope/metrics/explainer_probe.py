@@ -51,7 +51,7 @@ class ExplainerProbe:
         return target
 
     def compute_maps(self, x: Tensor, sample_index: Sequence[int], batch_size: int = PROBE_BATCH_SIZE) -> FloatArray:
-        """Return maps (R,*s) of input variants (R,C,*S), each for the target of its clean sample in `sample_index`."""
+        """Return maps (R,*s) of input variants (R,C,*S). Row i explains the target of the clean sample `sample_index[i]`."""
         maps = []
         for start in range(0, len(x), batch_size):
             part = slice(start, start + batch_size)

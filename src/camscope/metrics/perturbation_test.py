@@ -195,7 +195,7 @@ class PerturbationTest:
         return positive / torch.where(peaks > 0, peaks, 1)
 
     @cached_property
-    def masked_scores(self) -> Tensor:
+    def scores_of_weighted_images(self) -> Tensor:
         """Score and probability (2,N) of the images after multiplication by `normalized_maps`."""
         x, rows = self.scorer.x, torch.arange(len(self.maps), device=self.maps.device)
         masks = self.normalized_maps[:, None].to(x.dtype)

@@ -188,7 +188,7 @@ class ScoreRange:
         self._n_rows[kind] += len(values)
 
     def is_constant(self, machine_epsilon: float) -> Tensor | None:
-        """Whether the scores of each sample (N,) are equal within rounding. None if the method changed no input."""
+        """Whether each sample's score stayed the same within rounding for all changed inputs (N,). None: no input was changed."""
         constant = [
             high - low <= ROUNDING_STEPS * machine_epsilon * low.abs().maximum(high.abs())
             for kind, (low, high) in self._limits.items()

@@ -51,7 +51,7 @@ from camscope.audit.report.number_format import (
     format_p_value,
     number_to_text,
 )
-from camscope.audit.report.page import PAGE_SECTIONS, read_norms_csv, render_page
+from camscope.audit.report.page import PAGE_SECTIONS, read_reporting_guidelines_csv, render_page
 from camscope.audit.report.verdict_display import CONCLUSION_MEANINGS
 from camscope.audit.verdicts.limitations_and_warnings import GENERAL_LIMITATIONS, list_warnings
 from camscope.batch import BatchRun, run_batch
@@ -624,7 +624,7 @@ def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
 
 
 def test_norms_are_mapped_to_sections_that_there_are():
-    rows = list(csv.DictReader(io.StringIO(read_norms_csv())))
+    rows = list(csv.DictReader(io.StringIO(read_reporting_guidelines_csv())))
     assert {"norm", "item", "requirement", "section", "summary_part", "checked_against"} == set(rows[0])
     claim = {row["item"] for row in rows if row["norm"] == "CLAIM 2024"}
     assert claim == {str(n) for n in (23, *range(28, 34), *range(35, 41))}
@@ -636,7 +636,7 @@ def test_norms_are_mapped_to_sections_that_there_are():
 
 
 def test_the_page_says_which_items_nobody_has_checked(whole):
-    rows = list(csv.DictReader(io.StringIO(read_norms_csv())))
+    rows = list(csv.DictReader(io.StringIO(read_reporting_guidelines_csv())))
     own = whole.partition('<section id="norms"')[2].partition("</section>")[0]
     assert own.count("<strong>not checked</strong>") == sum(row["checked_against"] == "not checked" for row in rows) > 0
     assert "has not yet been checked against its source" in own

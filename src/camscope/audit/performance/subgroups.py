@@ -285,7 +285,7 @@ def compare_subgroups(
     truth: Mapping[int, bool] | None = None,
     region: str = "",
 ) -> Iterator[SubgroupDifference]:
-    """Compare a finding's values by row between the levels of every subgroup column.
+    """Compare the values of a finding, one per row, between the subgroups of every subgroup column.
 
     With `truth`, compare AUROCs instead of means. `margin` is the difference that would not matter, and `region` the region
     that the values are about.

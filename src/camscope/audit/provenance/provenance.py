@@ -139,7 +139,7 @@ def write_provenance(context: AuditContext, identity: Mapping[str, str]) -> dict
         "started": events[0]["time"] if events else None,
         "ended": events[-1]["time"] if events else None,
         "stages": {event["stage"]: event["seconds"] for event in events if "stage" in event},
-        "rows": read_map_image_digests(context),
+        "rows": read_explained_image_digests(context),
         "preprocessing": compute_preprocessing_digests_by_image(context),
         "outputs": digest_outputs(context.folder),
         "bytes": digest_files(context.folder),
@@ -205,7 +205,7 @@ def compute_seal(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(unsealed, sort_keys=True).encode()).hexdigest()
 
 
-def read_map_image_digests(context: AuditContext) -> dict[str, str | None]:
+def read_explained_image_digests(context: AuditContext) -> dict[str, str | None]:
     """Return image id -> the digest of the image from which its maps were computed."""
     table = context.maps.table(["id", "sha256"])
     return dict(sorted(zip(table["id"].to_pylist(), table["sha256"].to_pylist(), strict=True)))
@@ -213,7 +213,7 @@ def read_map_image_digests(context: AuditContext) -> dict[str, str | None]:
 
 def update_image_digests(context: AuditContext, image_digests: Mapping[str, str | None]) -> dict[str, str | None]:
     """Replace image digests by the digests from which the maps were computed. Images without maps keep theirs."""
-    map_image_digests = read_map_image_digests(context).items()
+    map_image_digests = read_explained_image_digests(context).items()
     return {**image_digests, **{name: digest for name, digest in map_image_digests if digest is not None}}
 
 

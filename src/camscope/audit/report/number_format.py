@@ -106,7 +106,7 @@ def number_to_text(value: float | int, decimals: int | None = None) -> str:
 
 
 def format_item_count(data: Mapping[str, Any], path: str, **field_values: str | Sequence[str]) -> Markup:
-    """Count the items of a list whose fields have the given values, and format the count.
+    """Return as text how many items of a list have the given values in their fields.
 
     Example: `("verdicts", direction="contradicts")`.
 

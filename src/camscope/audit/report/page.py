@@ -105,7 +105,7 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
     return html
 
 
-def read_norms_csv() -> str:
+def read_reporting_guidelines_csv() -> str:
     """Return a CSV table of reporting guidelines with the audit sections that address each item."""
     return resources.files("camscope.audit.report").joinpath("norms.csv").read_text("utf-8")
 
@@ -138,8 +138,8 @@ def create_template_environment() -> "jinja2.Environment":
         "min_overlap_share": MIN_OVERLAP_SHARE,
         "no_questions_text": NO_QUESTIONS_TEXT,
         "none": None,
-        "norms": list(csv.DictReader(io.StringIO(read_norms_csv()))),
-        "norms_csv": read_norms_csv(),
+        "norms": list(csv.DictReader(io.StringIO(read_reporting_guidelines_csv()))),
+        "norms_csv": read_reporting_guidelines_csv(),
         "script": Markup(_read_template("page.js")),  # noqa: S704 - a file of this package
         "sections": PAGE_SECTIONS,
         "sentences": sentences,

@@ -197,7 +197,7 @@ def _compute_subgroup_performance(
 
 
 def explain_images(context: AuditContext, results: StageResults) -> ExplainResult:
-    """Compute the maps of all images in the folder `maps/`. An interrupted run continues."""
+    """Write the maps of all images to the folder `maps/`. An interrupted run continues."""
     outcome = run_batch(
         context.explainers,
         context.cohort.output_manifest,

@@ -103,7 +103,7 @@ class UnsupportedOps(BaseFunctionMode):
         return result
 
     def describe(self) -> str:
-        """Return the counted operations as the end of a sentence."""
+        """Describe the counted operations, as a clause that ends a sentence."""
         operations = ", ".join(f"{name} ({count} x)" for name, count in sorted(self.counts.items()))
         return f"; captum has no rule for {operations}, which keep their gradient" if operations else ""
 

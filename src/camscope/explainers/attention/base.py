@@ -78,7 +78,7 @@ class AttentionTrace:
 
 
 def record_token_counts(model: nn.Module, scope: ExitStack) -> set[int]:
-    """Record the number of tokens in the outputs of linear layers and norms, in a set, until the scope ends."""
+    """Until the scope ends, collect in a set how many tokens the outputs of linear layers and norms have."""
     lengths: set[int] = set()
 
     def record_count(module: nn.Module, args: object, output: object) -> None:
@@ -153,7 +153,7 @@ def select_token_attentions(
 def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
     """Whether a probe cannot verify the layout of the tokens. Raises LayerError if it contradicts the layout."""
 
-    def read_first_attention(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
+    def read_first_attention_values(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with AttentionRecorder() as recorder:
             recorder.run(lambda: run(inputs))
         for attention in recorder.attentions:
@@ -168,7 +168,7 @@ def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layo
 
     name = f"attention between {plural(n_tokens, 'token')}"
     result = probe_layout(
-        score.model, [OutputLocation("", name)], layout, x, run_forward, read_outputs=read_first_attention
+        score.model, [OutputLocation("", name)], layout, x, run_forward, read_outputs=read_first_attention_values
     )[0]
     if result.verdict is LayoutVerdict.CONTRADICTED:
         raise make_layout_error(f"{method_name}, {name}", layout, result.reason)

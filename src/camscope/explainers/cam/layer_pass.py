@@ -306,7 +306,7 @@ class SharedPass(ExitStack):
                 raise LayerError(
                     "no second derivatives were computed: set second_order = True in the class of the method"
                 )
-            return to_maps(_compute_curvature(values, call.activation))
+            return to_maps(_compute_hessian_times_activation(values, call.activation))
 
         return LayerFeatures(
             layer=layer,
@@ -369,7 +369,7 @@ def _require_gradient(tap: Tap, layer: str) -> Tensor:
     return gradient
 
 
-def _compute_curvature(values: Tensor, activation: Tensor) -> Tensor:
+def _compute_hessian_times_activation(values: Tensor, activation: Tensor) -> Tensor:
     """Return the Hessian of the values times the activation. It is zero if the values are linear in the activation."""
     (gradient,) = torch.autograd.grad(values.sum(), activation, create_graph=True)
     if not gradient.requires_grad:

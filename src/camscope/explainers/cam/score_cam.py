@@ -72,7 +72,7 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
         def build_masks(rows: Tensor) -> Tensor:
             return scale_to_unit_range(enlarge_to_input(activation[samples[rows], channels[rows]], x))[:, None]
 
-        def build_empty_masks(rows: Tensor) -> Tensor:
+        def build_zero_masks(rows: Tensor) -> Tensor:
             return x.new_zeros(1).expand(len(rows), 1, *x.shape[2:])
 
         apply_masks, n_variants, n_variants_of_empty_mask = self.create_masking(x)
@@ -80,7 +80,7 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
         scores = activation.new_full(chosen.shape, -torch.inf)
         scores[samples, channels] = compute_mean_scores(samples, build_masks, n_variants)
         empty_scores, empty = activation.new_zeros(len(scores)), has_empty_mask.nonzero()[:, 0]
-        empty_scores[empty] = compute_mean_scores(empty, build_empty_masks, n_variants_of_empty_mask)
+        empty_scores[empty] = compute_mean_scores(empty, build_zero_masks, n_variants_of_empty_mask)
         return torch.where(chosen & ~live, empty_scores[:, None], scores).softmax(1)[..., None]
 
     def _compute_mean_scores(

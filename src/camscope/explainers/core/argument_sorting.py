@@ -178,7 +178,7 @@ def translate_setting_names(
 
 
 def translate_setting_value(setting_name: str, value: Any) -> Any:
-    """Convert captum's value of a setting to the format of this package."""
+    """Convert the value of a setting from captum's form to the form of this package."""
     if setting_name not in ("baseline", "background"):
         return value
     if isinstance(value, tuple):

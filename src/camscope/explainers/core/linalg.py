@@ -92,7 +92,7 @@ def _iterate_block_lanczos(gram: Tensor, source_dtype: torch.dtype) -> tuple[Ten
 
 
 def _compute_ritz_pairs(gram: Tensor, block: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the largest Ritz values (N,BLOCK) of a block, their Ritz vectors and their residuals."""
+    """Return the BLOCK largest Ritz values (N,BLOCK) of the Krylov space of a block, with Ritz vectors and residual norms."""
     basis, images = block, gram @ block
     for _ in range(POWERS_PER_RESTART):
         fresh = images[..., -LANCZOS_BLOCK_SIZE:]

@@ -29,7 +29,7 @@ def scale_to_unit_range(masks: Tensor) -> Tensor:
 
 
 def select_strongest_channels(activation: Tensor, n_channels: int | None) -> Tensor:
-    """Return a mask (N,K) of the `n_channels` channels with the largest mean absolute activation."""
+    """Mark in each sample the `n_channels` channels with the largest mean absolute activation: a boolean mask (N,K)."""
     flat = activation.flatten(2)
     if n_channels is None or n_channels >= flat.shape[1]:
         return torch.ones_like(flat[..., 0], dtype=torch.bool)

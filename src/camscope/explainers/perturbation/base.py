@@ -40,7 +40,7 @@ class MaskedInput:
 
     @property
     def clean_score(self) -> Tensor:
-        """The score () of the unmasked sample."""
+        """The score of the unmasked sample, a scalar tensor ()."""
         return self.evaluator.clean_scores[self.sample].double()
 
     def apply_masks(self, masks: Tensor, baseline: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Occlusion(PerturbationExplainer):
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """Compute the mean drop of the score over the windows that cover each pixel."""
-        covers = self.compute_window_coverage(masked_input.x.shape[1:])
+        covers = self.compute_window_masks(masked_input.x.shape[1:])
         size = [int(cover[0].sum()) for cover in covers]
         corners = torch.cartesian_prod(*(cover.int().argmax(1) for cover in covers)).view(-1, len(covers))
         scorer = WindowScorer(masked_input, size)
@@ -76,7 +76,7 @@ class Occlusion(PerturbationExplainer):
         attribution = average_over_windows(lost, [cover.to(lost.device) for cover in covers])
         return PerturbationAttribution(attribution, notes=tuple(notes))
 
-    def compute_window_coverage(self, size: Sequence[int]) -> list[Tensor]:
+    def compute_window_masks(self, size: Sequence[int]) -> list[Tensor]:
         """Return for each axis which pixels each window covers, as a boolean tensor (windows,pixels)."""
         window, stride = self.window, self.stride
         try:

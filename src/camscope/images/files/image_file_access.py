@@ -93,7 +93,9 @@ def decompressed_stream(file: BinaryIO) -> Iterator[BinaryIO]:
 def skip_bytes(stream: BinaryIO, n_bytes: int, name: str) -> None:
     """Skip `n_bytes` of a stream by reading them. Raise ImageError if the stream is shorter."""
     if n_bytes > MAX_SKIPPED_BYTES:
-        raise ImageError(f"{name}: the voxels start at byte {n_bytes}; the limit is {MAX_SKIPPED_BYTES}")
+        raise ImageError(
+            f"{name}: the header puts the voxels at byte {n_bytes}; the limit of that offset is {MAX_SKIPPED_BYTES}"
+        )
     if discard_bytes(stream, n_bytes) < n_bytes:
         raise ImageError(f"{name}: the file is truncated: it ends before the voxels")
 
