@@ -118,7 +118,7 @@ def _read_declared_bytes(archive: zipfile.ZipFile, member: str) -> int:
     declared = int(np.prod([int(side) for side in shape], dtype=object)) * int(dtype.itemsize)
     if declared + start != size:
         raise InputError(
-            f"{member} declares {plural(declared, 'byte', spec=',')} of values in its header, but the archive holds {size - start:,}"
+            f"{member} declares {plural(declared, 'byte', spec=',')} of values, but the archive holds {size - start:,}"
         )
     return declared
 

@@ -25,7 +25,7 @@ class AblationLayer(nn.Module):
     """Removes channels of a layer that returns a tensor (N,K,h,w)."""
 
     def objectiveness_mask_from_svd(self, activations: Array, threshold: float = 0.01) -> Array:
-        """Mark the cells (h,w) of activations (K,h,w) whose projection on the first component, scaled to 0..1, exceeds the threshold."""
+        """Mark the cells (h,w) of activations (K,h,w) whose projection on the first component, as 0..1, exceeds the threshold."""
         strength = np.abs(get_2d_projection(activations[None])[0])
         shifted = strength - strength.min()
         mask: Array = shifted / (shifted.max() + EPSILON) > threshold
