@@ -10,6 +10,7 @@ from pathlib import Path
 from docutils.nodes import paragraph as paragraph_node
 from PIL import Image
 from sphinx.application import Sphinx
+from sphinx.config import Config
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]  # tutorials use benchmarks/
@@ -85,6 +86,8 @@ sphinx_gallery_conf = {
 }
 
 templates_path = ["_templates"]
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 html_theme = "pydata_sphinx_theme"
 html_title = "camscope"
 html_theme_options = {
@@ -120,6 +123,12 @@ def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
     (Path(app.outdir) / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def translate_theme(app: Sphinx, config: Config) -> None:
+    """Set the one text of the theme that is an option and not in its catalogs."""
+    if config.language == "zh_CN":
+        config.html_theme_options["header_dropdown_text"] = "更多"
+
+
 def show_image(image: Image.Image) -> str:
     """Return an image as HTML, for cells of a tutorial that end in an image."""
     buffer = io.BytesIO()
@@ -132,6 +141,7 @@ Image.Image._repr_html_ = show_image
 
 def setup(app: Sphinx) -> None:
     """Write the generated pages before Sphinx reads the sources."""
+    app.connect("config-inited", translate_theme)
     app.connect("autodoc-process-docstring", escape_markup, priority=400)  # before the sections are parsed
     app.connect("build-finished", write_llms_txt)
     write_generated_pages(DOCS / "_build" / "generated")

@@ -13,6 +13,7 @@ from babel.messages.pofile import read_po, write_po
 
 LANGUAGE = "zh_CN"
 PAGES = (
+    "index",
     "get-started/index",
     "get-started/install",
     "get-started/first-map",
@@ -20,6 +21,12 @@ PAGES = (
     "get-started/which-method",
     "help/faq",
     "tutorials/hooks_tour",
+    "recipes/index",
+    "recipes/cnn",
+    "recipes/transformers",
+    "recipes/clip",
+    "recipes/detection",
+    "recipes/segmentation",
 )
 DOCS = Path(__file__).resolve().parent
 CATALOGS = DOCS / "locale" / LANGUAGE / "LC_MESSAGES"
