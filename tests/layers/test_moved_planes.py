@@ -293,7 +293,7 @@ IN_PLACE = {
     "shifted windows": shifted_windows,
     "tokens with a class token": with_class_token,
     "channels shuffled": shuffled_channels,
-    "cropped at the center": lambda x: x[:, :, 2:-2, 2:-2],
+    "cropped at the center by one": lambda x: x[:, :, 1:-1, 1:-1],
     "one line less": lambda x: x[..., :-1, :-1],
     "every other cell": lambda x: torch.cat([x[..., i::2, j::2] for i in (0, 1) for j in (0, 1)], 1)[:, ::4],
     "space to depth": lambda x: F.pixel_unshuffle(x, 2)[:, ::4],
@@ -361,6 +361,62 @@ def test_a_small_crop_and_one_off_center_are_probed(crop, probes):
     model, x = net(crop, "image")
     assert answer(model, "last", x) in {"rejected", "layout_unverified"}
     assert len(probes) == 1
+
+
+CROPS = {
+    "an eighth of each side": lambda x: x[:, :, 2:-2, 2:-2] if x.shape[2] == 16 else x[:, :, 8:-8, 8:-8],
+    "negative padding": lambda x: F.pad(x, (-(x.shape[-1] // 8),) * 4),
+    "narrowed": lambda x: x.narrow(3, 3, x.shape[3] - 6),
+    "resized afterwards": lambda x: F.interpolate(x[..., 4:-4, 4:-4], x.shape[2:]),
+    "a border": lambda x: F.pad(x, (4, 4, 4, 4)),
+    "a reflected border": lambda x: F.pad(x, (4, 4, 4, 4), mode="reflect"),
+    "to a multiple at the right": lambda x: F.pad(x, (0, 4)),
+}
+
+
+@pytest.mark.parametrize("where", ["image", "middle"])
+@pytest.mark.parametrize("crop", CROPS)
+def test_a_crop_and_a_border_are_rejected_or_flagged(crop, where, probes):
+    model, x = net(CROPS[crop], where)
+    assert answer(model, "last", x) in {"rejected", "layout_unverified"}
+    assert probes
+
+
+@pytest.mark.parametrize(("size", "crop", "stride"), [(300, 224, 4), (256, 224, 8), (256, 224, 32), (128, 64, 16)])
+def test_no_map_of_a_center_crop_counts_as_in_place(size, crop, stride):
+    class Cropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.Conv2d(3, 4, stride, stride), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            first = (x.shape[2] - crop) // 2
+            x = x[..., first : first + crop, first : first + crop]
+            return self.head(self.layer((x - 0.5) / 0.2).relu().mean((2, 3)))
+
+    torch.manual_seed(0)
+    assert answer(Cropped().eval(), "layer", torch.rand(3, size, size)) in {"rejected", "layout_unverified"}
+
+
+BORDERS = {
+    "none": [nn.Conv2d(3, 8, 5), nn.MaxPool2d(2), nn.Conv2d(8, 8, 5), nn.MaxPool2d(2)],
+    "padded as TensorFlow does": [
+        part for _ in range(3) for part in (nn.ZeroPad2d((0, 1, 0, 1)), nn.LazyConv2d(8, 3, 2), nn.ReLU())
+    ],
+    "padded for large kernels": [nn.ReflectionPad2d(3), nn.Conv2d(3, 8, 7), nn.ZeroPad2d(2), nn.Conv2d(8, 8, 5, 2)],
+    "rounded up": [nn.Conv2d(3, 8, 7, 2, 3), nn.MaxPool2d(3, 2, ceil_mode=True), nn.Conv2d(8, 8, 3, 2, 1)],
+    "large strides": [nn.Conv2d(3, 8, 11, 4, 2), nn.MaxPool2d(3, 2), nn.Conv2d(8, 8, 5, padding=2)],
+}
+
+
+@pytest.mark.parametrize("borders", BORDERS)
+def test_the_borders_that_kernels_need_are_in_place(borders, probes):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(*BORDERS[borders]), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    x = torch.rand(3, 67, 67)
+    model(x[None])
+    assert GradCAM(model, "0").explain(x, 1).status != "layout_unverified"
+    assert not probes
 
 
 class Fused(Net):

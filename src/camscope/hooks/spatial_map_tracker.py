@@ -21,7 +21,7 @@ from camscope.hooks.function_mode import (
     function_name,
     split_names,
 )
-from camscope.hooks.map_extent import Extent, find_ends, is_aligned, join_extents, update_extent
+from camscope.hooks.map_extent import AxisExtent, Extent, find_ends, is_aligned, join_extents, update_extent
 from camscope.pytree import iter_leaves, map_leaves
 from camscope.tensor_kinds import is_fake_mode_active
 
@@ -114,7 +114,7 @@ class SpatialMapTracker(BaseFunctionMode):
         self._first_cells: dict[tuple[tuple[int, ...], Extent], int] = {}
         self._planes: dict[tuple[object, ...], Tensor] = {}
         self._exported: dict[int, object] = {}  # memory, kept so that its address is not used again
-        self._whole: Extent = ((0.0, 1.0),) * (x.ndim - 2)
+        self._whole: Extent = (AxisExtent(),) * (x.ndim - 2)
         self._record_map(x, self._whole)
         with torch._C.DisableTorchFunction():
             for tensor in other_inputs:
