@@ -129,7 +129,7 @@ OF_LAYOUTS = [
         "any border",
         map_extent,
         "_use_padding",
-        "share if share > _at_least(cell) else 0.0",
+        "share if share > _round_up(cell) else 0.0",
         "0.0",
         a_border_gives_no_map,
     ),

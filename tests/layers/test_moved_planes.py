@@ -34,6 +34,7 @@ MOVES = {
     "rows shuffled": lambda x: x[:, :, order(x.shape[2])],
     "columns shuffled": lambda x: x.index_select(3, order(x.shape[3])),
     "cells shuffled": lambda x: x.flatten(2)[..., order(x[0, 0].numel())].view(x.shape),
+    "half the channels mirrored": lambda x: torch.cat([x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :].flip(-1)], 1),
     "two rows exchanged": lambda x: x[:, :, [1, 0, *range(2, x.shape[2])]],
     "halves exchanged": lambda x: torch.cat(x.chunk(2, 3)[::-1], 3),
     "written elsewhere": written,

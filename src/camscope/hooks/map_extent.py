@@ -91,18 +91,18 @@ def _add_cut(cut: float, pad: float, change: float, cell: float) -> tuple[float,
     cropped = change - pad
     if cropped <= 0:
         return cut, -cropped
-    return (cut + cropped if cropped > _at_least(cell) else cut), 0.0
+    return (cut + cropped if cropped > _round_up(cell) else cut), 0.0
 
 
 def _use_padding(axis: AxisExtent, margin: float, cell: float) -> AxisExtent:
     """Return the extent of what a window makes of a plane, which moves each end outward by `margin`."""
     unused = [max(0.0, pad + min(margin, 0.0)) for pad in (axis.low_pad, axis.high_pad)]
-    low_left, high_left = (share if share > _at_least(cell) else 0.0 for share in unused)
+    low_left, high_left = (share if share > _round_up(cell) else 0.0 for share in unused)
     low, high = axis.low - margin, axis.high + margin
     return _round_extent(AxisExtent(low, high, axis.low_cut - low_left, axis.high_cut - high_left))
 
 
-def _at_least(cell: float) -> float:
+def _round_up(cell: float) -> float:
     return cell * (1 + 1e-6)
 
 
@@ -117,8 +117,8 @@ def is_aligned(extent: Extent | None, grid: Sequence[int]) -> bool:
         shift, margin = abs(low + high - 1) / 2, abs(high - low - 1) / 2
         if shift * cells > MAX_SHIFT or (margin > MAX_MARGIN and margin * (cells - 1) > MAX_SHIFT):
             return False
-        settled = _use_padding(axis, 0.0, (high - low) / cells)
-        if max(abs(settled.low_cut), abs(settled.high_cut)) > MAX_CUT:
+        used = _use_padding(axis, 0.0, (high - low) / cells)
+        if max(abs(used.low_cut), abs(used.high_cut)) > MAX_CUT:
             return False
     return extent is not None
 
