@@ -133,6 +133,11 @@ class SpatialMapTracker(BaseFunctionMode):
         with torch._C.DisableTorchFunction():
             return self._is_moved(tensor)
 
+    def is_in_place(self, tensor: Tensor) -> bool:
+        """Whether each value of a tensor (N,K,*grid) was followed from the input, and lies at its cell of the grid."""
+        with torch._C.DisableTorchFunction():
+            return self._is_in_place(tensor)
+
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function and return its result. Record whether the result is a spatial map, and where its cells lie."""
         if is_fake_mode_active():  # of the model: its results have no values, and neither would the cell numbers
