@@ -89,7 +89,7 @@ def is_any_map_unverified(score: Score, x: Tensor, capture: "BiasCapture") -> bo
 class FirstOutputCapture(BaseFunctionMode):
     """Inside the `with`, in this thread: keep the first output of some functions whose shape without the samples is `shape`."""
 
-    def __init__(self, functions: Collection[Callable[..., Any]], shape: Sequence[int], sample_axis: int) -> None:
+    def __init__(self, functions: Collection[object], shape: Sequence[int], sample_axis: int) -> None:
         super().__init__()
         self.output: Tensor | None = None
         self._functions = functions
@@ -121,8 +121,9 @@ def _verify_output_layout(
     score: Score, x: Tensor, shape: tuple[int, ...], sample_axis: int, layout: Layout
 ) -> LayoutVerdict:
     """Verify the layout of the first output of this shape. See `probe_layout`."""
-    is_map = layout.kind == CHANNELS_FIRST
-    functions = BIAS_FUNCTIONS.difference(CHANNELS_LAST_FUNCTIONS) if is_map else CHANNELS_LAST_FUNCTIONS
+    functions: Collection[object] = CHANNELS_LAST_FUNCTIONS
+    if layout.kind == CHANNELS_FIRST:
+        functions = BIAS_FUNCTIONS.difference(CHANNELS_LAST_FUNCTIONS)
 
     def read_first_output(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with FirstOutputCapture(functions, shape[1:], sample_axis) as first:
