@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from camscope.errors import LayerError
 from camscope.explainers import GradCAM
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
-from camscope.layers import layout_probe
+from camscope.layers import layout_probe, selection
+from camscope.layers.layout_verification import LayoutVerdict, ProbeResult
 from camscope.layers.selection import find_spatial_layers
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -397,6 +398,31 @@ def test_no_map_of_a_center_crop_counts_as_in_place(size, crop, stride):
 
     torch.manual_seed(0)
     assert answer(Cropped().eval(), "layer", torch.rand(3, size, size)) in {"rejected", "layout_unverified"}
+
+
+@pytest.mark.parametrize("where", ["image", "middle"])
+def test_no_earlier_moved_layer_takes_the_place_of_a_rejected_one(where, monkeypatch):
+    model, x = net(MOVES["mirrored"], where)
+    verdicts = {"last": LayoutVerdict.CONTRADICTED}
+    monkeypatch.setattr(
+        selection,
+        "_probe_layer",
+        lambda model, layer, *others: ProbeResult(verdicts.get(layer.name, LayoutVerdict.UNDECIDED)),
+    )
+    if where == "image":
+        with pytest.raises(LayerError, match="layer 'last'"):
+            selection.choose_layer(model, lambda batch: model(batch)[:, 1], x[None])
+    else:
+        assert selection.choose_layer(model, lambda batch: model(batch)[:, 1], x[None]).name == "second"
+
+
+def test_the_error_of_a_moved_plane_names_the_cause_and_a_remedy():
+    model, x = net(MOVES["mirrored"])
+    for _ in range(2):  # the second time from the cache
+        with pytest.raises(
+            LayerError, match="the model crops, pads or moves its planes: apply that to the image first"
+        ):
+            GradCAM(model, "last").explain(x, 1)
 
 
 BORDERS = {
