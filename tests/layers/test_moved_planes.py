@@ -489,6 +489,17 @@ def test_moved_planes_are_told_from_planes_in_place():
     assert [tracker.is_moved(one) for one in (in_place, mirrored, convolved, both)] == [False, True, True, False]
 
 
+@pytest.mark.parametrize(("n_mirrored", "is_moved"), [(0, False), (2, False), (4, True), (8, True)])
+def test_a_window_over_many_moved_planes_is_moved(n_mirrored, is_moved):
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(3, 8, 3, padding=1), torch.randn(2, 3, 12, 12)
+    with torch.no_grad(), SpatialMapTracker(model, x) as tracker:
+        maps = model(x)
+        mixed = torch.cat([maps[:, n_mirrored:], maps[:, :n_mirrored].flip(3)], 1)
+        output = F.conv2d(mixed, torch.randn(4, 8, 3, 3), padding=1)
+    assert tracker.is_moved(output) is is_moved
+
+
 def test_layers_tell_whether_their_planes_were_moved():
     model, x = net(MOVES["rolled"])
     batch = x[None]
