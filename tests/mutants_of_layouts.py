@@ -25,9 +25,13 @@ def only_planes_in_order_give_maps() -> None:
     assert not gives_a_map(lambda x: x[:, :, [0, 2, 1, *range(3, 16)]])
 
 
-def a_shifted_plane_gives_no_map() -> None:
+def shifted_by_one(x: Tensor) -> Tensor:
+    return F.avg_pool2d(F.pad(x, (1, -1)), 1)
+
+
+def shifts_that_add_up_give_no_map() -> None:
     assert gives_a_map(lambda x: F.pad(x, (1, 1)))
-    assert not gives_a_map(lambda x: x[..., 2:])
+    assert not gives_a_map(lambda x: shifted_by_one(shifted_by_one(x)))
 
 
 def a_padded_plane_is_a_shifted_one() -> None:
@@ -36,7 +40,15 @@ def a_padded_plane_is_a_shifted_one() -> None:
 
 def the_middle_of_a_plane_gives_no_map() -> None:
     assert gives_a_map(lambda x: x[..., 1:-1, 1:-1])
-    assert not gives_a_map(lambda x: x[..., 4:-4, 4:-4])
+    assert not gives_a_map(lambda x: x[..., 2:-2, 2:-2])
+
+
+def a_border_gives_no_map() -> None:
+    assert not gives_a_map(lambda x: F.pad(x, (2, 2)))
+
+
+def a_border_for_the_window_gives_a_map() -> None:
+    assert gives_a_map(lambda x: F.pad(x, (2, 2, 2, 2)), kernel=7)
 
 
 def a_large_window_leaves_the_middle() -> None:
@@ -87,14 +99,14 @@ OF_LAYOUTS = [
         "is_aligned",
         "shift * cells > MAX_SHIFT or",
         "False or",
-        a_shifted_plane_gives_no_map,
+        shifts_that_add_up_give_no_map,
     ),
     Mutant(
         "padding shifts nothing",
         map_extent,
         "update_extent",
-        "(low - step * before, high + step * after)",
-        "(low, high)",
+        "axis.low - step * before, axis.high + step * after",
+        "axis.low, axis.high",
         a_padded_plane_is_a_shifted_one,
     ),
     Mutant(
@@ -103,7 +115,31 @@ OF_LAYOUTS = [
         "is_aligned",
         "margin > MAX_MARGIN and",
         "False and",
+        a_large_window_leaves_the_middle,
+    ),
+    Mutant(
+        "any crop",
+        map_extent,
+        "is_aligned",
+        "> MAX_CUT",
+        "> 1",
         the_middle_of_a_plane_gives_no_map,
+    ),
+    Mutant(
+        "any border",
+        map_extent,
+        "_use_padding",
+        "share if share > _round_up(cell) else 0.0",
+        "0.0",
+        a_border_gives_no_map,
+    ),
+    Mutant(
+        "no window needs its border",
+        map_extent,
+        "_use_padding",
+        "max(0.0, pad + min(margin, 0.0))",
+        "pad",
+        a_border_for_the_window_gives_a_map,
     ),
     Mutant(
         "windows reach the border",

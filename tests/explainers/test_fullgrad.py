@@ -437,3 +437,64 @@ def test_a_trained_resnet_is_complete_in_single_precision(monkeypatch):
     parts = completeness(net, x)
     assert float((parts.gap / parts.score).abs().max()) < 1e-4
     sys.modules.pop("models")
+
+
+# --- planes that a model moves
+
+
+class Moved(nn.Module):
+    """A convolutional net with biases on a moved image."""
+
+    def __init__(self, move) -> None:
+        super().__init__()
+        self.move = move
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, 2, 1)
+        self.head = nn.Linear(8, 4)
+
+    def score(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.first(x).relu()).relu().mean((2, 3)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.score(self.move(x))
+
+
+class Mirror(torch.autograd.Function):
+    """A flip that function modes do not see."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.flip(-1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.flip(-1)
+
+
+class LargestTile(Moved):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.score(x[..., i : i + 16, j : j + 16]) for i in (0, 16) for j in (0, 16)]).amax(0)
+
+
+MOVED = {
+    "mirrored": Moved(lambda x: x.flip(-1)),
+    "transposed": Moved(lambda x: x.transpose(2, 3)),
+    "rolled": Moved(lambda x: x.roll(16, -1)),
+    "cropped": Moved(lambda x: x[..., 8:-8, 8:-8]),
+    "not followed": Moved(Mirror.apply),
+    "four tiles": LargestTile(None),
+}
+
+
+@pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+@pytest.mark.parametrize("method", [FullGrad, SimpleFullGrad])
+@pytest.mark.parametrize("moved", MOVED)
+def test_biases_of_moved_planes_are_flagged(moved, method):
+    x = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert method(MOVED[moved].eval()).explain(x, 1).status == "layout_unverified"
+
+
+@pytest.mark.parametrize("method", [FullGrad, SimpleFullGrad])
+@pytest.mark.parametrize("move", [lambda x: x, lambda x: x.flip(-1).flip(-1), lambda x: x[..., 1:-1]])
+def test_biases_of_planes_in_place_are_not_flagged(move, method):
+    x = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert method(Moved(move).eval()).explain(x, 1).status == "ok"

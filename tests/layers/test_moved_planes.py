@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from camscope.errors import LayerError
 from camscope.explainers import GradCAM
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
-from camscope.layers import layout_probe
+from camscope.layers import layout_probe, selection
+from camscope.layers.layout_verification import LayoutVerdict, ProbeResult
 from camscope.layers.selection import find_spatial_layers
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -34,6 +35,7 @@ MOVES = {
     "rows shuffled": lambda x: x[:, :, order(x.shape[2])],
     "columns shuffled": lambda x: x.index_select(3, order(x.shape[3])),
     "cells shuffled": lambda x: x.flatten(2)[..., order(x[0, 0].numel())].view(x.shape),
+    "half the channels mirrored": lambda x: torch.cat([x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :].flip(-1)], 1),
     "two rows exchanged": lambda x: x[:, :, [1, 0, *range(2, x.shape[2])]],
     "halves exchanged": lambda x: torch.cat(x.chunk(2, 3)[::-1], 3),
     "written elsewhere": written,
@@ -293,7 +295,7 @@ IN_PLACE = {
     "shifted windows": shifted_windows,
     "tokens with a class token": with_class_token,
     "channels shuffled": shuffled_channels,
-    "cropped at the center": lambda x: x[:, :, 2:-2, 2:-2],
+    "cropped at the center by one": lambda x: x[:, :, 1:-1, 1:-1],
     "one line less": lambda x: x[..., :-1, :-1],
     "every other cell": lambda x: torch.cat([x[..., i::2, j::2] for i in (0, 1) for j in (0, 1)], 1)[:, ::4],
     "space to depth": lambda x: F.pixel_unshuffle(x, 2)[:, ::4],
@@ -363,6 +365,87 @@ def test_a_small_crop_and_one_off_center_are_probed(crop, probes):
     assert len(probes) == 1
 
 
+CROPS = {
+    "an eighth of each side": lambda x: x[:, :, 2:-2, 2:-2] if x.shape[2] == 16 else x[:, :, 8:-8, 8:-8],
+    "negative padding": lambda x: F.pad(x, (-(x.shape[-1] // 8),) * 4),
+    "narrowed": lambda x: x.narrow(3, 3, x.shape[3] - 6),
+    "resized afterwards": lambda x: F.interpolate(x[..., 4:-4, 4:-4], x.shape[2:]),
+    "a border": lambda x: F.pad(x, (4, 4, 4, 4)),
+    "a reflected border": lambda x: F.pad(x, (4, 4, 4, 4), mode="reflect"),
+    "to a multiple at the right": lambda x: F.pad(x, (0, 4)),
+}
+
+
+@pytest.mark.parametrize("where", ["image", "middle"])
+@pytest.mark.parametrize("crop", CROPS)
+def test_a_crop_and_a_border_are_rejected_or_flagged(crop, where, probes):
+    model, x = net(CROPS[crop], where)
+    assert answer(model, "last", x) in {"rejected", "layout_unverified"}
+    assert probes
+
+
+@pytest.mark.parametrize(("size", "crop", "stride"), [(300, 224, 4), (256, 224, 8), (256, 224, 32), (128, 64, 16)])
+def test_no_map_of_a_center_crop_counts_as_in_place(size, crop, stride):
+    class Cropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.Conv2d(3, 4, stride, stride), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            first = (x.shape[2] - crop) // 2
+            x = x[..., first : first + crop, first : first + crop]
+            return self.head(self.layer((x - 0.5) / 0.2).relu().mean((2, 3)))
+
+    torch.manual_seed(0)
+    assert answer(Cropped().eval(), "layer", torch.rand(3, size, size)) in {"rejected", "layout_unverified"}
+
+
+@pytest.mark.parametrize("where", ["image", "middle"])
+def test_no_earlier_moved_layer_takes_the_place_of_a_rejected_one(where, monkeypatch):
+    model, x = net(MOVES["mirrored"], where)
+    verdicts = {"last": LayoutVerdict.CONTRADICTED}
+    monkeypatch.setattr(
+        selection,
+        "_probe_layer",
+        lambda model, layer, *others: ProbeResult(verdicts.get(layer.name, LayoutVerdict.UNDECIDED)),
+    )
+    if where == "image":
+        with pytest.raises(LayerError, match="layer 'last'"):
+            selection.choose_layer(model, lambda batch: model(batch)[:, 1], x[None])
+    else:
+        assert selection.choose_layer(model, lambda batch: model(batch)[:, 1], x[None]).name == "second"
+
+
+def test_the_error_of_a_moved_plane_names_the_cause_and_a_remedy():
+    model, x = net(MOVES["mirrored"])
+    for _ in range(2):  # the second time from the cache
+        with pytest.raises(
+            LayerError, match="the model crops, pads or moves its planes: apply that to the image first"
+        ):
+            GradCAM(model, "last").explain(x, 1)
+
+
+BORDERS = {
+    "none": [nn.Conv2d(3, 8, 5), nn.MaxPool2d(2), nn.Conv2d(8, 8, 5), nn.MaxPool2d(2)],
+    "padded as TensorFlow does": [
+        part for _ in range(3) for part in (nn.ZeroPad2d((0, 1, 0, 1)), nn.LazyConv2d(8, 3, 2), nn.ReLU())
+    ],
+    "padded for large kernels": [nn.ReflectionPad2d(3), nn.Conv2d(3, 8, 7), nn.ZeroPad2d(2), nn.Conv2d(8, 8, 5, 2)],
+    "rounded up": [nn.Conv2d(3, 8, 7, 2, 3), nn.MaxPool2d(3, 2, ceil_mode=True), nn.Conv2d(8, 8, 3, 2, 1)],
+    "large strides": [nn.Conv2d(3, 8, 11, 4, 2), nn.MaxPool2d(3, 2), nn.Conv2d(8, 8, 5, padding=2)],
+}
+
+
+@pytest.mark.parametrize("borders", BORDERS)
+def test_the_borders_that_kernels_need_are_in_place(borders, probes):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(*BORDERS[borders]), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    x = torch.rand(3, 67, 67)
+    model(x[None])
+    assert GradCAM(model, "0").explain(x, 1).status != "layout_unverified"
+    assert not probes
+
+
 class Fused(Net):
     """The same with an attention layer, whose fused kernel is not intercepted."""
 
@@ -404,6 +487,17 @@ def test_moved_planes_are_told_from_planes_in_place():
         False
     ] * 4
     assert [tracker.is_moved(one) for one in (in_place, mirrored, convolved, both)] == [False, True, True, False]
+
+
+@pytest.mark.parametrize(("n_mirrored", "is_moved"), [(0, False), (2, False), (4, True), (8, True)])
+def test_a_window_over_many_moved_planes_is_moved(n_mirrored, is_moved):
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(3, 8, 3, padding=1), torch.randn(2, 3, 12, 12)
+    with torch.no_grad(), SpatialMapTracker(model, x) as tracker:
+        maps = model(x)
+        mixed = torch.cat([maps[:, n_mirrored:], maps[:, :n_mirrored].flip(3)], 1)
+        output = F.conv2d(mixed, torch.randn(4, 8, 3, 3), padding=1)
+    assert tracker.is_moved(output) is is_moved
 
 
 def test_layers_tell_whether_their_planes_were_moved():

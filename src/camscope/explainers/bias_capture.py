@@ -1,7 +1,7 @@
 """Capture biases and their gradients at the torch functions that add a bias, such as `F.conv2d`."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from camscope.errors import LayerError
 from camscope.hooks.base import register_gradient_hook
 from camscope.hooks.function_mode import BaseFunctionMode
+from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.layers.layout import CHANNELS_FIRST, Layout, LayoutHints, infer_image_token_layout, infer_layout
 from camscope.layers.layout_probe import OutputLocation, probe_layout
 from camscope.layers.layout_verification import LayoutVerdict
@@ -69,18 +70,35 @@ def infer_output_layouts(
     return layouts, any_unverified
 
 
-class FirstOutputCapture(BaseFunctionMode):
-    """Inside the `with`, in this thread: keep the first output whose shape without the samples is `shape`."""
+def is_any_map_unverified(score: Score, x: Tensor, capture: "BiasCapture") -> bool:
+    """Whether the maps (N,K,*grid) to which biases are added may lie elsewhere.
 
-    def __init__(self, shape: Sequence[int], sample_axis: int) -> None:
+    Maps that could not be followed from the input are probed.
+    """
+    moved, untracked = (
+        [shape for shape in sorted(shapes) if len(shape) == x.ndim and shape[0] == len(x)]
+        for shapes in (capture.moved_shapes, capture.untracked_shapes)
+    )
+    verified = LayoutVerdict.VERIFIED
+    return bool(moved) or any(
+        _verify_output_layout(score, x, shape, 0, Layout(CHANNELS_FIRST, shape[2:])) is not verified
+        for shape in untracked
+    )
+
+
+class FirstOutputCapture(BaseFunctionMode):
+    """Inside the `with`, in this thread: keep the first output of some functions whose shape without the samples is `shape`."""
+
+    def __init__(self, functions: Collection[object], shape: Sequence[int], sample_axis: int) -> None:
         super().__init__()
         self.output: Tensor | None = None
+        self._functions = functions
         self._shape, self._sample_axis = tuple(shape), sample_axis
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function. Store its output if it has the requested shape."""
         result = func(*args, **kwargs)
-        if self.output is None and func in CHANNELS_LAST_FUNCTIONS:
+        if self.output is None and func in self._functions:
             output = next(iter_leaves(result))[1]
             if output.ndim > self._sample_axis and output.movedim(self._sample_axis, 0).shape[1:] == self._shape:
                 self.output = output.movedim(self._sample_axis, 0).detach().clone()
@@ -103,9 +121,12 @@ def _verify_output_layout(
     score: Score, x: Tensor, shape: tuple[int, ...], sample_axis: int, layout: Layout
 ) -> LayoutVerdict:
     """Verify the layout of the first output of this shape. See `probe_layout`."""
+    functions: Collection[object] = CHANNELS_LAST_FUNCTIONS
+    if layout.kind == CHANNELS_FIRST:
+        functions = BIAS_FUNCTIONS.difference(CHANNELS_LAST_FUNCTIONS)
 
     def read_first_output(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
-        with FirstOutputCapture(shape[1:], sample_axis) as first:
+        with FirstOutputCapture(functions, shape[1:], sample_axis) as first:
             run(inputs)
         return [first.output]
 
@@ -122,7 +143,7 @@ class BiasCapture(BaseFunctionMode):
     """Inside the `with`, in this thread: pass the gradient at each output to which a bias is added to `on_bias_gradient`.
 
     The call happens during the backward pass, which may come after the `with`. `include_clipping`: the limit of a clipped
-    activation counts as a bias.
+    activation counts as a bias. `tracker`: follows the maps to which biases are added; enter it before the capture.
     """
 
     def __init__(
@@ -131,8 +152,13 @@ class BiasCapture(BaseFunctionMode):
         on_bias_gradient: Callable[[Bias, Tensor], None],
         *,
         include_clipping: bool = True,
+        tracker: SpatialMapTracker | None = None,
     ) -> None:
         super().__init__()
+        self._tracker = tracker
+        # of maps (N,K,*grid) to which a bias was added: those that were moved, and those that could not be followed
+        self.moved_shapes: set[tuple[int, ...]] = set()
+        self.untracked_shapes: set[tuple[int, ...]] = set()
         tensors = (*model.named_buffers(), *model.named_parameters())
         self._layer_names = {id(tensor): name.rpartition(".")[0] for name, tensor in tensors}
         self._bias_functions = BIAS_FUNCTIONS if include_clipping else BIAS_FUNCTIONS - CLIPPING_LIMITS.keys()
@@ -154,11 +180,22 @@ class BiasCapture(BaseFunctionMode):
         )
         if bias is None or not output.requires_grad:
             return result
+        if not bias.channels_last:
+            self._record_place(output)
         if output._is_view():  # an operation in place on a view would take the gradient past the hook
             output = output.clone()
             result = replace_leaf(result, path, output)
         register_gradient_hook(output, partial(self._on_bias_gradient, bias))
         return result
+
+    def _record_place(self, output: Tensor) -> None:
+        """Record whether the cells of maps (N,K,*grid) lie in place, as far as the tracker follows them."""
+        if self._tracker is None or math.prod(output.shape[2:]) <= 1:
+            return
+        if self._tracker.is_moved(output):
+            self.moved_shapes.add(tuple(output.shape))
+        elif not self._tracker.is_in_place(output):
+            self.untracked_shapes.add(tuple(output.shape))
 
     def _capture_added_bias(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from camscope.explainers.bias_capture import Bias, BiasCapture, infer_output_layouts
+from camscope.explainers.bias_capture import Bias, BiasCapture, infer_output_layouts, is_any_map_unverified
 from camscope.explainers.core.base import Explainer, register
 from camscope.explainers.core.base_method import AttributionMaps, is_below_precision
 from camscope.explainers.core.evaluation_context import (
@@ -21,7 +21,9 @@ from camscope.explainers.core.evaluation_context import (
 )
 from camscope.explainers.core.resampling import resize_maps
 from camscope.explainers.core.shared_passes import select_sample_target
+from camscope.hooks.base import unwrap
 from camscope.hooks.gradients import GradientScope, run_with_gradients
+from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.layers.layout import Layout
 from camscope.layers.selection import record_layout_hints
 from camscope.targets import Score, TargetLike, full_precision
@@ -128,23 +130,29 @@ def _decompose_in_one_pass(
 ) -> list[ScoreDecomposition] | None:
     decompositions: list[ScoreDecomposition] = []  # the last one is of the score whose backward pass runs
     leaf, model = x.detach().requires_grad_(), scores[0].model
+    tracker = SpatialMapTracker(unwrap(model), leaf)
     capture = BiasCapture(
         model,
         lambda bias, gradient: decompositions[-1].add_bias_gradient(bias, gradient),
         include_clipping=explainer.includes_clipping,
+        tracker=tracker,
     )
     with gradients_on, ExitStack() as scope:
         layout_hints = record_layout_hints(model, scope)
+        scope.enter_context(tracker)
         scope.enter_context(capture)
         # a clone, so that a model that changes its input raises our error instead of autograd's error about a leaf
         output = scores[0].forward(leaf.clone())
-    layouts = infer_output_layouts(scores[0], leaf.detach(), layout_hints, capture.sample_axis_by_shape)
+    layouts, unverified = infer_output_layouts(scores[0], leaf.detach(), layout_hints, capture.sample_axis_by_shape)
+    unverified = unverified or is_any_map_unverified(scores[0], leaf.detach(), capture)
     torch.set_grad_enabled(True)  # for the scores, even if the model switches gradients off and never back on
     all_values = [score.read_score(output, len(x)) for score in scores]  # checks all targets before any backward pass
     check_finite("the score", torch.cat(all_values), explainer.on_nonfinite)
     for i, (score, values) in enumerate(zip(scores, all_values, strict=True)):
         score_values = full_precision(values.detach())
-        decomposition = ScoreDecomposition(leaf.detach(), score_values, explainer, score.machine_epsilon, *layouts)
+        decomposition = ScoreDecomposition(
+            leaf.detach(), score_values, explainer, score.machine_epsilon, layouts, unverified
+        )
         decompositions.append(decomposition)
         if not values.requires_grad:
             return None

@@ -1,10 +1,12 @@
 """Extents: which part of the input a map lies over, after padding, crops and windows.
 
 A plane of cells that were padded, cropped or moved lies over another part of the input than the one it is drawn on.
+Convolutions without padding also leave out a border, but by less than their receptive fields: that is tolerated up to a
+part of a cell. What a model crops or pads beyond what its kernels need is tolerated only up to a small part of the axis.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,12 +19,29 @@ STRIDE_ARGUMENTS = {
     "max_pool": (2, 1),
     "avg_pool": (2, 1),
 }
+RESIZE_FUNCTIONS = ("adaptive_", "interpolate", "upsample")
 MAX_SHIFT = 0.75  # of a cell, by which a plane in place may lie off
 MAX_MARGIN = 0.15  # of an axis, which a plane in place with small cells may leave out, or add, on each side
+MAX_CUT = 0.032  # of an axis, by which crops and pads may move an end of a plane in place
 EXTENT_DIGITS = 9
 
-# for each axis, where a plane starts and ends as a share of the input
-Extent = tuple[tuple[float, float], ...]
+
+class AxisExtent(NamedTuple):
+    """Where a plane starts and ends along one axis, as shares of the input.
+
+    `low_cut`, `high_cut`: by how much crops moved each end inward; negative for pads. Windows do not count, and neither
+    does a crop or a pad by one cell. `low_pad`, `high_pad`: what was padded since the last window, which may need it.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+    low_cut: float = 0.0
+    high_cut: float = 0.0
+    low_pad: float = 0.0
+    high_pad: float = 0.0
+
+
+Extent = tuple[AxisExtent, ...]
 
 
 def update_extent(
@@ -36,63 +55,104 @@ def update_extent(
     """Return the extent of a function's output, from that of its input."""
     if name == "pad":
         widths = list(args[1] if len(args) > 1 else kwargs["pad"])
-        pairs = [*zip(widths[::2], widths[1::2], strict=True), *[(0, 0)] * len(size)]
-        steps = [(high - low) / cells for (low, high), cells in zip(extent, size, strict=True)]
-        padded = zip(extent, steps, reversed(pairs[: len(size)]), strict=True)
-        return _round_extent(
-            (low - step * before, high + step * after) for (low, high), step, (before, after) in padded
-        )
-    kind, (place, kernel_place) = name[:-2], STRIDE_ARGUMENTS.get(name[:-2], (0, None))
-    if not place:
-        return extent
+        pairs = reversed([*zip(widths[::2], widths[1::2], strict=True), *[(0, 0)] * len(size)][: len(size)])
+        padded = []
+        for axis, cells, (before, after) in zip(extent, size, pairs, strict=True):
+            step = (axis.high - axis.low) / cells
+            padded.append(_move_ends(axis, axis.low - step * before, axis.high + step * after, step))
+        return tuple(padded)
+    if name[:-2] not in STRIDE_ARGUMENTS:
+        is_resized = name.startswith(RESIZE_FUNCTIONS)
+        cells_of_axes = zip(extent, size, strict=True) if is_resized else ()
+        return tuple(_use_padding(axis, 0.0, (axis.high - axis.low) / cells) for axis, cells in cells_of_axes) or extent
+    kind, (place, kernel_place) = name[:-2], STRIDE_ARGUMENTS[name[:-2]]
     stride = args[place] if len(args) > place else kwargs.get("stride")
     if kernel_place and stride in (None, [], ()):
         stride = args[kernel_place] if len(args) > kernel_place else kwargs["kernel_size"]
     strides = list(stride) if isinstance(stride, list | tuple) else [stride or 1]
     # without padding, a window returns fewer cells than it takes, on both sides
     scaled = []
-    for (low, high), before, after, step in zip(extent, size, output_size, strides * len(size), strict=False):
+    for axis, before, after, step in zip(extent, size, output_size, strides * len(size), strict=False):
         share = after / (before * step) if kind == "conv_transpose" else after * step / before
-        margin = (high - low) * (share - 1) / 2
-        scaled.append((low - margin, high + margin))
-    return _round_extent(scaled)
+        width = axis.high - axis.low
+        scaled.append(_use_padding(axis, width * (share - 1) / 2, width / before))
+    return tuple(scaled)
 
 
-def _round_extent(extent: Iterable[tuple[float, float]]) -> Extent:
-    return tuple((round(low, EXTENT_DIGITS), round(high, EXTENT_DIGITS)) for low, high in extent)
+def _move_ends(axis: AxisExtent, low: float, high: float, cell: float) -> AxisExtent:
+    """Return the extent of a plane that is cropped or padded to other ends. `cell`: the size of a cell."""
+    low_cut, low_pad = _add_cut(axis.low_cut, axis.low_pad, low - axis.low, cell)
+    high_cut, high_pad = _add_cut(axis.high_cut, axis.high_pad, axis.high - high, cell)
+    return _round_extent(AxisExtent(low, high, low_cut, high_cut, low_pad, high_pad))
+
+
+def _add_cut(cut: float, pad: float, change: float, cell: float) -> tuple[float, float]:
+    """Return the cut and the padding at one end that moves inward by `change`. A crop first removes the padding."""
+    cropped = change - pad
+    if cropped <= 0:
+        return cut, -cropped
+    return (cut + cropped if cropped > _round_up(cell) else cut), 0.0
+
+
+def _use_padding(axis: AxisExtent, margin: float, cell: float) -> AxisExtent:
+    """Return the extent of what a window makes of a plane, which moves each end outward by `margin`."""
+    unused = [max(0.0, pad + min(margin, 0.0)) for pad in (axis.low_pad, axis.high_pad)]
+    low_left, high_left = (share if share > _round_up(cell) else 0.0 for share in unused)
+    low, high = axis.low - margin, axis.high + margin
+    return _round_extent(AxisExtent(low, high, axis.low_cut - low_left, axis.high_cut - high_left))
+
+
+def _round_up(cell: float) -> float:
+    return cell * (1 + 1e-6)
+
+
+def _round_extent(axis: AxisExtent) -> AxisExtent:
+    return AxisExtent(*(round(share, EXTENT_DIGITS) for share in axis))
 
 
 def is_aligned(extent: Extent | None, grid: Sequence[int]) -> bool:
     """Whether the cells of a plane with this extent lie about where they are drawn, evenly over the whole input."""
-    for (low, high), cells in zip(extent or (), grid, strict=False):
+    for axis, cells in zip(extent or (), grid, strict=False):
+        low, high = axis.low, axis.high
         shift, margin = abs(low + high - 1) / 2, abs(high - low - 1) / 2
         if shift * cells > MAX_SHIFT or (margin > MAX_MARGIN and margin * (cells - 1) > MAX_SHIFT):
+            return False
+        used = _use_padding(axis, 0.0, (high - low) / cells)
+        if max(abs(used.low_cut), abs(used.high_cut)) > MAX_CUT:
             return False
     return extent is not None
 
 
 def join_extents(extents: Sequence[Extent | None], grid: Sequence[int]) -> Extent | None:
-    """Return the mean extent of several planes of one grid, or None if they lie over different parts of the input."""
+    """Return the mean extent of several planes of one grid, or None if they lie over different parts of the input.
+
+    A crop that makes a plane fit to what convolutions left of another one is no cut.
+    """
     in_order = [extent for extent in dict.fromkeys(extents) if extent is not None]
     if not in_order or None in extents:
         return None
     if len(in_order) == 1:
         return in_order[0]
-    means = [[sum(ends) / len(in_order) for ends in zip(*axis, strict=True)] for axis in zip(*in_order, strict=True)]
-    joined = _round_extent((low, high) for low, high in means)
+    joined = tuple(
+        _round_extent(
+            AxisExtent(
+                *(sum(ends) / len(axes) for ends in ([axis.low for axis in axes], [axis.high for axis in axes])),
+                *(min(shares, key=abs) for shares in zip(*(axis[2:] for axis in axes), strict=True)),
+            )
+        )
+        for axes in zip(*in_order, strict=True)
+    )
     is_close = all(
         abs(end - mean) * cells <= MAX_SHIFT
         for extent in in_order
         for axis, mean_axis, cells in zip(extent, joined, grid, strict=True)
-        for end, mean in zip(axis, mean_axis, strict=True)
+        for end, mean in zip(axis[:2], mean_axis[:2], strict=True)
     )
     return joined if is_close or all(is_aligned(extent, grid) for extent in in_order) else None
 
 
-def find_ends(
-    positions: Tensor, axis: int, length: int, extent: tuple[float, float]
-) -> list[tuple[float, float] | None]:
-    """Return for each plane (planes,*grid) of positions where it starts and ends along one axis, a share of the input.
+def find_ends(positions: Tensor, axis: int, length: int, extent: AxisExtent) -> list[AxisExtent | None]:
+    """Return for each plane (planes,*grid) of positions where it starts and ends along one axis, within the extent.
 
     None: the positions do not ascend evenly along this axis, or differ along another one.
     """
@@ -109,8 +169,9 @@ def find_ends(
         even = lines[:, :1] + steps * torch.arange(count, device=lines.device)
         is_in_order &= (steps[:, 0] > 0) & (lines.diff(dim=1) >= 0).all(1) & ((lines - even).abs() <= 1).all(1)
     starts, stops = lines[:, 0] + 0.5 - steps[:, 0] / 2, lines[:, -1] + 0.5 + steps[:, 0] / 2
-    low, scale = extent[0], (extent[1] - extent[0]) / length
-    ends = zip(starts.tolist(), stops.tolist(), is_in_order.tolist(), strict=True)
+    scale = (extent.high - extent.low) / length
+    ends = zip(starts.tolist(), stops.tolist(), (steps[:, 0] * scale).tolist(), is_in_order.tolist(), strict=True)
     return [
-        _round_extent([(low + scale * start, low + scale * stop)])[0] if valid else None for start, stop, valid in ends
+        _move_ends(extent, extent.low + scale * start, extent.low + scale * stop, cell) if valid else None
+        for start, stop, cell, valid in ends
     ]

@@ -2,6 +2,7 @@
 
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, starmap
@@ -21,7 +22,7 @@ from camscope.hooks.function_mode import (
     function_name,
     split_names,
 )
-from camscope.hooks.map_extent import Extent, find_ends, is_aligned, join_extents, update_extent
+from camscope.hooks.map_extent import AxisExtent, Extent, find_ends, is_aligned, join_extents, update_extent
 from camscope.pytree import iter_leaves, map_leaves
 from camscope.tensor_kinds import is_fake_mode_active
 
@@ -66,6 +67,7 @@ CREATION_FUNCTIONS = split_names(
 EXPORT_FUNCTIONS = split_names(
     "array cuda_array_interface data data_ptr dlpack numpy set share_memory storage typed_storage untyped_storage"
 )
+MIN_MOVED_SHARE = 0.4  # of the planes that a window mixes; models that shift channels by a cell shift a third of them
 INDEX_TYPES = (torch.bool, torch.int32, torch.int64)
 FUSED_MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # intercepted, they do not run their fused kernels
 
@@ -75,7 +77,7 @@ class _Record:
     """The cells of a tensor: a number for each value, 0 where it depends on none, or None where they are unknown.
 
     `version`: PyTorch counts the changes of a tensor's memory, and the record holds for no other version. `extent`: that of
-    a map. `is_moved`: it is computed from planes that do not lie in place, and from no other.
+    a map. `is_moved`: it is computed from planes that do not lie in place, or mainly from such planes.
     """
 
     tensor: weakref.ref[Tensor]
@@ -114,7 +116,7 @@ class SpatialMapTracker(BaseFunctionMode):
         self._first_cells: dict[tuple[tuple[int, ...], Extent], int] = {}
         self._planes: dict[tuple[object, ...], Tensor] = {}
         self._exported: dict[int, object] = {}  # memory, kept so that its address is not used again
-        self._whole: Extent = ((0.0, 1.0),) * (x.ndim - 2)
+        self._whole: Extent = (AxisExtent(),) * (x.ndim - 2)
         self._record_map(x, self._whole)
         with torch._C.DisableTorchFunction():
             for tensor in other_inputs:
@@ -127,9 +129,14 @@ class SpatialMapTracker(BaseFunctionMode):
         return record is not None and record.extent is not None and is_aligned(record.extent, tensor.shape[2:])
 
     def is_moved(self, tensor: Tensor) -> bool:
-        """Whether the cells of a tensor (N,K,*grid) were flipped, shuffled or otherwise moved."""
+        """Whether the cells of a tensor (N,K,*grid), or many of its planes, were flipped, shuffled or otherwise moved."""
         with torch._C.DisableTorchFunction():
             return self._is_moved(tensor)
+
+    def is_in_place(self, tensor: Tensor) -> bool:
+        """Whether each value of a tensor (N,K,*grid) was followed from the input, and lies at its cell of the grid."""
+        with torch._C.DisableTorchFunction():
+            return self._is_in_place(tensor)
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function and return its result. Record whether the result is a spatial map, and where its cells lie."""
@@ -220,7 +227,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return self._reduce_cells(sources[0], output.shape) if name in REDUCTIONS and sources else None
 
     def _is_computed_from_moved(self, name: str, sources: Sequence[Tensor]) -> bool:
-        """Whether a result is computed from moved planes, and from no plane in place."""
+        """Whether a result is computed from moved planes. A window mixes its planes; elsewhere no plane may be in place."""
         if name in WINDOW_FUNCTIONS:
             return self._is_moved(sources[0])
         return any(map(self._is_recorded_as_moved, sources)) and not any(map(self._is_in_place, sources))
@@ -233,9 +240,10 @@ class SpatialMapTracker(BaseFunctionMode):
         return not is_aligned(record.extent, tensor.shape[2:])
 
     def _is_moved(self, tensor: Tensor) -> bool:
-        """Whether all values of a tensor (N,K,*grid) were moved, or were computed from moved values alone."""
-        planes = self._locate_planes(tensor)
-        is_elsewhere = bool(planes) and not any(is_aligned(plane, tensor.shape[2:]) for plane in planes)
+        """Whether many planes of a tensor (N,K,*grid) were moved, or were computed from moved values."""
+        planes = Counter(self._locate_planes(tensor))
+        n_moved = sum(count for plane, count in planes.items() if not is_aligned(plane, tensor.shape[2:]))
+        is_elsewhere = bool(planes) and n_moved >= MIN_MOVED_SHARE * planes.total()
         return is_elsewhere or self._is_recorded_as_moved(tensor)
 
     def _is_in_place(self, tensor: Tensor) -> bool:

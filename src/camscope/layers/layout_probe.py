@@ -131,10 +131,18 @@ def probe_layout(
             results = probe_outputs(read, layout, x, forward, input_shares=input_shares) if unknown else []
             results = results or [ProbeResult(LayoutVerdict.UNDECIDED)] * len(unknown)
             for location, result in zip(unknown, results, strict=True):
-                if location.layer in moved_layers and result.verdict is LayoutVerdict.VERIFIED:
-                    result = ProbeResult(LayoutVerdict.UNDECIDED)
+                if location.layer in moved_layers:
+                    result = _add_movement(result)
                 cache_result(model, location, x.shape[1:], layout, result)
     return [result for result in get_cached_results() if result is not None]
+
+
+def _add_movement(result: ProbeResult) -> ProbeResult:
+    """Return the result for a layer whose planes were moved, cropped or padded: it is not verified, and the reason is known."""
+    if result.verdict is LayoutVerdict.CONTRADICTED:
+        cause = "the model crops, pads or moves its planes: apply that to the image first, and explain the rest of the model"
+        return ProbeResult(result.verdict, f"{result.reason} ({cause})")
+    return ProbeResult(LayoutVerdict.UNDECIDED)
 
 
 def probe_outputs(

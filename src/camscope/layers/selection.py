@@ -303,8 +303,13 @@ def choose_layer(
             # if the first is not a grid of the image, many like it may follow, which share forward passes
             next_layers = order[number : number + LAYERS_PER_PASS] if contradicted else []
             result = _probe_layer(model, layer, next_layers, score, x)
-            if result.verdict is not LayoutVerdict.CONTRADICTED:
+            is_doubtful = (
+                bool(contradicted) and layer.is_moved
+            )  # not better than the later layer that the probe rejected
+            if result.verdict is not LayoutVerdict.CONTRADICTED and not is_doubtful:
                 return layer
+            if result.verdict is not LayoutVerdict.CONTRADICTED:
+                continue
             contradicted.append(make_layout_error(f"layer {layer.name!r}", layer.layout, result.reason))
     if contradicted:
         raise contradicted[0]

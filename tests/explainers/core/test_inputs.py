@@ -285,3 +285,63 @@ def test_a_bag_as_a_list_of_tensors_is_an_error_that_says_to_stack_them():
         HiResCAM(Bag().eval(), "features").attribute(bag, 1)
     with pytest.raises(InputError, match=r"the image is a list; .*torch\.stack"):
         HiResCAM(Bag().eval(), "features").explain(bag, 1)
+
+
+# --- channels at the last axis
+
+
+class ChannelsLast(nn.Module):
+    """A net for images (N,...,C) as other frameworks pass them."""
+
+    def __init__(self, rank: int, channels: int, prepare) -> None:
+        super().__init__()
+        kind = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[rank]
+        self.conv, self.head, self.prepare = kind(channels, 6, 3, padding=1), nn.Linear(6, 4), prepare
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(self.prepare(x)).relu().flatten(2).mean(2))
+
+
+CHANNELS_LAST = {
+    "normalized": (2, 3, lambda x: (x.permute(0, 3, 1, 2) - 0.5) / 0.2),
+    "normalized before": (2, 3, lambda x: ((x - torch.tensor([0.5, 0.4, 0.3])) / 0.2).permute(0, 3, 1, 2)),
+    "resized": (2, 3, lambda x: torch.nn.functional.interpolate(x.movedim(-1, 1), size=(20, 20))),
+    "gray": (2, 1, lambda x: x.permute(0, 3, 1, 2).contiguous()),
+    "with transparency": (2, 4, lambda x: x.movedim(-1, 1)),
+    "a signal": (1, 2, lambda x: x.mT),
+    "a volume": (3, 1, lambda x: x.movedim(-1, 1)),
+}
+
+
+@pytest.mark.parametrize(
+    "method", [Saliency, GradCAM, pytest.param("fullgrad", id="FullGrad"), pytest.param("rise", id="RISE")]
+)
+@pytest.mark.parametrize("case", CHANNELS_LAST)
+def test_an_input_with_channels_last_is_rejected_with_the_wrapper_that_it_needs(case, method):
+    rank, channels, prepare = CHANNELS_LAST[case]
+    model, x = ChannelsLast(rank, channels, prepare).eval(), torch.rand(1, *[16] * rank, channels)
+    explainer = METHODS[method](model) if isinstance(method, str) else method(model)
+    with pytest.raises(InputError, match=f"has its {channels} channels? at the last axis.*x.permute"):
+        explainer.attribute(x, 1)
+
+
+def test_the_wrapper_for_an_input_with_channels_last_gives_the_map_of_the_image():
+    rank, channels, prepare = CHANNELS_LAST["normalized"]
+    model, x = ChannelsLast(rank, channels, prepare).eval(), torch.rand(1, 16, 16, 3)
+
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.model(x.permute(0, 2, 3, 1))
+
+    assert Saliency(Wrapper().eval()).attribute(x.permute(0, 3, 1, 2), 1).shape == (1, 16, 16)
+
+
+def test_a_narrow_image_is_no_image_with_channels_last():
+    model = ChannelsLast(2, 5, lambda x: x).eval()
+    assert Saliency(model).attribute(torch.rand(1, 5, 16, 3), 1).shape == (1, 16, 3)
+    mirrored = ChannelsLast(2, 5, lambda x: x.flip(-1)).eval()
+    assert Saliency(mirrored).attribute(torch.rand(1, 5, 16, 3), 1).shape == (1, 16, 3)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
+from camscope.explainers.core.channel_axis_check import check_channels_not_last
 from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs, check_dense_tensor
 from camscope.explainers.core.noise_tests import samples_interact
 from camscope.hooks.base import autocast_uncached, check_initialized, evaluation_mode, unwrap
@@ -186,7 +187,10 @@ def evaluation_context(
             "one_sample_per_pass": one_sample_per_pass,
             **explainer.forward_options,
         }
-        yield EvaluationContext(inputs, model_info.model, score_options, one_sample_per_pass)
+        context = EvaluationContext(inputs, model_info.model, score_options, one_sample_per_pass)
+        if not explainer.forward_options.get("frames_first"):
+            check_channels_not_last(inputs, context.create_score())
+        yield context
 
 
 def has_interacting_samples(
