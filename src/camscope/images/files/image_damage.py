@@ -3,8 +3,8 @@
 Pillow does not compare the checksums of a PNG's pixel data. libtiff fills missing data of a JPEG strip with gray. JPEG
 strips are decoded by libjpeg-turbo, which warns of damage, and compared with the size that the TIFF declares. Deflate strips
 are checked by their checksum. libtiff only prints an error about an invalid code of CCITT fax on the standard error stream,
-so what it prints is read here. The other codecs of a TIFF have no checksum: PackBits, LZW, Zstandard and old-style JPEG. libtiff reports
-a strip of them that is too short, and no changed values.
+which is read here. The other codecs of a TIFF have no checksum: PackBits, LZW, Zstandard and old-style JPEG. libtiff reports a
+strip of them that is too short, and no changed values.
 """
 
 import io
