@@ -334,3 +334,12 @@ def test_a_run_and_its_metrics_call_the_model_as_the_methods_did(tmp_path):
         values.append([row["value"] for row in measured.table().to_pylist()])
     assert np.isfinite(np.array(values[0], dtype=float)).any()
     np.testing.assert_allclose(values[0], values[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", [GradCAM, IntegratedGradients])
+def test_a_nested_dict_is_an_error_that_says_what_to_pass(method):
+    model, _, x = like(lambda: Reading(lambda batch: batch["picture"]["data"]))
+    with pytest.raises(
+        InputError, match=r"forward of Reading reads a key inside of its input 'picture', which is a tensor"
+    ):
+        method(model, input_key="picture").attribute(x, 1)

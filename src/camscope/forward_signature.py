@@ -13,6 +13,7 @@ from torch.utils import _pytree
 from camscope.errors import CamscopeError, InputError, is_out_of_memory
 from camscope.plurals import inflect
 
+STRING_INDEX_PATTERN = re.compile(r"invalid data type 'str'")  # of PyTorch, for tensor["key"]
 PIXEL_VALUES = "pixel_values"  # Hugging Face's keyword for the image, which is not always the first parameter
 
 
@@ -181,6 +182,11 @@ class InputKey:
         """Raise InputError if the model did not read this key, or if its error is about a missing key."""
         if self.name in list_forward_keywords(model):
             return
+        if self.in_dict and inputs.is_read(self.name) and STRING_INDEX_PATTERN.search(str(error)):
+            raise InputError(
+                f"the forward of {type(model).__name__} reads a key inside of its input {self.name!r}, which is a tensor here. "
+                "Pass a module whose forward takes the image and builds the nested dict for this model"
+            ) from error
         names = _find_missing_names(error)
         if any(name in received for name in _find_unexpected_names(error)):  # the model unpacks the dict
             names = _probe_keys(model, inputs.get(self.name), (), {}) if self.in_dict else []

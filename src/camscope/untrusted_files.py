@@ -24,6 +24,7 @@ from camscope.safe_files import open_regular_file, read_bytes
 MAX_JSON_BYTES, MAX_TOML_BYTES = 2**28, 2**24  # bytes of a file; a run or an audit of a million images has half of it
 MAX_ARRAY_BYTES = 2**32  # bytes of the arrays of one .npz file
 MAX_EXCESS_VALUES, MAX_VALUES_PER_BYTE = 2**24, 64  # of a column of a Parquet file; a damaged file may claim more
+CHECKSUM_MISMATCH = "the data does not have the checksum"
 MAX_ERROR_CHARACTERS = 200  # of the quoted text of a foreign error
 
 
@@ -124,14 +125,20 @@ def _read_declared_bytes(archive: zipfile.ZipFile, member: str) -> int:
 
 
 def check_zip(path: str | os.PathLike[str]) -> None:
-    """Raise an InputError if a zip archive would unpack to more bytes than the file has."""
+    """Raise an InputError if a zip archive would unpack to more bytes than the file has, or if a checksum is wrong.
+
+    A writer may leave out the checksums, as `torch.save` can. Then they are all 0, and are not compared.
+    """
     size = Path(path).stat().st_size
     with zipfile.ZipFile(path) as archive:
-        declared = sum(member.file_size for member in archive.infolist())
-    if declared > size:
-        raise InputError(
-            f"it has {plural(size, 'byte', spec=',')} and would unpack to {declared:,}; expected uncompressed tensors"
-        )
+        members = archive.infolist()
+        declared = sum(member.file_size for member in members)
+        if declared > size:
+            raise InputError(
+                f"it has {plural(size, 'byte', spec=',')} and would unpack to {declared:,}; expected uncompressed tensors"
+            )
+        if any(member.CRC for member in members) and (damaged := archive.testzip()) is not None:
+            raise InputError(f"{CHECKSUM_MISMATCH} of {damaged}")
 
 
 def read_parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Any:

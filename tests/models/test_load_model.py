@@ -91,6 +91,35 @@ def test_a_truncated_checkpoint_is_one_error(tmp_path, kind):
         read_state_dict(half)
 
 
+def test_a_changed_byte_of_a_weight_is_one_error(tmp_path):
+    file, weight = tmp_path / "weights.pt", torch.randn(100, 100)
+    torch.save({"weight": weight}, file)
+    data = bytearray(file.read_bytes())
+    data[data.index(weight.numpy().tobytes()[:64]) + 3003] ^= 0x7F
+    file.write_bytes(data)
+    with pytest.raises(
+        WeightsError, match=r"weights\.pt is damaged: the data does not have the checksum of weights/data/0"
+    ):
+        read_state_dict(file)
+
+
+def test_a_checkpoint_that_was_saved_without_checksums_is_read(tmp_path):
+    file, before = tmp_path / "weights.pt", torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"weight": torch.ones(2)}, file)
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert read_state_dict(file)["weight"].tolist() == [1, 1]
+
+
+def test_a_state_dict_whose_keys_are_no_text_is_one_error():
+    model = net()
+    for state in ({0: torch.ones(1)}, {**model.state_dict(), 1: torch.ones(1)}):
+        with pytest.raises(WeightsError, match=r"^w has the key [01]; expected text$"):
+            load_state_dict_strictly(model, state, "w")
+
+
 def test_missing_file_and_folder_are_said(tmp_path):
     with pytest.raises(WeightsError, match="no such file"):
         read_state_dict(tmp_path / "nowhere.pt")

@@ -170,6 +170,18 @@ def test_a_region_asks_a_segmentation():
     assert read(Region(label=0, point=(0, 0)), SimpleNamespace(logits=torch.ones(1, 2, 4, 4)))[0].tolist() == [1]
 
 
+@pytest.mark.parametrize(
+    ("target", "label", "index"),
+    [(15, "15", "15"), ("dog", "'dog'", "index"), (None, "3", "3"), (Difference(7, 2), "7", "7"), ([9], "9", "9"),
+     (LogProbability(11), "11", "11"), (Classes([5, 6]), "5", "5")],
+)  # fmt: skip
+def test_the_error_about_a_segmentation_quotes_the_class_of_the_caller(target, label, index):
+    with pytest.raises(TargetError) as raised:
+        read(target, torch.zeros(1, 21, 4, 4), class_names=[f"name {k}" for k in range(20)] + ["dog"])
+    assert f"Region({label}, mask=mask)" in str(raised.value)
+    assert f"output[:, {index}]." in str(raised.value)
+
+
 # --- boxes
 
 
@@ -208,6 +220,7 @@ def test_a_box_nobody_detected_is_an_error_that_names_the_nearest():
             r"no detection that overlaps Box\(5, 5, 8, 8\) by half; the nearest: class 2 at \(0, 0, 4, 4\)",
         ),
         (Box(0, 0, 4, 4, label=1), "by half"),
+        (Box(-0.0, -0.01, 1, 1), r"overlaps Box\(0, 0, 1, 1\) by half"),
     ):
         with pytest.raises(TargetError, match=saying):
             read(box, output)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camscope.errors import ImageError, describe_out_of_memory, is_out_of_memory
-from camscope.images.files.image_damage import check_pixel_data
+from camscope.images.files.image_damage import load_pixels
 from camscope.images.files.jpeg_decoding import DamagedJPEGError, decode_jpeg, find_jpeg_damage, read_jpeg_size
 from camscope.images.files.patient_data_removal import suppress_library_output
 from camscope.safe_files import open_regular_file
@@ -196,8 +196,7 @@ def _decode_pixels(image: "Image", name: str, max_pixels: int) -> Pixels:
     is_16_bit = image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
     if (decoded := _decode_jpeg_strictly(image, name, max_pixels)) is not None:
         return decoded
-    check_pixel_data(image, name)
-    image.load()
+    load_pixels(image, name)
     _check_pixel_count(image.size, name, max_pixels)  # a decoded icon can be larger than its header declares
     upright = _apply_exif_orientation(image)
     if is_16_bit:

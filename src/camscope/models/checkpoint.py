@@ -14,9 +14,9 @@ from torch.nn.parameter import is_lazy
 
 from camscope.errors import WeightsError
 from camscope.images.files.patient_data_removal import ignore_warnings
-from camscope.plurals import plural
+from camscope.plurals import inflect, plural
 from camscope.safe_files import describe_file_problem
-from camscope.untrusted_files import check_zip, read_errors_converted
+from camscope.untrusted_files import CHECKSUM_MISMATCH, check_zip, read_errors_converted
 
 WeightsSource = str | os.PathLike[str] | None
 StateDict = dict[str, Tensor]
@@ -32,6 +32,9 @@ def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
 
     safetensors is recognized by suffix or content. Other files are read by `torch.load(weights_only=True)`, which
     creates only tensors. A state dict may be under "state_dict", "model_state_dict" or "model".
+
+    The checksums that `torch.save` writes are compared. safetensors and the format of PyTorch before 1.6 have none, so
+    changed values there are not noticed.
 
     Args:
         path: The file.
@@ -105,6 +108,10 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
     >>> load_state_dict_strictly(nn.Linear(1, 1), {"weight": torch.ones(1, 1), "bias": torch.zeros(1)}, "weights.pt")
 
     """
+    if other_keys := [name for name in state if not isinstance(name, str)]:
+        raise WeightsError(
+            f"{source} has the {inflect(len(other_keys), 'key')} {format_names(other_keys)}; expected text"
+        )
     class_name, model_tensors = type(model).__name__, _get_model_tensors(model)
     if lazy := [name for name, value in model_tensors.items() if is_lazy(value)]:
         raise WeightsError(
@@ -232,6 +239,8 @@ def _describe_read_failure(file: Path, reason: str) -> str:
         return "is empty"
     if "would unpack" in reason:
         return f"is not read: {reason}"
+    if CHECKSUM_MISMATCH in reason:
+        return f"is damaged: {reason}"
     return "is no checkpoint that can be read as tensors: corrupt, truncated, or another kind of file"
 
 

@@ -136,7 +136,7 @@ class Box(Target):
         matches = [resolved._find_best_match(sample_detections) for sample_detections in detections]
         for sample, (overlap, _, nearest) in enumerate(matches):
             if overlap < MIN_MATCH_IOU:
-                box = f"Box{tuple(round(corner, 1) for corner in self.corners)}"
+                box = f"Box({', '.join(f'{round(corner, 1):zg}' for corner in self.corners)})"
                 raise TargetError(f"sample {sample} has no detection that overlaps {box} by half; {nearest}")
         classes = {index for _, index, _ in matches}
         if resolved.label is None and len(classes) > 1:
@@ -153,7 +153,7 @@ class Box(Target):
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """Describe the box, such as `nodule in the box (10, 20, 50, 60) of the input`."""
         label = class_name(self.label) if isinstance(self.label, int) else "what is"
-        return f"{label} in the box ({', '.join(f'{value:.4g}' for value in self.corners)}) of the input"
+        return f"{label} in the box ({', '.join(f'{value:z.4g}' for value in self.corners)}) of the input"
 
     def _resolve_activation(self, output: Any) -> Activation | None:
         """Return the activation of the output's class logits, or None where it cannot be inferred."""
@@ -184,7 +184,7 @@ class Box(Target):
         overlaps = torch.where(self._select_class_probabilities(detections).detach() > 0, overlaps, 0)
         best = int((overlaps + 1e-6 * probabilities.amax(1)).argmax())
         overlap, top_class = float(overlaps[best]), int(probabilities[best].argmax())
-        corners = ", ".join(f"{value:.0f}" for value in detections.boxes[best].tolist())
+        corners = ", ".join(f"{value:z.0f}" for value in detections.boxes[best].tolist())
         nearest = f"the nearest: class {top_class} at ({corners}), overlap {overlap:.2f}"
         return BoxMatch(overlap, self.label if isinstance(self.label, int) else top_class, nearest)
 

@@ -129,13 +129,15 @@ class Classes(Target):
 
     def __call__(self, output: Any) -> Tensor:
         """Compute the mean score of the classes for each sample (N,)."""
-        scores = full_precision(class_scores(output))
+        scores = full_precision(class_scores(output, self.labels[0]))
         indices = self.class_indices or self._resolve_class_indices(scores.shape[1], None)
         return scores[:, list(indices)].mean(1)
 
     def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Classes":
         """Return the target with all classes converted to indices."""
-        return replace(self, class_indices=self._resolve_class_indices(class_scores(output).shape[1], class_names))
+        return replace(
+            self, class_indices=self._resolve_class_indices(class_scores(output, self.labels[0]).shape[1], class_names)
+        )
 
     def _resolve_class_indices(self, n_classes: int, class_names: Sequence[str] | None) -> tuple[int, ...]:
         return self._check_distinct([resolve_class_index(label, n_classes, class_names) for label in self.labels])
@@ -179,7 +181,7 @@ class LogProbability(ClassTarget):
 
     def candidate_scores(self, output: Any) -> Tensor:
         """Return the logits (N,K). Raises TargetError if the output holds probabilities."""
-        logits = class_scores(output)
+        logits = class_scores(output, self.label)
         if are_probabilities(logits.detach()):
             raise TargetError(
                 "the model's output is probabilities already (rows sum to 1): pass the class itself as the target, or "

@@ -17,11 +17,12 @@ HF_EMBEDDING_FIELDS = ("pooler_output", "image_embeds", "text_embeds")  # of Hug
 ROUNDING_STEPS = 4  # multiples of the machine epsilon by which two orders of summation may differ
 
 
-def class_scores(output: object) -> Tensor:
+def class_scores(output: object, label: object = None) -> Tensor:
     """Return the class scores (N,K) in a model's output.
 
     Args:
         output: A tensor, an object with `.logits`, a mapping with "logits", or a structure with one (N,K) float tensor.
+        label: The class that the caller asks for, which an error quotes.
 
     Returns:
         (N,K) scores in the output's own dtype.
@@ -43,10 +44,11 @@ def class_scores(output: object) -> Tensor:
     if scores.ndim < 2:
         return scores.reshape(-1, 1)
     if scores.ndim > 2 and any(extent > 1 for extent in scores.shape[2:]):
+        label = 3 if label is None else label
         raise TargetError(
             f"the output of shape {tuple(scores.shape)} has class scores at every position",
-            fix="pass target=Region(3, mask=mask), or one that reduces it, e.g. target=lambda output: "
-            "output[:, 3].flatten(1).mean(1)",
+            fix=f"pass target=Region({label!r}, mask=mask), or one that reduces it, e.g. target=lambda output: "
+            f"output[:, {label if isinstance(label, int) else 'index'}].flatten(1).mean(1)",
             remedy=Remedy.SET_TARGET,
         )
     return scores.flatten(1)

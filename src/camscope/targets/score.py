@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from camscope.errors import InputError, TargetError, warn_caller
 from camscope.forward_signature import InputKey, call_model, find_input_key
 from camscope.plurals import plural
-from camscope.pytree import concatenate_structures, iter_leaves, select_argument_rows
+from camscope.pytree import concatenate_structures, iter_leaves, map_leaves, select_argument_rows
 from camscope.targets.base import ClassNameLookup, Target
-from camscope.targets.classes import TargetLike, normalize_target, resolve_class_pair
+from camscope.targets.classes import Difference, TargetLike, normalize_target, resolve_class_pair
 from camscope.targets.forward_errors import forward_errors_explained
 from camscope.targets.outputs import (
     ScoreRange,
@@ -113,16 +113,26 @@ class Score:
             return concatenate_structures([self._forward_row(x, row, sample_index) for row in range(len(x))])
         version, self._input_size = x._version, tuple(x.shape[2:])
         args, kwargs = (self._args, self._kwargs) if sample_index is None else self._select_extra_inputs(sample_index)
+        args, kwargs = map_leaves((args, kwargs), self._copy_caller_tensor)  # the model may change them in place
+        with torch._C.DisableTorchFunction():  # the copy is no call of the model
+            before = x.detach().clone() if self.values is None else None
         with forward_errors_explained(self.model, x, args, kwargs), self.forward_context():
             if self._resolved_input_key is INPUT_KEY_NOT_READ:
                 self._resolved_input_key = find_input_key(self.model, self._input_key)
             output = call_model(self.model, x, args, kwargs, self._resolved_input_key, frames_first=self._frames_first)
-        if x._version != version:
+        if x._version != version or (before is not None and not _has_same_values(x, before)):
+            if before is not None:
+                x.data.copy_(before)
             raise InputError(
-                "the model changed its input in place, so a second forward pass would get another image, and your tensor has "
-                "changed: start the forward method of the model with x = x.clone()"
+                "the model changed its input in place, so a second forward pass would get another image: start the forward "
+                "method of the model with x = x.clone()"
             )
         return output
+
+    def _copy_caller_tensor(self, value: Tensor) -> Tensor:
+        """Return a copy of a tensor that the caller passed as an extra input. Rows of such a tensor are a copy already."""
+        is_own = all(value is not leaf for _, leaf in iter_leaves((self._args, self._kwargs)))
+        return value if is_own else value.clone()
 
     def _forward_row(self, x: Tensor, row: int, sample_index: Tensor | None) -> Any:
         index = (torch.arange(len(x), device=x.device) if sample_index is None else sample_index)[row : row + 1]
@@ -227,7 +237,7 @@ class Score:
             return self._score_variants_by_callable(self.target, output, sample_index)
         if callable(self.target):
             return check_one_per_sample(check_target_scores(self.target(output), self.target), n_rows)
-        logits = check_one_per_sample(class_scores(output), n_rows)
+        logits = check_one_per_sample(class_scores(output, self._get_first_label()), n_rows)
         if self.class_pairs is None:
             self.class_pairs = self._resolve_class_pairs(logits.detach())
             self.classes = None if bool((self.class_pairs[:, 1] >= 0).any()) else self.class_pairs[:, 0]
@@ -247,6 +257,12 @@ class Score:
             return values
         contrast_scores = logits.gather(1, pairs[:, 1:].clamp(min=0))[:, 0]
         return torch.where(pairs[:, 1] >= 0, values - contrast_scores, values)
+
+    def _get_first_label(self) -> int | str | None:
+        """Return the class of the target, or the first of several. None if the caller named no class."""
+        target: Any = self.target[0] if isinstance(self.target, list) and self.target else self.target
+        label = target.a if isinstance(target, Difference) else target
+        return label if isinstance(label, int | str) else None
 
     @classmethod
     def concatenate(cls, scores: "Sequence[Score]") -> "Score":
@@ -398,6 +414,12 @@ class AllClassScores(Score):
         if self.values is None:
             self.values = self.logits = logits.detach()
         return logits
+
+
+def _has_same_values(x: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same values, where NaN equals NaN."""
+    with torch._C.DisableTorchFunction():
+        return torch.equal(x, other) or bool(((x == other) | (x.isnan() & other.isnan())).all())
 
 
 def _iter_one_variant_per_sample(sample_index: Tensor, n_samples: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -390,6 +390,19 @@ def test_too_few_versions_are_said_and_the_fit_is_judged():
 # --- LRP
 
 
+class SumOfPixels(nn.Module):
+    """A constant, plus a sum over all axes of the input that counts nothing."""
+
+    def forward(self, x):
+        return torch.zeros(len(x), 5) + x.sum() * 0
+
+
+@pytest.mark.skipif(find_spec("zennit") is None, reason="zennit is not installed")
+@pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+def test_a_sum_over_all_axes_has_a_rule():
+    assert not LRP(SumOfPixels()).attribute(torch.rand(1, 3, 4, 4), 1).any()
+
+
 def sequential():
     return nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1),

@@ -1,6 +1,7 @@
 """Keywords of a call: those that the model's forward names, those of settings, other toolkits', and typing errors."""
 
 import inspect
+import re
 from functools import wraps
 from typing import TypedDict, Unpack
 
@@ -24,7 +25,7 @@ from camscope import (
 )
 from camscope.errors import InputError
 from camscope.evaluation import evaluate
-from camscope.explainers.core.argument_sorting import FOREIGN_KEYWORD_HINTS
+from camscope.explainers.core.argument_sorting import FOREIGN_KEYWORD_HINTS, UNNECESSARY_KEYWORDS
 from camscope.forward_signature import list_forward_keywords
 
 pytestmark = [
@@ -96,6 +97,29 @@ def test_other_toolkits_words_are_answered_with_ours(case, word):
         with pytest.raises(InputError) as raised:
             ask()
         assert ours in str(raised.value)
+
+
+@pytest.mark.parametrize("word", sorted(UNNECESSARY_KEYWORDS))
+def test_other_toolkits_words_that_are_not_needed_are_errors_that_say_why(case, word):
+    model, x = case
+    for ask in (lambda: GradCAM(model, "conv").attribute(x, 1, **{word: 1}), lambda: GradCAM(model, **{word: 1})):
+        with pytest.raises(InputError, match=rf"^{word}= is not a keyword of camscope: it is not needed, because "):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("tool", "word", "ours"),
+    [
+        (GradCAM, "use_cuda", "model.to"),
+        (GradCAM, "device", "model.to"),
+        (Occlusion, "strides", "stride="),
+        (Occlusion, "sliding_window_shapes", "window="),
+        (IntegratedGradients, "multiply_by_inputs", "InputXGradient"),
+    ],
+)
+def test_a_constructors_foreign_word_is_answered_with_ours(case, tool, word, ours):
+    with pytest.raises(InputError, match=f"^{word}= is not a keyword of camscope: use .*{re.escape(ours)}"):
+        tool(case[0], **{word: 3})
 
 
 def test_targets_is_answered_with_target_where_it_is_not_a_name_of_the_call(case):

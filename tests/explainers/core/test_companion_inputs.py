@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from camscope import GradCAM, Preprocess, ScoreCAM, compare
+from camscope import GradCAM, IntegratedGradients, Preprocess, Saliency, ScoreCAM, compare
+from camscope.errors import InputError
 from camscope.targets import Similarity
 
 torch.manual_seed(0)
@@ -120,3 +121,52 @@ def test_without_them_the_models_own_error_is_heard(case):
     model, x, _ = case
     with pytest.raises(TypeError, match="table"):
         GradCAM(model, "conv").explain(x[0], 0)
+
+
+class ChangesTable(WithTable):
+    """It doubles its table in place, in one of three ways."""
+
+    how = "method"
+
+    def forward(self, x, table, *, scale=1.0):
+        if self.how == "method":
+            table.mul_(2)
+        elif self.how == "data":
+            table.data.mul_(2)
+        else:
+            table += table
+        return super().forward(x, table, scale=scale)
+
+
+@pytest.mark.filterwarnings("ignore:.*could not be verified")  # the layer's layout, from a pass with hidden changes
+@pytest.mark.parametrize("how", ["method", "data", "operator"])
+@pytest.mark.parametrize("tool", [GradCAM, ScoreCAM, IntegratedGradients, Saliency])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_table_that_the_model_changes_in_place_stays_the_callers(case, how, tool, samples):
+    simple, x, table = case
+    model, x, table = ChangesTable().eval().double(), x[:samples], table[:samples]
+    model.load_state_dict(simple.double().state_dict())
+    model.how = how
+    layer = {"layer": "relu"} if tool in (GradCAM, ScoreCAM) else {}
+    expected, before = tool(simple, **layer).attribute(x, 1, 2 * table), table.clone()
+    for passed in ({"additional_forward_args": (table,)}, {"table": table}):
+        torch.testing.assert_close(tool(model, **layer).attribute(x, 1, **passed), expected, rtol=1e-9, atol=1e-12)
+        assert torch.equal(table, before)
+
+
+class ChangesImage(WithTable):
+    """It changes its image without PyTorch's notice."""
+
+    def forward(self, x):
+        x.data.sub_(0.5)
+        return self.head(self.conv(x).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("tool", [GradCAM, ScoreCAM, IntegratedGradients, Saliency])
+def test_an_image_that_the_model_changes_unnoticed_is_an_error_and_is_restored(case, tool):
+    x = case[1]
+    x[0, 0, 0, 0] = 0.25
+    before = x.clone()
+    with pytest.raises(InputError, match=r"changed its input in place.*x\.clone\(\)"):
+        tool(ChangesImage().eval().double()).attribute(x, 1)
+    assert torch.equal(x, before)

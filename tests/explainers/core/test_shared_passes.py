@@ -1,22 +1,27 @@
 """Several methods, layers and classes from one pass; the same question asked of other inputs; half the precision."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+import torchvision
 from torch import nn
 
-from camscope.errors import InputError, LayerError, TargetError
+from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import (
     METHODS,
     AblationCAM,
     GradCAM,
     HiResCAM,
+    IntegratedGradients,
     LayerCAM,
     LayerExplainer,
     Occlusion,
     ScoreCAM,
+    ShapleyCAM,
     SmoothGrad,
 )
 from camscope.explainers.core.batching import count_copies_in_memory, map_chunks
@@ -162,6 +167,47 @@ def test_the_curvature_is_the_hessian_times_the_activation():
     torch.testing.assert_close(heat, expected, rtol=1e-9, atol=1e-14)
     linear, y = CASES["pooled"].make()
     assert not Curved(linear, "features").attribute(y, 0).any()
+
+
+class PooledInBoxes(nn.Module):
+    """A torchvision operation behind the layer that has no second derivative."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x):
+        boxes = [torch.tensor([[0.0, 0.0, 4.0, 4.0]])] * len(x)
+        pooled = torchvision.ops.roi_align(self.features(x).relu(), boxes, 2).flatten(1)
+        return torch.stack([pooled.square().sum(1), pooled.sum(1)], 1)
+
+
+def test_an_operation_without_second_derivatives_is_one_error():
+    model = PooledInBoxes().eval()
+    with pytest.raises(
+        ModelError, match="shapleycam needs second derivatives, and an operation behind layer 'features'"
+    ):
+        ShapleyCAM(model, "features").attribute(torch.rand(1, 3, 8, 8), 0)
+    assert GradCAM(model, "features").attribute(torch.rand(1, 3, 8, 8), 0).shape == (1, 8, 8)
+
+
+@pytest.mark.parametrize("method", [GradCAM, IntegratedGradients])
+def test_compiled_code_calls_a_method_eagerly(method):
+    model, x = plain(samples=1)
+    expected, explainer = 2 * method(model).attribute(x, 1), method(model)
+    for function in (
+        lambda y: 2 * method(model).attribute(y + 0, 1),
+        lambda y: 2 * explainer.attribute(y + 0, 1),
+        lambda y: 2 * explainer(y + 0, 1),
+    ):
+        compiled = torch.compile(function, backend="eager")
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), expected)
+
+
+def test_the_compiler_is_not_imported_with_the_package():
+    code = "import camscope, sys; camscope.GradCAM; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_attention_has_a_curvature_too():

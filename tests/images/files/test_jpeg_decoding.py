@@ -176,6 +176,20 @@ def test_an_image_that_a_caller_has_changed_is_read_as_it_is(tmp_path):
         assert (read_photo(image).pixels[:50, :50] == 255).all()
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"restart_marker_blocks": 4}], ids=str)
+def test_a_progressive_jpeg_without_a_scan_is_an_error(mode, options, tmp_path):
+    data, file = encoded_jpeg(mode, progressive=True, **options), tmp_path / "image.jpg"
+    assert find_jpeg_damage(data) == ""
+    starts = [match.start() for match in re.finditer(b"\xff\xda", data)]
+    assert len(starts) > 5
+    for start in starts[1:]:
+        file.write_bytes(data[:start] + b"\xff\xd9")
+        assert find_jpeg_damage(file.read_bytes())
+        with pytest.raises(ImageError, match="damaged: a scan of the progressive JPEG is missing"):
+            read_photo(file)
+
+
 def test_the_functions_by_themselves():
     data = encoded_jpeg()
     assert read_jpeg_size(data) == (120, 160)

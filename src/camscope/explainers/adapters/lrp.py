@@ -296,7 +296,8 @@ def make_relative_stabilizer(epsilon: float) -> Callable[[Tensor], Tensor]:
     """Return a function that moves z away from zero, by a fraction `epsilon` of the root mean square of each row."""
 
     def stabilize(z: Tensor) -> Tensor:
-        scale = z.flatten(1).square().mean(1).sqrt().view(-1, *[1] * (z.ndim - 1))
+        rows = z.flatten(1) if z.ndim > 1 else z[..., None]  # a sum over all axes has none
+        scale = rows.square().mean(-1).sqrt().view([*z.shape[:1], *[1] * (z.ndim - 1)])
         step = torch.where(scale > 0, epsilon * scale, 1)
         return torch.where(z < 0, z - step, z + step)
 

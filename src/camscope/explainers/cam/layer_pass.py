@@ -1,6 +1,7 @@
 """Layer settings of a method, and the forward and backward passes that several methods share."""
 
 import math
+import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from camscope.errors import LayerError
+from camscope.errors import CamscopeError, LayerError, ModelError
 from camscope.explainers.cam.layer_features import LayerFeatures, record_input_shares
 from camscope.explainers.core.base import Explainer
 from camscope.explainers.core.batching import ActivationBytes, measure_activation_bytes
@@ -37,6 +38,11 @@ from camscope.model_metadata import get_card
 from camscope.plurals import plural
 from camscope.targets import Score, Target, full_precision
 from camscope.tensor_kinds import check_ordinary_tensor
+
+# errors of PyTorch and of libraries such as torchvision about an operation that can be differentiated only once
+NO_SECOND_DERIVATIVE_PATTERN = re.compile(
+    r"double backwards?\b|derivative for .* is not implemented|once_differentiable|differentiated twice", re.IGNORECASE
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -306,7 +312,15 @@ class SharedPass(ExitStack):
                 raise LayerError(
                     "no second derivatives were computed: set second_order = True in the class of the method"
                 )
-            return to_maps(_compute_hessian_times_activation(values, call.activation))
+            try:
+                return to_maps(_compute_hessian_times_activation(values, call.activation))
+            except RuntimeError as error:
+                if isinstance(error, CamscopeError) or not NO_SECOND_DERIVATIVE_PATTERN.search(str(error)):
+                    raise
+                raise ModelError(
+                    f"{explainer.composed_name} needs second derivatives, and an operation behind layer {layer!r} has none "
+                    f"({str(error).splitlines()[0]}); use a method of first order, such as gradcam"
+                ) from error
 
         return LayerFeatures(
             layer=layer,

@@ -23,6 +23,7 @@ from camscope.explainers.core.argument_sorting import (
     translate_setting_names,
 )
 from camscope.explainers.core.base_method import BaseMethod
+from camscope.explainers.core.evaluation_context import run_uncompiled
 from camscope.explainers.core.shared_passes import build_explanations, explain_grid, run_methods
 from camscope.explanation import Explanation
 from camscope.model_metadata import compute_model_digest
@@ -92,6 +93,7 @@ def _make_dataclass_with_captum_names(cls: type["Explainer"]) -> None:
     dataclass(kw_only=True, eq=False, repr=False)(cls)
     init, names = cls.__init__, frozenset(signature(cls).parameters)
 
+    @run_uncompiled
     @wraps(init)
     def __init__(self: Any, *args: Any, **settings: Any) -> None:  # noqa: N807 - the function is a method
         init(self, *args, **translate_setting_names(settings, names, cls.__name__))
@@ -121,6 +123,7 @@ class Explainer(BaseMethod):
             cls.title = cls.__name__
 
     @final
+    @run_uncompiled
     def attribute(
         self,
         inputs: Tensor,
@@ -169,6 +172,7 @@ class Explainer(BaseMethod):
         """Do nothing: `__enter__` raises an error."""
 
     @final
+    @run_uncompiled
     def explain(
         self, image: Any, target: TargetLike = None, *args: Any, additional_forward_args: Any = None, **kwargs: Any
     ) -> Explanation:
@@ -199,6 +203,7 @@ class Explainer(BaseMethod):
         return explain_grid(explainers, image, [target], extra)[0][0]
 
     @final
+    @run_uncompiled
     def explain_classes(
         self,
         image: Any,
@@ -239,6 +244,7 @@ class Explainer(BaseMethod):
         return explain_grid(explainers, image, list(targets), extra)[0]
 
     @final
+    @run_uncompiled
     def explain_methods(
         self,
         image: Any,
@@ -305,6 +311,7 @@ class Explainer(BaseMethod):
         return method_cls(**{name: value for name, value in settings.items() if value is not parameters[name].default})
 
     @final
+    @run_uncompiled
     def explain_batch(
         self,
         images: Sequence[Any],

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from functools import wraps
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,8 @@ from camscope.pytree import map_leaves
 from camscope.targets import Score, TargetLike
 from camscope.tensor_kinds import find_unusual_kind
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Mode = Literal["eval", "as_is"]
 CHANNELS_LAST_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the rank of an input
 MAX_COUNT_SETTING = 1_000_000  # samples, steps, cells, images in a pass
@@ -366,6 +369,21 @@ def check_finite(quantity: str, values: Tensor, policy: OnNonFinite) -> None:
     if policy == "raise":
         raise NonFiniteError(f'{message}; to continue anyway, pass on_nonfinite="warn"')
     warn_caller(message)
+
+
+def run_uncompiled(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function: code that `torch.compile` compiles calls it eagerly, as hooks and backward passes need.
+
+    `torch.compiler.disable` alone would import the compiler with camscope, which takes a second.
+    """
+
+    @wraps(function)
+    def call_eagerly(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.compiler.is_compiling():
+            return cast(T, torch.compiler.disable(function)(*args, **kwargs))
+        return function(*args, **kwargs)
+
+    return call_eagerly
 
 
 _eager_lock = threading.Lock()

@@ -15,7 +15,7 @@ from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.forward_signature import call_model, find_input_key
 from camscope.hooks.base import autocast_uncached, evaluation_mode
 from camscope.hooks.isolation import copy_without_hooks, eval_mode_buffers_restored, hooks_muted
-from camscope.pytree import iter_leaves
+from camscope.pytree import iter_leaves, map_leaves
 from camscope.targets import Score
 from camscope.targets.outputs import ScoreRange
 from camscope.tensor_kinds import find_unusual_kind
@@ -135,7 +135,8 @@ def _measure_interaction(
             for other in (1, 2):
                 torch.set_rng_state(states)
                 pair = samples[[0, other]]
-                output = call_model(model_copy, pair, extra.args, dict(extra.kwargs), key, frames_first=frames_first)
+                args, kwargs = map_leaves((extra.args, dict(extra.kwargs)), Tensor.clone)  # it may change them in place
+                output = call_model(model_copy, pair, args, kwargs, key, frames_first=frames_first)
                 answers.append(_read_first_sample(output))
             return answers
 

@@ -2,14 +2,19 @@
 
 Pillow does not compare the checksums of a PNG's pixel data. libtiff fills missing data of a JPEG strip with gray. JPEG
 strips are decoded by libjpeg-turbo, which warns of damage, and compared with the size that the TIFF declares. Deflate strips
-are checked by their checksum. The other codecs of a TIFF have no checksum: CCITT fax, PackBits, LZW, Zstandard and old-style
-JPEG. libtiff reports a strip of them that is too short, and no changed values.
+are checked by their checksum. libtiff only prints an error about an invalid code of CCITT fax on the standard error stream,
+which is read here. The other codecs of a TIFF have no checksum: PackBits, LZW, Zstandard and old-style JPEG. libtiff reports a
+strip of them that is too short, and no changed values.
 """
 
 import io
 import math
+import os
+import re
+import tempfile
+import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from camscope.errors import ImageError
@@ -21,6 +26,10 @@ if TYPE_CHECKING:
 COMPRESSION_TAG, ROWS_PER_STRIP_TAG, TILE_WIDTH_TAG, TILE_LENGTH_TAG, JPEG_TABLES_TAG = 259, 278, 322, 323, 347
 OFFSET_AND_COUNT_TAGS = ((273, 279), (324, 325))  # tags of offsets and byte counts: of strips, of tiles
 JPEG_COMPRESSION, DEFLATE_COMPRESSIONS = 7, (8, 32946)
+FAX_COMPRESSIONS, GROUP_4_COMPRESSION = (2, 3, 4), 4
+FAX_DAMAGE_PATTERN = re.compile(rb"^Fax\w+: .*\n?", re.MULTILINE)
+GROUP_4_GAP = b"\0\0"  # more zero bits than any sequence of its codes has
+STANDARD_ERROR = 2  # the file descriptor to which libtiff prints
 EXTRA_TILE_PIXELS = 2**20  # pixels by which a strip may be larger than the TIFF declares
 PNG_SIGNATURE_BYTES, PNG_PIXEL_CHUNKS, READ_BYTES = 8, (b"IDAT", b"fdAT"), 2**20
 JPEG_START_MARKER, JPEG_END_MARKER = b"\xff\xd8", b"\xff\xd9"  # of a JPEG stream
@@ -38,6 +47,46 @@ def check_pixel_data(image: "Image", name: str) -> None:
             file.seek(position)
         if not is_sound:
             raise ImageError(f"{name}: it is damaged: a checksum of the PNG's pixel data is wrong")
+
+
+def load_pixels(image: "Image", name: str) -> None:
+    """Decode the pixels of an open image. Raise ImageError if they are damaged."""
+    check_pixel_data(image, name)
+    tags = getattr(image, "tag_v2", None)
+    if image.format == "TIFF" and tags is not None and tags.get(COMPRESSION_TAG) in FAX_COMPRESSIONS:
+        if FAX_DAMAGE_PATTERN.search(_capture_standard_error(image.load)):
+            raise ImageError(f"{name}: it is damaged: a strip of the TIFF has codes that do not exist")
+    else:
+        image.load()
+
+
+_standard_error_lock = threading.Lock()
+
+
+def _capture_standard_error(action: Callable[[], object]) -> bytes:
+    """Call a function, and return what C libraries print on the standard error stream meanwhile.
+
+    The stream is that of the whole process. What else was printed is printed again afterwards.
+    """
+    with _standard_error_lock, tempfile.TemporaryFile() as captured:
+        try:
+            original = os.dup(STANDARD_ERROR)
+        except OSError:  # the process has no such stream
+            action()
+            return b""
+        try:
+            os.dup2(captured.fileno(), STANDARD_ERROR)
+            try:
+                action()
+            finally:
+                os.dup2(original, STANDARD_ERROR)
+                captured.seek(0)
+                text = captured.read()
+                if other := FAX_DAMAGE_PATTERN.sub(b"", text):
+                    os.write(STANDARD_ERROR, other)
+        finally:
+            os.close(original)
+    return text
 
 
 def _are_png_checksums_right(file: Any) -> bool:
@@ -62,13 +111,13 @@ def _check_tiff_strips(image: "Image", name: str) -> None:
     if tags is None or file is None:
         return
     compression = tags.get(COMPRESSION_TAG)
-    if compression != JPEG_COMPRESSION and compression not in DEFLATE_COMPRESSIONS:
+    if compression not in (JPEG_COMPRESSION, GROUP_4_COMPRESSION, *DEFLATE_COMPRESSIONS):
         return
     tables = tags.get(JPEG_TABLES_TAG, b"")
     position = file.tell()
     try:
         is_complete = all(
-            _is_complete_jpeg(data, tables, size) if compression == JPEG_COMPRESSION else _is_complete_deflate(data)
+            _is_complete_strip(compression, data, tables, size)
             for data, size in _read_tiff_strips(file, tags, image.size)
         )
     finally:
@@ -92,6 +141,12 @@ def _read_tiff_strips(
             if count > 0:  # a strip of 0 bytes was never written
                 file.seek(offset)
                 yield file.read(count), (n_own_rows, n_columns) if index < n_per_plane else None
+
+
+def _is_complete_strip(compression: int, data: bytes, jpeg_tables: bytes, size: tuple[int, int] | None) -> bool:
+    if compression == JPEG_COMPRESSION:
+        return _is_complete_jpeg(data, jpeg_tables, size)
+    return GROUP_4_GAP not in data.rstrip(b"\0") if compression == GROUP_4_COMPRESSION else _is_complete_deflate(data)
 
 
 def _is_complete_jpeg(data: bytes, tables: bytes, size: tuple[int, int] | None) -> bool:

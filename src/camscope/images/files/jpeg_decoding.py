@@ -1,7 +1,8 @@
 """Decode JPEG data with libjpeg-turbo, whose warnings about damage Pillow and OpenCV do not pass on.
 
 A JPEG has no checksum. libjpeg-turbo fills missing pixels with gray and warns: data that ends early, codes that do not
-exist, restart markers out of order, more data than pixels. Here such a warning is an error. Damage that decodes to the right
+exist, restart markers out of order, more data than pixels. Here such a warning is an error. A progressive
+JPEG that lacks a scan gives no warning, so the headers of its scans are read. Damage that decodes to the right
 number of pixels gives no warning: a changed bit in most cases, and a few lost or changed bytes in some.
 """
 
@@ -13,6 +14,11 @@ from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]
 MAX_PADDING_BYTES = 16  # which a camera may write before the end marker
+START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = b"\xff\xd8", 0xD9, 0xDA
+FRAME_MARKERS, PROGRESSIVE_MARKERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}, {0xC2, 0xC6, 0xCA, 0xCE}
+MARKERS_WITHOUT_LENGTH = {0x01, 0xD8}
+MARKER_PATTERN = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]", re.DOTALL)  # neither a stuffed byte nor a restart
+N_COEFFICIENTS, UNSEEN = 64, 16  # coefficients of a block; bits that a coefficient of no scan lacks
 DAMAGE_PATTERN = re.compile(r"Corrupt JPEG data|Premature end of JPEG file")
 END_PADDING_PATTERN = re.compile(r"Corrupt JPEG data: (\d+) extraneous bytes before marker 0xd9")
 
@@ -47,6 +53,32 @@ def find_jpeg_damage(data: bytes) -> str:
     return ""
 
 
+def is_scan_missing(data: bytes) -> bool:
+    """Return whether a progressive JPEG lacks a scan: not all bits of all coefficients of its components are there."""
+    missing_bits: dict[int, list[int]] = {}  # of each coefficient, by component
+    position = len(START_OF_IMAGE)
+    while (match := MARKER_PATTERN.search(data, position)) is not None:
+        marker, start = match[0][-1], match.end()
+        if marker == END_OF_IMAGE:
+            break
+        if marker in MARKERS_WITHOUT_LENGTH:
+            position = start
+            continue
+        length = int.from_bytes(data[start : start + 2], "big")
+        segment = data[start + 2 : start + length]
+        position = start + max(2, length)
+        if marker in FRAME_MARKERS:
+            if marker not in PROGRESSIVE_MARKERS:
+                return False
+            missing_bits = {component: [UNSEEN] * N_COEFFICIENTS for component in segment[6::3]}
+        elif marker == START_OF_SCAN and segment and len(segment) >= 4 + 2 * segment[0]:
+            first, last, bits = segment[1 + 2 * segment[0] :][:3]
+            for component in segment[1 : 1 + 2 * segment[0] : 2]:
+                if component in missing_bits and first <= last < N_COEFFICIENTS:
+                    missing_bits[component][first : last + 1] = [bits & 15] * (last + 1 - first)
+    return any(map(any, missing_bits.values()))
+
+
 def read_jpeg_size(data: bytes) -> tuple[int, int] | None:
     """Return the size (H,W) that JPEG data declares, or None if this is not JPEG data."""
     import simplejpeg
@@ -68,4 +100,6 @@ def _decode_strictly(data: bytes, **options: Any) -> Pixels:
         if DAMAGE_PATTERN.match(reason) and not (padding and int(padding[1]) <= MAX_PADDING_BYTES):
             raise DamagedJPEGError(reason) from None
         pixels = simplejpeg.decode_jpeg(data, strict=False, **options)  # the warning is about something else
+    if is_scan_missing(data):
+        raise DamagedJPEGError("a scan of the progressive JPEG is missing")
     return pixels

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
-from camscope.images.files.image_damage import check_pixel_data
+from camscope.images.files.image_damage import load_pixels
 from camscope.images.files.image_file_access import list_source_paths, open_source, selected_source
 from camscope.images.scans.scan import MAX_VOXELS, Scan, check_index, check_voxel_count, flag_non_finite
 from camscope.plurals import plural
@@ -62,7 +62,7 @@ def _read_page(image: "Image", page_index: int, max_pixels: int, name: str) -> A
         image.seek(page_index)
     # a fax page of 1-bit pixels can compress to almost nothing
     check_voxel_count((image.height, image.width), name, MAX_VOXELS if image.mode == "1" else max_pixels)
-    check_pixel_data(image, name)
+    load_pixels(image, name)
     if image.mode == "RGB":
         return np.array(image)
     if image.mode not in GRAY_MODES:
