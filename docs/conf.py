@@ -42,6 +42,7 @@ extensions = [
 ]
 exclude_patterns = ["_build", "_templates", "locale", "_generated_source", "Thumbs.db", "**/*.json"]
 default_role = "code"
+smartquotes = False  # options keep their two hyphens and conditions their quotes
 nitpicky = True
 INTERNAL_TYPES = (
     "ActivationBytes|BaseMethod|DetectionHead|EvaluationContext|ExplainerClass|ExtraInputs|GradientAccumulator|GridEntry"

@@ -113,9 +113,7 @@ def choose_categories(
     if not chosen or (tuple(chosen) == (ALL_LABELS,) and ALL_LABELS not in names):
         return names
     if unknown := [name for name in chosen if name not in {*names, *declared}]:
-        raise CategoryError(
-            f"{source} has no category {unknown[0]!r}; available: {', '.join(names[:MAX_LISTED_NAMES])}"
-        )
+        raise CategoryError(f"{source} has no category {unknown[0]!r}; available: {format_names(names)}")
     counted = tuple(name for name in names if name in chosen)
     if not counted:
         raise CategoryError(f"{source} has no annotation of {', '.join(chosen)}; annotated: {', '.join(names)}")
@@ -125,7 +123,12 @@ def choose_categories(
 def format_name_list(names: Sequence[str], noun: str = "labels") -> str:
     """Format names with their count: `2 labels (1, 2)`."""
     ellipsis = ", …" if len(names) > MAX_LISTED_NAMES else ""
-    return f"{len(names)} {noun} ({', '.join(names[:MAX_LISTED_NAMES])}{ellipsis})"
+    return f"{len(names)} {noun} ({format_names(names)}{ellipsis})"
+
+
+def format_names(names: Sequence[str]) -> str:
+    """Join the first names by commas. A name that has a comma stands in double quotes, as options expect it."""
+    return ", ".join(f'"{name}"' if "," in name else name for name in names[:MAX_LISTED_NAMES])
 
 
 def format_choice_hint(names: Sequence[str]) -> str:

@@ -115,3 +115,12 @@ def test_a_remedy_is_worded_in_options_and_another_error_stays():
     error = PreprocessError("no preprocessing is known", fix="pass preprocess=f", remedy=Remedy.SET_PREPROCESS)
     assert base.format_error(error).startswith("no preprocessing is known; pass --preprocess imagenet")
     assert base.format_error(PreprocessError("broken", fix="pass preprocess=f")) == "broken; pass preprocess=f"
+
+
+def test_an_item_with_a_comma_stands_in_quotes():
+    from camscope.cli.base import split_list
+
+    assert split_list('"goldfish, Carassius auratus", tench,') == ["goldfish, Carassius auratus", "tench"]
+    assert split_list(" a ,b,, c") == ["a", "b", "c"]
+    assert split_list("") == []
+    assert split_list("a\nb,c") == ["a\nb", "c"]

@@ -2,6 +2,7 @@
 
 import codecs
 import contextlib
+import csv
 import errno
 import io
 import os
@@ -292,8 +293,15 @@ def styled_text(*parts: tuple[str, str]) -> "Text":
 
 
 def split_list(text: str) -> list[str]:
-    """Split a comma-separated list such as `a,b,c`. Spaces around items and empty items are dropped."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """Split a comma-separated list such as `a,b,c`. Spaces around items and empty items are dropped.
+
+    An item that contains a comma stands in double quotes: `"goldfish, Carassius auratus",tench`.
+    """
+    try:
+        parts = next(csv.reader([text], skipinitialspace=True), [])
+    except csv.Error:  # a line break
+        parts = text.split(",")
+    return [part.strip() for part in parts if part.strip()]
 
 
 def is_option_set(context: typer.Context, parameter_name: str) -> bool:

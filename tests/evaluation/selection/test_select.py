@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from camscope import Explainer, GradCAM, Saliency, load_model
+from camscope import Explainer, GradCAM, HiResCAM, LayerCAM, Saliency, load_model
 from camscope.cli import app, base
 from camscope.errors import InputError
 from camscope.explainers import EdgeDetector
@@ -418,3 +418,23 @@ def test_maps_that_say_nothing_tie_in_another_order_in_each_image(model):
     first, other = seen[0], seen[2]
     assert first[0] == first[1] != first[2]
     assert set(first).isdisjoint(other)
+
+
+def test_candidates_take_turns_at_paying_for_what_all_share(model, monkeypatch):
+    """The first one of a batch pays for the checks of new classes; so the cheapest one does not depend on the order."""
+    candidates = []
+    for method in (GradCAM, LayerCAM, HiResCAM):
+        candidate = standing(method.name, [])
+        candidate.explainer = method(model, "layer4", class_names=CATEGORIES)
+        candidates.append(candidate)
+    called, run_methods = [], candidate_scores.run_methods
+
+    def record(running, *arguments):
+        called.append(running[0].name)
+        return run_methods(running, *arguments)
+
+    monkeypatch.setattr(candidate_scores, "run_methods", record)
+    for sample in samples(model, 3):
+        candidate_scores.evaluate_candidates(candidates, [sample], 2, 32, 0)
+    assert [called[0], called[3], called[6]] == ["gradcam", "layercam", "hirescam"]
+    assert sorted(called) == sorted(3 * ["gradcam", "layercam", "hirescam"])

@@ -98,21 +98,26 @@ def evaluate_candidates(
     candidates: Sequence[CandidateState], samples: Sequence[SelectionSample], n_steps: int, region_size: int, seed: int
 ) -> None:
     """Explain samples with all candidates, and append the metric values of each candidate."""
-    first = candidates[0].explainer
-    x = torch.stack([sample.item.x for sample in samples]).to(get_model_device(first))
+    first = candidates[0]
+    x = torch.stack([sample.item.x for sample in samples]).to(get_model_device(first.explainer))
     targets: Any = [sample.target for sample in samples]
-    maps, placement = [], Placement.identity(tuple(x.shape[2:]))
-    for candidate in candidates:
-        start = time.perf_counter()
+    maps_of, placement = dict[int, Any](), Placement.identity(tuple(x.shape[2:]))
+    n_batches = first.n_images // len(
+        samples
+    )  # the first candidate of a batch pays for checks that all share: take turns
+    for index in [(n_batches + k) % len(candidates) for k in range(len(candidates))]:
+        candidate, start = candidates[index], time.perf_counter()
         raw_maps = run_methods([candidate.explainer], x, [targets])[0].maps[0].attribution.detach().double().cpu()
-        maps.append(np.stack([placement.project(raw_map)[0] for raw_map in raw_maps.numpy()]))
+        maps_of[index] = np.stack([placement.project(raw_map)[0] for raw_map in raw_maps.numpy()])
         candidate.total_seconds += time.perf_counter() - start
         candidate.n_images += len(samples)
-        candidate.first_maps = candidate.first_maps or list(maps[-1])
+        candidate.first_maps = candidate.first_maps or list(maps_of[index])
+    maps = [maps_of[index] for index in range(len(candidates))]
     # one order of ties for each image
     tie_seeds = [zlib.crc32(sample.item.x.detach().cpu().numpy().tobytes(), seed) for sample in samples]
+    explainer = first.explainer
     with scoring_scope(
-        first.model, x, targets, class_names=first.class_names, forward_options=first.forward_options
+        explainer.model, x, targets, class_names=explainer.class_names, forward_options=explainer.forward_options
     ) as scorer:
         for candidate, attributions in zip(candidates, maps, strict=True):
             tests = [
