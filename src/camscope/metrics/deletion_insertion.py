@@ -271,8 +271,6 @@ def road_morf(
 ) -> MetricValues:
     """Return the mean output (N,) after the strongest regions are removed, 0..1 for a probability.
 
-    `noise_std` is the noise of the imputation in shares of the channel's standard deviation.
-
     Args:
         test: The maps and the model.
         shares: Shares of the regions that are removed.

@@ -1,6 +1,7 @@
 """Check that an input has its channels at the second axis, also for a model that would take them at the last one."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -42,11 +43,8 @@ def check_channels_not_last(x: Tensor, score: Score) -> None:
     with hooks_muted(score.model), torch.random.fork_rng(devices=devices), torch.no_grad():
         copied = x.clone()  # the model may change it in place
         first = _FirstConvolution(unwrap(score.model), copied)
-        try:
-            with first:
-                score.forward(copied)
-        except Exception:  # noqa: S110 - it is raised again when the method runs, unless it comes after the convolution
-            pass
+        with suppress(Exception), first:  # the method meets the error again, and reports it
+            score.forward(copied)
     shape, size = first.shape, tuple(x.shape[1:-1])
     if shape is None or len(shape) != x.ndim or shape[1] != channels:
         return
