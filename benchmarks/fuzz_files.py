@@ -39,7 +39,7 @@ from camscope.audit.verification import verify_audit
 from camscope.batch import BatchOptions, build_manifest
 from camscope.errors import CamscopeError
 from camscope.evaluation.ground_truth import load_ground_truth
-from camscope.evaluation.selection.select import read_selection as read_choice
+from camscope.evaluation.selection.method_selection import read_selection as read_choice
 from camscope.geometry import Placement
 from camscope.images.photo import find_file_flags, read_photo, read_reduced_photo
 from camscope.model_metadata import get_card

@@ -26,7 +26,7 @@ from camscope.evaluation import map_agreement as agreements  # noqa: E402
 from camscope.evaluation.comparison_statements import iter_statements, join_names  # noqa: E402
 from camscope.evaluation.map_agreement import MapAgreement, summarize_agreement  # noqa: E402
 from camscope.evaluation.map_generation import check_ground_truth, sample_manifest  # noqa: E402
-from camscope.evaluation.summary import MethodSummary, summarize_values  # noqa: E402
+from camscope.evaluation.method_summaries import MethodSummary, summarize_values  # noqa: E402
 from camscope.geometry import Placement  # noqa: E402
 from camscope.metrics import METRICS, Estimate  # noqa: E402
 

@@ -25,9 +25,9 @@ pa = pytest.importorskip("pyarrow")
 from camscope.batch import BatchOptions, BatchRun, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.evaluation import GroundTruth, evaluate  # noqa: E402
 from camscope.evaluation import model_based_metrics as module  # noqa: E402
-from camscope.evaluation.run_evaluation import DEFAULT_MODEL_METRICS  # noqa: E402
+from camscope.evaluation.evaluate_run import DEFAULT_MODEL_METRICS  # noqa: E402
+from camscope.evaluation.method_summaries import summarize_values  # noqa: E402
 from camscope.evaluation.run_replay import RunReplay  # noqa: E402
-from camscope.evaluation.summary import summarize_values  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),

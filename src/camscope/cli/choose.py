@@ -13,8 +13,8 @@ from camscope.plurals import plural
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from camscope.evaluation.selection.racing import CandidateState
-    from camscope.evaluation.selection.select import MethodSelection
+    from camscope.evaluation.selection.candidate_race import CandidateState
+    from camscope.evaluation.selection.method_selection import MethodSelection
 
 EXAMPLE = "camscope choose camscope-demo/images --methods gradcam,layercam,eigencam --save choice.toml"
 
@@ -53,9 +53,9 @@ def run(
     """Compare methods and layers on your images, and recommend one. Clearly worse candidates are dropped early."""
     from camscope.batch import build_manifest
     from camscope.evaluation.map_generation import check_ground_truth
-    from camscope.evaluation.selection.candidates import build_candidates
+    from camscope.evaluation.selection.candidate_explainers import build_candidates
     from camscope.evaluation.selection.load_samples import format_exclusions, load_samples
-    from camscope.evaluation.selection.select import save_selection, select_method
+    from camscope.evaluation.selection.method_selection import save_selection, select_method
     from camscope.explainers import GradCAM
 
     if save is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from camscope.batch import BatchOutcome
     from camscope.evaluation import ComparisonResult
-    from camscope.evaluation.summary import MethodSummary
+    from camscope.evaluation.method_summaries import MethodSummary
     from camscope.explainers import Comparison, Explainer
     from camscope.explainers.core.base_method import BaseMethod
     from camscope.metrics import Estimate

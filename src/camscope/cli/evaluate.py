@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from camscope.batch import BatchOutcome
     from camscope.evaluation import EvaluationResult
-    from camscope.evaluation.summary import MethodSummary
+    from camscope.evaluation.method_summaries import MethodSummary
     from camscope.metrics import Estimate
 
 EXAMPLE = "camscope evaluate heatmaps --masks annotations.json --model resnet50 -o measures"
@@ -126,7 +126,7 @@ def print_evaluation(
     Without `metrics`, all evaluated metrics are printed. `outcome` is that of the maps, if they were computed too.
     """
     from camscope.evaluation.interval_plots import draw_summary_figure
-    from camscope.evaluation.summary import check_some_ground_truth, summarize_values
+    from camscope.evaluation.method_summaries import check_some_ground_truth, summarize_values
 
     table, console = evaluation.table(where), base.stdout_console()
     if not table.num_rows:

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from camscope.batch import BatchOutcome
-    from camscope.evaluation.summary import MethodSummary
+    from camscope.evaluation.method_summaries import MethodSummary
     from camscope.explanation import Explanation
     from camscope.metrics import Estimate
 

@@ -77,7 +77,7 @@ class ExplainerOptions:
             if any(base.is_option_set(context, name) for name in ("method_names", "layer_names")):
                 problem = "the file names method and layer already; omit --methods and --layers"
                 raise base.option_error("--choice", problem)
-            from camscope.evaluation.selection.select import read_selection
+            from camscope.evaluation.selection.method_selection import read_selection
 
             selection = read_selection(choice)
             method_names, layer_names, model_digest = selection.method, selection.layer, selection.model_digest

@@ -98,7 +98,7 @@ class EvaluationRequest:
     @property
     def needs_model(self) -> bool:
         """Return whether one of the requested metrics needs the model."""
-        from camscope.evaluation.run_evaluation import MODEL_INPUT_KINDS
+        from camscope.evaluation.evaluate_run import MODEL_INPUT_KINDS
         from camscope.metrics import METRICS
 
         return any(METRICS[name].input_kind in MODEL_INPUT_KINDS for name in self.metric_names or ())
@@ -106,8 +106,8 @@ class EvaluationRequest:
     def _generate_run(self, context: typer.Context, folder: Path) -> "tuple[BatchOutcome, nn.Module, Manifest]":
         """Compute the maps of the images, or resume their computation, in `folder`. All options are checked first."""
         from camscope.batch import build_manifest
+        from camscope.evaluation.evaluate_run import select_metrics
         from camscope.evaluation.map_generation import check_ground_truth, generate_maps, sample_manifest
-        from camscope.evaluation.run_evaluation import select_metrics
 
         names, targets = self.method_names or "gradcam", option_parsing.parse_targets(self.target, self.targets)
         chosen = option_parsing.ExplainerOptions.parse(context, names, self.layer_names, self.setting_pairs)

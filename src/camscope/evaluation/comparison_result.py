@@ -19,6 +19,7 @@ from camscope.batch.map_collection import read_original, render_thumbnail
 from camscope.batch.query import table_to_dicts
 from camscope.errors import OutputError, UndefinedError
 from camscope.evaluation.comparison_statements import iter_statements
+from camscope.evaluation.evaluate_run import EvaluationResult
 from camscope.evaluation.ground_truth import GroundTruth, Mask
 from camscope.evaluation.interval_plots import (
     FIGURE_FORMATS,
@@ -32,10 +33,9 @@ from camscope.evaluation.interval_plots import (
     sort_methods,
 )
 from camscope.evaluation.map_agreement import METHOD_KEY_COLUMNS, MapAgreement, MethodKey
-from camscope.evaluation.run_evaluation import EvaluationResult
-from camscope.evaluation.summary import MethodSummary
+from camscope.evaluation.method_summaries import MethodSummary
 from camscope.explanation import PixelArray
-from camscope.metrics.base import FloatArray
+from camscope.metrics.metric_registry import FloatArray
 from camscope.plurals import plural
 from camscope.safe_files import write_bytes
 

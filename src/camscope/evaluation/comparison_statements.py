@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from camscope.evaluation.map_agreement import MapAgreement, MethodKey
-from camscope.evaluation.summary import SIGNIFICANCE_LEVEL, MethodSummary, is_compared_with_controls
+from camscope.evaluation.method_summaries import SIGNIFICANCE_LEVEL, MethodSummary, is_compared_with_controls
 from camscope.metrics import METRICS
-from camscope.metrics.statistics import MIN_GROUPS_FOR_INTERVAL, compute_min_p_value
+from camscope.metrics.intervals_and_p_values import MIN_GROUPS_FOR_INTERVAL, compute_min_p_value
 from camscope.plurals import plural
 from camscope.registry import METHODS
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from camscope.errors import InputError
-from camscope.evaluation.summary import MethodSummary, is_compared_with_controls
+from camscope.evaluation.method_summaries import MethodSummary, is_compared_with_controls
 from camscope.metrics import METRICS
 from camscope.optional import require
 from camscope.registry import METHODS

@@ -20,8 +20,8 @@ from camscope.evaluation.metric_value_files import RowsByImage, open_value_files
 from camscope.explainers.comparison.compare import MAX_HEATMAP_DIFFERENCE
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
-from camscope.metrics.similarity import center_and_normalize_rows, rank_values
-from camscope.metrics.statistics import Estimate, estimate_mean
+from camscope.metrics.map_similarity import center_and_normalize_rows, rank_values
+from camscope.metrics.mean_estimates import Estimate, estimate_mean
 from camscope.plurals import plural
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from camscope.images.photo import read_photo
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.metrics import Metric
-from camscope.metrics.base import FloatArray
+from camscope.metrics.metric_registry import FloatArray
 
 if TYPE_CHECKING:
     import pyarrow as pa

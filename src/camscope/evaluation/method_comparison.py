@@ -10,10 +10,15 @@ import numpy as np
 
 from camscope.batch import BatchRun
 from camscope.evaluation.comparison_result import ComparisonResult
+from camscope.evaluation.evaluate_run import evaluate, resolve_ground_truth
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.evaluation.map_agreement import METHOD_KEY_COLUMNS, MethodKey, compute_agreement
-from camscope.evaluation.run_evaluation import evaluate, resolve_ground_truth
-from camscope.evaluation.summary import MethodSummary, check_group_column, check_some_ground_truth, summarize_values
+from camscope.evaluation.method_summaries import (
+    MethodSummary,
+    check_group_column,
+    check_some_ground_truth,
+    summarize_values,
+)
 from camscope.metrics import METRICS
 from camscope.registry import METHODS
 

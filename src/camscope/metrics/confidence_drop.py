@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from camscope.errors import GeometryError
-from camscope.metrics.base import MetricValues, register_metric
 from camscope.metrics.deletion_insertion import compute_road_gap
 from camscope.metrics.faithfulness_correlation import correlate_tensor_rows
+from camscope.metrics.metric_registry import MetricValues, register_metric
 from camscope.metrics.model_scorer import OutputKind
 from camscope.metrics.perturbation_test import NONFINITE_MAP, PerturbationTest, get_score_row
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.core.evaluation_context import check_positive_integer
-from camscope.metrics.base import MetricValues, register_metric
 from camscope.metrics.imputation import NoisyLinearImputation
+from camscope.metrics.metric_registry import MetricValues, register_metric
 from camscope.metrics.model_scorer import OutputKind
 from camscope.metrics.perturbation_test import PerturbationTest, RemovalOrder, get_score_row
 

@@ -12,7 +12,7 @@ from camscope.errors import InputError, TargetError
 from camscope.explainers.core.base import Explainer
 from camscope.explainers.core.evaluation_context import evaluation_context, inspect_model
 from camscope.explainers.core.shared_passes import run_methods
-from camscope.metrics.base import FloatArray
+from camscope.metrics.metric_registry import FloatArray
 from camscope.targets import Score, TargetLike
 
 PROBE_BATCH_SIZE = 16  # inputs of one forward pass

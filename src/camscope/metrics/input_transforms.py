@@ -20,7 +20,7 @@ from camscope.explainers.core.evaluation_context import (
     check_positive_number,
 )
 from camscope.geometry import Placement
-from camscope.metrics.base import FloatArray, Mask
+from camscope.metrics.metric_registry import FloatArray, Mask
 from camscope.plurals import plural
 from camscope.targets import full_precision
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.evaluation_context import check_number
-from camscope.metrics.base import FloatArray, Mask, check_mask, positive_part, register_metric
+from camscope.metrics.metric_registry import FloatArray, Mask, check_mask, positive_part, register_metric
 from camscope.optional import require
 from camscope.plurals import plural
 

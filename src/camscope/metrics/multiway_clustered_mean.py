@@ -8,14 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.errors import InputError
-from camscope.metrics.base import FloatArray
-from camscope.metrics.cluster_variance import (
+from camscope.metrics.intervals_and_p_values import MIN_GROUPS_FOR_INTERVAL, compute_t_quantile, index_groups
+from camscope.metrics.jackknife_variance import (
     MIN_EFFECTIVE_GROUPS,
     compute_degrees_of_freedom,
     compute_jackknife_variance,
     count_effective_groups,
 )
-from camscope.metrics.statistics import MIN_GROUPS_FOR_INTERVAL, Estimate, compute_t_quantile, index_groups
+from camscope.metrics.mean_estimates import Estimate
+from camscope.metrics.metric_registry import FloatArray
 
 GroupIndices = npt.NDArray[np.int64]
 

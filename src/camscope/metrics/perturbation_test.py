@@ -14,8 +14,8 @@ from camscope.errors import GeometryError, InputError
 from camscope.explainers.core.batching import draw_seeds
 from camscope.explainers.core.evaluation_context import check_integer, check_one_of, check_positive_integer
 from camscope.explainers.core.segmentation import label_grid_cells
-from camscope.metrics.base import MetricValues
 from camscope.metrics.imputation import ImputationLike, build_imputer
+from camscope.metrics.metric_registry import MetricValues
 from camscope.metrics.model_scorer import ModelScorer, OutputKind
 from camscope.plurals import plural
 from camscope.tensor_kinds import check_ordinary_tensor

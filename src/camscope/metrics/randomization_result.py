@@ -12,7 +12,7 @@ import numpy as np
 
 from camscope import render
 from camscope.errors import OutputError, UndefinedError
-from camscope.metrics.base import FloatArray
+from camscope.metrics.metric_registry import FloatArray
 from camscope.plurals import plural
 from camscope.registry import METHODS
 from camscope.render import RGBImage

@@ -13,10 +13,8 @@ from camscope.explainers.core.base import Explainer
 from camscope.explainers.core.batching import draw_seeds
 from camscope.explainers.core.evaluation_context import check_integer, check_one_of
 from camscope.geometry import Placement
-from camscope.metrics.base import FloatArray, register_metric
 from camscope.metrics.explainer_probe import ExplainerProbe, check_single_sample
-from camscope.metrics.randomization_result import RandomizationResult
-from camscope.metrics.similarity import (
+from camscope.metrics.map_similarity import (
     HOG_BLOCK_SIZE,
     HOG_CELL_SIZE,
     SIMILARITIES,
@@ -27,6 +25,8 @@ from camscope.metrics.similarity import (
     rank_values,
     shift_to_unit_interval,
 )
+from camscope.metrics.metric_registry import FloatArray, register_metric
+from camscope.metrics.randomization_result import RandomizationResult
 from camscope.metrics.weight_randomization import (
     ModelPart,
     build_parts_from_layers,

@@ -16,10 +16,10 @@ from camscope.explainers.core.base import Explainer
 from camscope.explainers.core.batching import draw_seeds
 from camscope.explainers.core.evaluation_context import check_positive_integer, check_positive_number
 from camscope.geometry import Placement
-from camscope.metrics.base import FloatArray, Mask, register_metric, to_finite_array
 from camscope.metrics.explainer_probe import ExplainerProbe, check_single_sample
 from camscope.metrics.input_transforms import ACQUISITION_TRANSFORMS, GaussianNoise, InputTransform, Rotation, Shift
-from camscope.metrics.similarity import SIMILARITIES
+from camscope.metrics.map_similarity import SIMILARITIES
+from camscope.metrics.metric_registry import FloatArray, Mask, register_metric, to_finite_array
 from camscope.targets import TargetLike
 
 DEFAULT_TRANSFORMS: tuple[InputTransform, ...] = (Shift(1), Shift(4), Rotation(1), Rotation(3), GaussianNoise(0.01))

@@ -20,7 +20,7 @@ from camscope.audit.performance.calibration import compute_wilson_interval
 from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import estimate_mean
-from camscope.metrics.statistics import iter_bootstrap_indices
+from camscope.metrics.intervals_and_p_values import iter_bootstrap_indices
 
 pytest.importorskip("scipy", reason="SciPy is not installed")
 

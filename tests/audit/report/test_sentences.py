@@ -37,8 +37,8 @@ from camscope.audit.shortcuts.reliance import estimate_insertion_effect
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
 from camscope.audit.verdicts.rules import QUESTIONS
+from camscope.metrics.mean_estimates import estimate_difference, estimate_mean
 from camscope.metrics.multiway_clustered_mean import estimate_clustered_mean
-from camscope.metrics.statistics import estimate_difference, estimate_mean
 from tests.audit_summary import FINDINGS, full, nothing, num, verdict
 from tests.report_consistency import find_unsupported_claims
 

@@ -13,7 +13,7 @@ from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_INTERVAL
 from camscope.batch.manifest import import_arrow
 from camscope.errors import UndefinedError
 from camscope.evaluation import EvaluationResult
-from camscope.evaluation import summary as evaluation_summary
+from camscope.evaluation import method_summaries as evaluation_summary
 from camscope.metrics import METRICS, Estimate
 from camscope.plurals import plural
 

@@ -42,8 +42,8 @@ from camscope.explainers import METHODS, Explainer
 from camscope.metrics import RandomizationResult, run_randomization_test
 from camscope.metrics.explainer_probe import ExplainerProbe
 from camscope.metrics.input_transforms import ACQUISITION_TRANSFORMS, InputTransform
+from camscope.metrics.mean_estimates import estimate_mean
 from camscope.metrics.robustness import DEFAULT_TRANSFORMS, compute_stable_prediction_share
-from camscope.metrics.statistics import estimate_mean
 from camscope.safe_files import build_output_path
 
 FAITHFULNESS_METRICS = (

@@ -11,7 +11,7 @@ from camscope.batch.image_loading import load_images
 from camscope.batch.manifest import Manifest, contains_scans, pseudonymize_manifest
 from camscope.errors import CategoryError, InputError, TargetError, UndefinedError
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, GroundTruth, Mask
-from camscope.evaluation.selection.racing import SelectionSample
+from camscope.evaluation.selection.candidate_race import SelectionSample
 from camscope.explainers import Explainer
 from camscope.explainers.core.inputs import ModelInput, accepts_scans
 from camscope.geometry import project_mask_to_input

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import CamscopeError, InputError, UndefinedError
-from camscope.evaluation.selection.racing import (
+from camscope.evaluation.selection.candidate_race import (
     FAITHFULNESS_METRIC,
     LOCALIZATION_METRIC,
     ROBUSTNESS_METRIC,

@@ -1,6 +1,6 @@
-"""Statistics over images: means with 95 % intervals, paired differences with p-values, multiple comparisons."""
+"""Estimates of a mean over images, or of a paired difference: `Estimate` with its interval, p-value and group counts."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, nan, sqrt
 from statistics import NormalDist
@@ -11,22 +11,28 @@ import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.evaluation_context import check_positive_integer
-from camscope.metrics.base import FloatArray, check_no_infinity
-from camscope.metrics.cluster_variance import (
+from camscope.metrics.intervals_and_p_values import (
+    MIN_GROUPS_FOR_INTERVAL,
+    compute_bootstrap_interval,
+    compute_min_p_value,
+    compute_t_interval,
+    compute_t_quantile,
+    index_groups,
+    iter_bootstrap_indices,
+)
+from camscope.metrics.jackknife_variance import (
     MIN_EFFECTIVE_GROUPS,
     compute_degrees_of_freedom,
     compute_jackknife_variance,
     compute_linearized_variance,
     count_effective_groups,
 )
+from camscope.metrics.metric_registry import FloatArray, check_no_infinity
 from camscope.optional import require
-from camscope.plurals import plural
 
 N_RESAMPLES = 2000
-MIN_GROUPS_FOR_INTERVAL: Final = 6  # with five groups of one sign p is at least 2^(1 - 5) > 0.05
 RELATIVE_PRECISION: Final = 1e-6  # relative differences below this are float32 rounding
 BOOTSTRAP_INTERVAL, KORN_GRAUBARD_INTERVAL, STUDENT_T_INTERVAL = "bootstrap", "korn-graubard", "student"
-MAX_NUMBERS_IN_MEMORY = 4_000_000  # numbers held at a time by a bootstrap
 
 
 @dataclass(frozen=True)
@@ -156,7 +162,7 @@ def estimate_difference(
 
     Images count for which both (N,) are defined. Interval and p-value come from one procedure, so they never contradict each
     other: Student's t with the jackknife variance over groups, and degrees of freedom for groups of different sizes (see
-    `cluster_variance`). The p-value is never less than `compute_min_p_value`.
+    `jackknife_variance`). The p-value is never less than `compute_min_p_value`.
 
     Args:
         values: (N,) values.
@@ -198,20 +204,6 @@ def estimate_difference(
     return sample.build_estimate(low, high, p_value=p, interval_method=STUDENT_T_INTERVAL, dof=sample.dof)
 
 
-def compute_t_interval(
-    mean: float, standard_error: float, n_groups: int, dof: float | None = None
-) -> tuple[float, float, float | None]:
-    """Return low end, high end and p-value of a mean difference. Too few groups give NaN and None."""
-    if n_groups < MIN_GROUPS_FOR_INTERVAL:
-        return nan, nan, None
-    if standard_error == 0:
-        return nan, nan, compute_min_p_value(n_groups) if mean else 1.0
-    dof = n_groups - 1 if dof is None else dof
-    half = compute_t_quantile(dof, 0.025) * standard_error
-    p = 2 * float(require("scipy.special", extra="metrics").stdtr(dof, -abs(mean) / standard_error))
-    return mean - half, mean + half, max(p, compute_min_p_value(n_groups))
-
-
 def adjust_bonferroni(estimates: Sequence[Estimate], n_comparisons: int | None = None) -> list[Estimate]:
     """Return differences corrected by Bonferroni for `n_comparisons`, by default the number of estimates."""
     count, adjusted = max(1, len(estimates) if n_comparisons is None else n_comparisons), []
@@ -227,112 +219,6 @@ def adjust_bonferroni(estimates: Sequence[Estimate], n_comparisons: int | None =
         p = min(1.0, count * estimate.p_value)
         adjusted.append(replace(estimate, low=estimate.mean - half, high=estimate.mean + half, p_value=p))
     return adjusted
-
-
-def compute_t_quantile(dof: float, tail_probability: float) -> float:
-    """Return the value that a Student's t variable exceeds with probability `tail_probability`."""
-    return -float(require("scipy.special", extra="metrics").stdtrit(dof, tail_probability))
-
-
-def compute_min_p_value(n_groups: int) -> float:
-    """Return the smallest p-value that `n_groups` groups allow, 2^(1 - groups), if all differences have one sign.
-
-    Args:
-        n_groups: The number of groups, such as patients.
-
-    Returns:
-        A p-value.
-
-    >>> compute_min_p_value(5)
-    0.0625
-
-    """
-    return float(min(1.0, 2.0 ** (1 - n_groups)))
-
-
-def compute_min_detectable_prevalence(n_groups: int) -> float:
-    """Return the smallest prevalence seen with 95 % probability: rule of three, doi:10.1001/jama.1983.03330370053031."""
-    return float(1 - 0.05 ** (1 / n_groups)) if n_groups > 0 else 1.0
-
-
-def adjust_holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm-adjusted p-values in the given order (Holm 1979).
-
-    Args:
-        p_values: P-values of one family of tests.
-
-    Returns:
-        The adjusted p-values, at most 1.
-
-    Raises:
-        InputError: A p-value is not in 0..1.
-
-    >>> adjust_holm([0.01, 0.04])
-    [0.02, 0.04]
-
-    """
-    if not all(0 <= p <= 1 for p in p_values):
-        raise InputError(f"p-values {list(p_values)}: expected numbers from 0 to 1")
-    order, adjusted, largest = sorted(range(len(p_values)), key=lambda i: p_values[i]), [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, p_values[i] * (len(p_values) - rank)))
-        adjusted[i] = largest
-    return adjusted
-
-
-def index_groups(
-    groups: Sequence[Hashable] | None, n_rows: int, selected_rows: npt.NDArray[np.int64] | None = None
-) -> npt.NDArray[np.int64]:
-    """Return the index of each row's group in order of appearance. Without groups, each row is its own group."""
-    row_indices = np.arange(n_rows) if selected_rows is None else selected_rows
-    if groups is None:
-        return np.arange(len(row_indices))
-    if len(groups) != n_rows:
-        raise InputError(f"{plural(n_rows, 'row')} and {plural(len(groups), 'group')}: expected one group for each row")
-    all_groups, numbers = list(groups), dict[Hashable, int]()
-    for i in row_indices.tolist():
-        name = all_groups[i]
-        if name is None or name != name:  # NaN is not equal to itself
-            raise InputError(f"row {i} has no group: give each row a group, or omit groups")
-        numbers.setdefault(name, len(numbers))
-    return np.array([numbers[all_groups[i]] for i in row_indices.tolist()], np.int64)
-
-
-def iter_bootstrap_indices(
-    n_groups: int, n_resamples: int, seed: int, values_per_resample: int | None = None
-) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield indices (r, n_groups) of groups drawn with replacement, in chunks that limit the memory."""
-    random = np.random.default_rng(seed)
-    step = max(1, MAX_NUMBERS_IN_MEMORY // max(n_groups, values_per_resample or 0))
-    for first in range(0, n_resamples, step):
-        yield random.integers(0, n_groups, (min(step, n_resamples - first), n_groups))
-
-
-def compute_bootstrap_interval(
-    resampled_values: FloatArray, n_groups: int, confidence_level: float = 0.95, n_effective_groups: float | None = None
-) -> tuple[float, float]:
-    """Return the expanded percentile interval of bootstrap means. Too few groups or equal values give NaN."""
-    size = n_groups if n_effective_groups is None else n_effective_groups
-    if n_groups < MIN_GROUPS_FOR_INTERVAL or size < MIN_EFFECTIVE_GROUPS:
-        return nan, nan
-    tail = NormalDist().cdf(-compute_interval_multiplier(size, confidence_level))
-    low, high = (float(end) for end in np.quantile(resampled_values, [tail, 1 - tail]))
-    return (low, high) if low < high else (nan, nan)
-
-
-def compute_interval_multiplier(n_groups: float, confidence_level: float = 0.95) -> float:
-    """Return the half-width of an interval in standard deviations of bootstrap means."""
-    return compute_t_quantile(n_groups - 1, (1 - confidence_level) / 2) * sqrt(n_groups / (n_groups - 1))
-
-
-def compute_p_from_intervals(interval_at_level: Callable[[float], tuple[float, float]]) -> float:
-    """Return the two-sided p-value of a difference: 1 - the highest level whose interval excludes 0."""
-    lowest, highest = -16.0, 0.0  # log10(p)
-    for _ in range(40):
-        middle = (lowest + highest) / 2
-        low, high = interval_at_level(1 - 10**middle)
-        lowest, highest = (lowest, middle) if low > 0 or high < 0 else (middle, highest)
-    return float(10**highest)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from camscope.metrics.base import FloatArray
+from camscope.metrics.metric_registry import FloatArray
 
 MIN_EFFECTIVE_GROUPS: Final = 3.0  # one group with 58 % of all values leaves fewer
 GroupSizes = npt.NDArray[Any]

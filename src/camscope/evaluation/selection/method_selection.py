@@ -11,8 +11,8 @@ import numpy as np
 
 from camscope.errors import CamscopeError, InputError
 from camscope.evaluation.map_metrics import get_default_region_size
-from camscope.evaluation.selection.candidates import evaluate_candidates, get_model_device
-from camscope.evaluation.selection.racing import (
+from camscope.evaluation.selection.candidate_explainers import evaluate_candidates, get_model_device
+from camscope.evaluation.selection.candidate_race import (
     FAITHFULNESS_METRIC,
     LOCALIZATION_METRIC,
     MIN_GROUPS_TO_COMPARE,
@@ -28,7 +28,7 @@ from camscope.evaluation.selection.racing import (
 from camscope.explainers import METHODS, Explainer
 from camscope.explainers.core.shared_passes import run_methods
 from camscope.hooks.base import unwrap
-from camscope.metrics.similarity import spearman
+from camscope.metrics.map_similarity import spearman
 from camscope.metrics.weight_randomization import randomize_weights
 from camscope.model_metadata import compute_model_digest
 from camscope.plurals import plural

@@ -7,14 +7,14 @@ import pytest
 
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import adjust_holm, estimate_difference, estimate_mean
-from camscope.metrics.cluster_variance import compute_degrees_of_freedom, count_effective_groups
-from camscope.metrics.multiway_clustered_mean import estimate_clustered_mean
-from camscope.metrics.statistics import (
-    adjust_bonferroni,
+from camscope.metrics.intervals_and_p_values import (
     compute_min_detectable_prevalence,
     compute_min_p_value,
     compute_p_from_intervals,
 )
+from camscope.metrics.jackknife_variance import compute_degrees_of_freedom, count_effective_groups
+from camscope.metrics.mean_estimates import adjust_bonferroni
+from camscope.metrics.multiway_clustered_mean import estimate_clustered_mean
 
 
 def test_the_mean_is_of_images_and_the_draws_are_of_groups():

@@ -35,7 +35,7 @@ from camscope.evaluation.ground_truth import (  # noqa: E402
 from camscope.evaluation.interval_plots import draw_summary_figure  # noqa: E402
 from camscope.evaluation.map_agreement import MapAgreement  # noqa: E402
 from camscope.evaluation.map_metrics import crop_to_model_input  # noqa: E402
-from camscope.evaluation.summary import summarize_values  # noqa: E402
+from camscope.evaluation.method_summaries import summarize_values  # noqa: E402
 from camscope.explanation import Explanation  # noqa: E402
 from camscope.metrics import METRICS  # noqa: E402
 

@@ -13,7 +13,7 @@ from camscope.batch.manifest import import_arrow
 from camscope.errors import InputError, UndefinedError
 from camscope.evaluation.map_agreement import MethodKey
 from camscope.metrics import METRICS
-from camscope.metrics.statistics import N_RESAMPLES, Estimate, adjust_bonferroni, estimate_difference, estimate_mean
+from camscope.metrics.mean_estimates import N_RESAMPLES, Estimate, adjust_bonferroni, estimate_difference, estimate_mean
 from camscope.registry import METHODS
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from camscope.errors import UndefinedError
 from camscope.explainers import Explainer
 from camscope.explainers.core.inputs import ModelInput
 from camscope.metrics import METRICS
-from camscope.metrics.base import FloatArray, Mask
-from camscope.metrics.statistics import Estimate, estimate_difference, estimate_mean
+from camscope.metrics.mean_estimates import Estimate, estimate_difference, estimate_mean
+from camscope.metrics.metric_registry import FloatArray, Mask
 from camscope.plurals import plural
 from camscope.registry import METHODS
 from camscope.targets import TargetLike

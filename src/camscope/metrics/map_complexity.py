@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
-from camscope.metrics.base import FloatArray, register_metric, to_finite_array
+from camscope.metrics.metric_registry import FloatArray, register_metric, to_finite_array
 from camscope.plurals import plural
 
 

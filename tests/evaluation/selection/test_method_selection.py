@@ -28,11 +28,10 @@ from scipy import stats
 from camscope.batch import build_manifest
 from camscope.cli.benchmark import write_phantom_dataset
 from camscope.evaluation.map_metrics import get_default_region_size
-from camscope.evaluation.selection import candidates as candidate_scores
-from camscope.evaluation.selection import select as file
-from camscope.evaluation.selection.candidates import build_candidates, find_stage_layers
-from camscope.evaluation.selection.load_samples import format_exclusions, load_samples
-from camscope.evaluation.selection.racing import (
+from camscope.evaluation.selection import candidate_explainers as candidate_scores
+from camscope.evaluation.selection import method_selection as file
+from camscope.evaluation.selection.candidate_explainers import build_candidates, find_stage_layers
+from camscope.evaluation.selection.candidate_race import (
     FAITHFULNESS_METRIC,
     LOCALIZATION_METRIC,
     CandidateState,
@@ -42,7 +41,8 @@ from camscope.evaluation.selection.racing import (
     drop_worse_candidates,
     rank_candidates,
 )
-from camscope.evaluation.selection.select import (
+from camscope.evaluation.selection.load_samples import format_exclusions, load_samples
+from camscope.evaluation.selection.method_selection import (
     MethodSelection,
     _build_selection,
     _drop_duplicate_and_unstable_candidates,
@@ -50,8 +50,8 @@ from camscope.evaluation.selection.select import (
     have_same_maps,
     select_method,
 )
+from camscope.metrics.intervals_and_p_values import adjust_holm
 from camscope.metrics.perturbation_test import PerturbationTest
-from camscope.metrics.statistics import adjust_holm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # benchmarks/ is not installed
 choosing = importlib.import_module("benchmarks.choosing")
