@@ -41,7 +41,7 @@ from camscope.errors import CamscopeError
 from camscope.evaluation.ground_truth import load_ground_truth
 from camscope.evaluation.selection.method_selection import read_selection as read_choice
 from camscope.geometry import Placement
-from camscope.images.photo import find_file_flags, read_photo, read_reduced_photo
+from camscope.images.photo_reader import find_file_flags, read_photo, read_reduced_photo
 from camscope.model_metadata import get_card
 from camscope.models import load_model, load_state_dict_strictly, read_state_dict
 

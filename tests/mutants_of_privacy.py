@@ -16,8 +16,8 @@ from camscope.batch import Manifest, build_manifest
 from camscope.batch import manifest as runs
 from camscope.errors import ImageError, InputError, PreprocessError
 from camscope.explainers.core import base_method, inputs
-from camscope.images.files import patient_data_removal
-from camscope.images.photo import read_photo
+from camscope.images.files import redaction_and_pseudonyms
+from camscope.images.photo_reader import read_photo
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_preprocess import ScanPreprocess
 from tests.mutants import Mutant
@@ -31,8 +31,8 @@ def no_error_quotes_another() -> None:
     for said in ("it is damaged: DOE^JANE", "DOE^JANE, it says"):
         error = ImageError(said)
         error.__cause__ = KeyError("DOE^JANE") if "'" in said else ValueError("DOE^JANE")
-        assert "DOE" not in patient_data_removal.redact_error_message(error)
-        assert "it" in patient_data_removal.redact_error_message(error)
+        assert "DOE" not in redaction_and_pseudonyms.redact_error_message(error)
+        assert "it" in redaction_and_pseudonyms.redact_error_message(error)
 
 
 def a_folder_of_slices_is_a_scan() -> None:
@@ -101,7 +101,7 @@ def a_path_is_no_plain_setting() -> None:
 
 QUOTED = '.replace(f": {cause}", "").replace(str(cause), "…")'
 OF_PRIVACY = [
-    Mutant("all is told", patient_data_removal, "redact_error_message", QUOTED, "", no_error_quotes_another),
+    Mutant("all is told", redaction_and_pseudonyms, "redact_error_message", QUOTED, "", no_error_quotes_another),
     Mutant(
         "only by names", runs, "contains_scans", "any(_is_scan", "any(False and _is_scan", a_folder_of_slices_is_a_scan
     ),
@@ -131,7 +131,7 @@ OF_PRIVACY = [
     ),
     Mutant(
         "debugged decoders",
-        patient_data_removal,
+        redaction_and_pseudonyms,
         "suppress_library_output",
         "isEnabledFor(logging.DEBUG)",
         "isEnabledFor(-1)",

@@ -11,7 +11,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from camscope.errors import CamscopeError, ImageError, InputError, LayerError, ModelError, PreprocessError, TargetError
 from camscope.explainers import RISE, ExpectedGradients, GradCAM, IntegratedGradients, KernelSHAP, Occlusion, Saliency
 from camscope.explanation import Explanation
-from camscope.images.photo import read_photo
+from camscope.images.photo_reader import read_photo
 from camscope.metrics import METRICS, PerturbationTest, scoring_scope
 from camscope.metrics.imputation import build_imputer
 from camscope.model_metadata import compute_model_digest

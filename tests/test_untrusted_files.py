@@ -181,7 +181,7 @@ def test_no_link_leads_an_output_out_of_its_folder(run, images, tmp_path):
 
 WRITERS = {  # beside safe_files.py: the log of an audit, the key of names of scans, a cache, a device
     "audit/provenance/provenance.py": 1,
-    "images/files/patient_data_removal.py": 1,
+    "images/files/redaction_and_pseudonyms.py": 1,
 }
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from camscope import GradCAM, load_model
 from camscope.errors import ImageError, InputError, MissingExtraError, PreprocessError
 from camscope.geometry import Placement
-from camscope.images.photo import read_photo, read_reduced_photo
+from camscope.images.photo_reader import read_photo, read_reduced_photo
 
 pa = pytest.importorskip("pyarrow")
 

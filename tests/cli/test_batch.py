@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from camscope.cli import app, progress
-from camscope.images.photo import read_photo
+from camscope.images.photo_reader import read_photo
 
 pytest.importorskip("pyarrow")
 

@@ -20,7 +20,7 @@ from camscope.cli.scan_options import read_named_masks
 from camscope.errors import CategoryError, ImageError, InputError, TargetError
 from camscope.evaluation import load_ground_truth
 from camscope.evaluation.map_generation import check_ground_truth
-from camscope.images.mask_files import read_label_image
+from camscope.images.mask_file_reader import read_label_image
 from camscope.mask_labels import LabelImage
 from camscope.render import prepare_outlines
 from camscope.targets import Region

@@ -13,7 +13,7 @@ from torch import nn
 
 from camscope.errors import CamscopeError, MissingExtraError, ModelError, PreprocessError, WeightsError
 from camscope.explainers import METHODS
-from camscope.images.photo import read_photo
+from camscope.images.photo_reader import read_photo
 from camscope.images.preprocess import Preprocess
 from camscope.model_metadata import get_card
 from camscope.models import load_model

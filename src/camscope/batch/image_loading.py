@@ -38,8 +38,8 @@ from camscope.explainers.core.inputs import (
 from camscope.explanation import PixelArray
 from camscope.hooks.base import unwrap
 from camscope.images.files.image_file_access import split_selector
-from camscope.images.files.patient_data_removal import redact_error_message
-from camscope.images.photo import find_file_flags, read_photo, read_pixel_count, read_reduced_photo
+from camscope.images.files.redaction_and_pseudonyms import redact_error_message
+from camscope.images.photo_reader import find_file_flags, read_photo, read_pixel_count, read_reduced_photo
 from camscope.images.preprocess import Preprocess
 from camscope.images.scans.monai_preprocess import MonaiPreprocess
 from camscope.images.scans.scan_preprocess import ScanPreprocess

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from camscope.batch.path_resolver import PathResolver
 from camscope.errors import InputError
 from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
-from camscope.images.files.patient_data_removal import pseudonymize_source
+from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
 from camscope.images.scans.scan_reader import is_scan
 from camscope.optional import require
 from camscope.plurals import plural

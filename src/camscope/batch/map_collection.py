@@ -29,7 +29,7 @@ from camscope.batch.sources import DATASET_PREFIXES, build_manifest
 from camscope.errors import CamscopeError, ImageError, InputError
 from camscope.explanation import Explanation, PixelArray, check_explanation
 from camscope.geometry import Placement
-from camscope.images.photo import read_photo
+from camscope.images.photo_reader import read_photo
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.plurals import plural

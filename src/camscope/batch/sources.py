@@ -19,7 +19,7 @@ from camscope.batch.manifest import Manifest, add_row_columns, import_arrow
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers.core.base_method import format_without_address
 from camscope.images.files.image_file_access import MAX_FILE_BYTES, is_scan_name, list_image_paths
-from camscope.images.files.patient_data_removal import pseudonymize_source
+from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
 from camscope.images.scans.scan_reader import is_scan
 from camscope.optional import require
 from camscope.safe_files import check_regular_file, describe_file_problem, read_bytes

@@ -237,7 +237,7 @@ def _choose_folder_name(source: str) -> str:
     from camscope.batch import build_manifest
     from camscope.batch.manifest import contains_scans
     from camscope.batch.sources import DATASET_PREFIXES
-    from camscope.images.files.patient_data_removal import pseudonymize_source
+    from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
 
     has_manifest = run_or_images.is_image_collection(source) and not source.startswith(DATASET_PREFIXES)
     if has_manifest and contains_scans(build_manifest(source)):

@@ -41,7 +41,7 @@ def _describe_no_image(source: str) -> str:
 
     A folder of scans is named by its pseudonym, because the folder name may identify a patient.
     """
-    from camscope.images.files.patient_data_removal import pseudonymize_source
+    from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
     from camscope.images.scans.scan_reader import is_scan
 
     if Path(source).is_dir() and is_scan(source):

@@ -42,7 +42,7 @@ class ScanOptions:
     def require_export_packages(self) -> None:
         """Raise MissingExtraError if a package for a requested export format is not installed."""
         if self.export_formats:
-            from camscope.medical.export import require_packages
+            from camscope.medical.export_nifti_or_dicom import require_packages
 
             for kind in self.export_formats:
                 require_packages(kind)
@@ -78,7 +78,7 @@ class ScanOptions:
 
     def pseudonym(self, path: Path) -> str | None:
         """Return the pseudonym that replaces a private path, such as `scan-1f0a92bc`, or None for other paths."""
-        from camscope.images.files.patient_data_removal import pseudonymize_source
+        from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
 
         return pseudonymize_source(path) if self.is_private(path) else None
 
@@ -112,7 +112,7 @@ class ScanOptions:
         pseudonym = self.pseudonym(path)
         if pseudonym is None:
             return base.format_error(error)
-        from camscope.images.files.patient_data_removal import redact_error_message
+        from camscope.images.files.redaction_and_pseudonyms import redact_error_message
 
         if isinstance(error, OSError) and error.strerror:
             return f"{type(error).__name__}: {error.strerror}"
@@ -145,8 +145,8 @@ def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "di
 
     `shape` is the size of the image, which each mask must have.
     """
-    from camscope.images.files.patient_data_removal import redact_error_message
-    from camscope.images.mask_files import read_label_image
+    from camscope.images.files.redaction_and_pseudonyms import redact_error_message
+    from camscope.images.mask_file_reader import read_label_image
     from camscope.mask_labels import LabelChoice, format_name_list
 
     masks = {}

@@ -17,7 +17,7 @@ from camscope.batch.path_resolver import PathResolver
 from camscope.batch.result_rows import hash_parameters
 from camscope.errors import CamscopeError, CategoryError, ImageError, InputError, UndefinedError
 from camscope.images.files.image_file_access import list_image_paths
-from camscope.images.mask_files import read_label_image
+from camscope.images.mask_file_reader import read_label_image
 from camscope.mask_labels import ALL_LABELS, LabelChoice, choose_categories, parse_categories
 from camscope.plurals import inflect, plural
 from camscope.safe_files import describe_file_problem

@@ -16,7 +16,7 @@ from camscope.errors import CategoryError, InputError, RunError, UndefinedError
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, AnnotationColumn, GroundTruth, load_ground_truth
 from camscope.evaluation.method_summaries import format_no_ground_truth
 from camscope.explainers import Explainer
-from camscope.images.photo import read_photo
+from camscope.images.photo_reader import read_photo
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.targets import TargetLike
 

@@ -17,7 +17,7 @@ from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, GroundTruth, Mas
 from camscope.explainers.controls import compute_center_gaussian, compute_edge_map
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
-from camscope.images.photo import read_photo
+from camscope.images.photo_reader import read_photo
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.metrics import Metric

@@ -15,7 +15,7 @@ from torch import Tensor
 from camscope.errors import PreprocessError
 from camscope.geometry import Placement
 from camscope.images.callable_preprocess import CallablePreprocess
-from camscope.images.preprocess_configs import (
+from camscope.images.preprocess_conversion import (
     convert_huggingface_processor,
     convert_timm_config,
     convert_torchvision_transform,

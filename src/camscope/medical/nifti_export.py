@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from camscope.errors import OutputError
 from camscope.explanation import Explanation
-from camscope.images.scans.nifti import read_nifti_header
+from camscope.images.scans.nifti_reader import read_nifti_header
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
-from camscope.medical.scan_map import ScanSpaceMap, build_sidecar, resample_to_scan, to_dicom_ascii
+from camscope.medical.scan_space_map import ScanSpaceMap, build_sidecar, resample_to_scan, to_dicom_ascii
 from camscope.optional import require
 from camscope.safe_files import write_bytes
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from camscope.errors import WeightsError
-from camscope.images.files.patient_data_removal import ignore_warnings
+from camscope.images.files.redaction_and_pseudonyms import ignore_warnings
 from camscope.plurals import inflect, plural
 from camscope.safe_files import describe_file_problem
 from camscope.untrusted_files import CHECKSUM_MISMATCH, check_zip, read_errors_converted

@@ -18,7 +18,7 @@ from camscope.explainers import METHODS, GradCAM, HiResCAM, IntegratedGradients,
 from camscope.explainers.core import noise_tests
 from camscope.explainers.core.noise_tests import samples_interact
 from camscope.explainers.fullgrad import completeness
-from camscope.images.files.patient_data_removal import ignore_warnings
+from camscope.images.files.redaction_and_pseudonyms import ignore_warnings
 from camscope.metrics.model_scorer import scoring_scope
 from camscope.targets.outputs import ScoreRange
 from tests.nets import CASES, Residual, plain

@@ -8,7 +8,7 @@ import pydicom
 import pytest
 
 from camscope.errors import ImageError
-from camscope.images.scans.dicom import read_dicom
+from camscope.images.scans.dicom_file_reader import read_dicom
 from tests.scan_files import PACKAGED
 
 WITHOUT_PIXELS = {

@@ -18,7 +18,7 @@ from camscope.batch.inspection.encoded_columns import (
 )
 from camscope.batch.inspection.issues import DatasetIssue, flags_to_codes
 from camscope.batch.manifest import find_reserved_names, import_arrow
-from camscope.images.scans.dicom_geometry import DIRECTION_TOLERANCE, MAX_SPACING_DEVIATION
+from camscope.images.scans.dicom_slice_positions import DIRECTION_TOLERANCE, MAX_SPACING_DEVIATION
 from camscope.mask_labels import MAX_LISTED_NAMES
 
 MAX_DETAILS_PER_ISSUE = 20  # details that an issue lists

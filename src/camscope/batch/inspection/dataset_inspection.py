@@ -32,7 +32,7 @@ from camscope.batch.inspection.issues import ISSUE_ORDER, SEVERITIES, DatasetIss
 from camscope.batch.manifest import Manifest, contains_scans, import_arrow, pseudonymize_manifest, require_columns
 from camscope.batch.sources import build_manifest
 from camscope.errors import InputError, OutputError
-from camscope.images.files.patient_data_removal import load_pseudonym_key
+from camscope.images.files.redaction_and_pseudonyms import load_pseudonym_key
 from camscope.plurals import plural
 from camscope.safe_files import open_atomic, write_bytes
 from camscope.version import __version__

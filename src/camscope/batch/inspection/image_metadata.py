@@ -18,14 +18,14 @@ from camscope.batch.manifest import Manifest, import_arrow
 from camscope.batch.path_resolver import is_url, read_image_source
 from camscope.errors import CamscopeError, ImageError, InputError
 from camscope.images.files.image_file_access import selected_source, split_selector
-from camscope.images.files.patient_data_removal import redact_errors, suppress_library_output
-from camscope.images.mask_files import SegmentationObjectError, read_label_image, read_mask_scan
-from camscope.images.photo import EXIF_ORIENTATION_TAG, find_file_flags, read_photo
+from camscope.images.files.redaction_and_pseudonyms import redact_errors, suppress_library_output
+from camscope.images.mask_file_reader import SegmentationObjectError, read_label_image, read_mask_scan
+from camscope.images.photo_reader import EXIF_ORIENTATION_TAG, find_file_flags, read_photo
 from camscope.images.scans import dicom_header_values
-from camscope.images.scans.dicom import build_scan, load_dicom_dataset, require_pydicom
-from camscope.images.scans.dicom_geometry import read_plane
-from camscope.images.scans.nifti import is_nifti
-from camscope.images.scans.raster import read_raster
+from camscope.images.scans.dicom_file_reader import build_scan, load_dicom_dataset, require_pydicom
+from camscope.images.scans.dicom_slice_positions import read_plane
+from camscope.images.scans.nifti_reader import is_nifti
+from camscope.images.scans.png_tiff_reader import read_raster
 from camscope.images.scans.scan import Affine, Scan
 from camscope.images.scans.scan_preprocess import get_axis_codes
 from camscope.images.scans.scan_reader import is_scan, read_scan

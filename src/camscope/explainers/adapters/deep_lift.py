@@ -33,7 +33,7 @@ from camscope.explainers.core.pixel_base import PerturbedEvaluator
 from camscope.explainers.path.base import AdditiveAttribution, AdditiveExplainer
 from camscope.hooks.function_mode import MAX_FUNCTIONS, BaseFunctionMode, function_name
 from camscope.hooks.gradients import RESCALED_FUNCTIONS
-from camscope.images.files.patient_data_removal import ignore_warnings
+from camscope.images.files.redaction_and_pseudonyms import ignore_warnings
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves
 from camscope.targets import Score, full_precision

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from camscope.errors import ImageError
-from camscope.images.files.jpeg_decoding import find_jpeg_damage, read_jpeg_size
+from camscope.images.files.strict_jpeg_decoding import find_jpeg_damage, read_jpeg_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from camscope.errors import ImageError
-from camscope.images.files.patient_data_removal import Source, pseudonymize_source, redact_errors
+from camscope.images.files.redaction_and_pseudonyms import Source, pseudonymize_source, redact_errors
 from camscope.plurals import plural
 from camscope.safe_files import open_regular_file
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
-from camscope.images.files.jpeg_decoding import find_jpeg_damage
+from camscope.images.files.strict_jpeg_decoding import find_jpeg_damage
 from camscope.images.scans.dicom_header_values import (
     PHOTOMETRIC_INTERPRETATIONS,
     decode_uint16_table,

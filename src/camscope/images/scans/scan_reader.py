@@ -8,13 +8,13 @@ from typing import Any
 
 from camscope.errors import CamscopeError, ImageError
 from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
-from camscope.images.files.patient_data_removal import pseudonymize_source, redact_errors
-from camscope.images.scans.dicom import has_dicom_signature, load_dicom_dataset, read_dicom, require_pydicom
+from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source, redact_errors
+from camscope.images.scans.dicom_file_reader import has_dicom_signature, load_dicom_dataset, read_dicom, require_pydicom
 from camscope.images.scans.dicom_header_values import has_burned_in_text
-from camscope.images.scans.dicom_series import read_series
-from camscope.images.scans.itk import ITK_SUFFIXES, read_itk
-from camscope.images.scans.nifti import is_nifti, read_nifti
-from camscope.images.scans.raster import read_raster
+from camscope.images.scans.dicom_series_reader import read_series
+from camscope.images.scans.nifti_reader import is_nifti, read_nifti
+from camscope.images.scans.nrrd_metaimage_reader import ITK_SUFFIXES, read_itk
+from camscope.images.scans.png_tiff_reader import read_raster
 from camscope.images.scans.scan import Scan
 from camscope.safe_files import open_regular_file
 

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from camscope.errors import ImageError, MissingExtraError
-from camscope.images.scans.itk import read_itk
-from camscope.images.scans.nifti import read_nifti
-from camscope.images.scans.raster import read_raster
+from camscope.images.scans.nifti_reader import read_nifti
+from camscope.images.scans.nrrd_metaimage_reader import read_itk
+from camscope.images.scans.png_tiff_reader import read_raster
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from tests.scan_files import PACKAGED, dicom, folder, slices, written
 

@@ -4,9 +4,9 @@ from io import BytesIO
 from pathlib import Path
 
 from camscope.errors import ImageError
-from camscope.images.files.patient_data_removal import suppress_library_output
-from camscope.images.photo import read_photo
-from camscope.images.scans.raster import read_raster
+from camscope.images.files.redaction_and_pseudonyms import suppress_library_output
+from camscope.images.photo_reader import read_photo
+from camscope.images.scans.png_tiff_reader import read_raster
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.mask_labels import LabelImage

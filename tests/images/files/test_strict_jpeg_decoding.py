@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from camscope.errors import ImageError
-from camscope.images.files.jpeg_decoding import DamagedJPEGError, decode_jpeg, find_jpeg_damage, read_jpeg_size
-from camscope.images.photo import read_photo, read_reduced_photo
+from camscope.images.files.strict_jpeg_decoding import DamagedJPEGError, decode_jpeg, find_jpeg_damage, read_jpeg_size
+from camscope.images.photo_reader import read_photo, read_reduced_photo
 from camscope.images.scans.scan_reader import read_scan
 
 RNG = np.random.default_rng(0)

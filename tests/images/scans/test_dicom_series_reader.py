@@ -8,8 +8,8 @@ import pytest
 from pydicom.uid import generate_uid
 
 from camscope.errors import ImageError
-from camscope.images.scans.dicom import read_dicom
-from camscope.images.scans.dicom_series import read_series
+from camscope.images.scans.dicom_file_reader import read_dicom
+from camscope.images.scans.dicom_series_reader import read_series
 from tests.scan_files import PACKAGED, dicom, folder, slices, written
 
 VOLUME = np.arange(5 * 4 * 6, dtype=np.int16).reshape(5, 4, 6)

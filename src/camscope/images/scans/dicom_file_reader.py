@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from camscope.errors import ImageError
 from camscope.images.files.image_file_access import MAX_FILE_BYTES, list_source_paths, open_source, selected_source
-from camscope.images.scans.dicom_geometry import (
+from camscope.images.scans.dicom_header_values import MODALITIES, has_burned_in_text, read_code, read_functional_groups
+from camscope.images.scans.dicom_modality_lut import decode_dicom_pixels
+from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
+from camscope.images.scans.dicom_slice_positions import (
     SliceStack,
     read_offset_planes,
     read_pixel_spacing,
     read_plane,
     stack_planes,
 )
-from camscope.images.scans.dicom_header_values import MODALITIES, has_burned_in_text, read_code, read_functional_groups
-from camscope.images.scans.dicom_modality_lut import decode_dicom_pixels
-from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
 from camscope.images.scans.scan import BURNED_IN_FLAGS, Scan, check_index
 from camscope.optional import require
 

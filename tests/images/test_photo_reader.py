@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageFile
 
 from camscope.errors import ImageError
-from camscope.images.photo import read_photo
+from camscope.images.photo_reader import read_photo
 from camscope.images.scans.scan_reader import read_scan
 
 RGB = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)

@@ -7,7 +7,7 @@ from typing import Any
 from camscope.errors import InputError
 from camscope.explanation import Explanation
 from camscope.medical.dicom_export import to_parametric_map, to_secondary_capture
-from camscope.medical.dicom_export_common import require_highdicom
+from camscope.medical.dicom_export_headers import require_highdicom
 from camscope.medical.nifti_export import to_nifti
 from camscope.optional import require
 

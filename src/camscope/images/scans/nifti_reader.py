@@ -23,7 +23,7 @@ from camscope.images.files.image_file_access import (
     selected_source,
     skip_bytes,
 )
-from camscope.images.files.patient_data_removal import pseudonymize_source, redact_errors
+from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source, redact_errors
 from camscope.images.scans.scan import Scan, check_volume_index, check_voxel_count, flag_non_finite
 from camscope.optional import require
 from camscope.plurals import plural

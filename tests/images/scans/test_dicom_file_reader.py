@@ -7,7 +7,7 @@ import pydicom
 import pytest
 
 from camscope.errors import ImageError, PreprocessError
-from camscope.images.scans.dicom import read_dicom
+from camscope.images.scans.dicom_file_reader import read_dicom
 from camscope.images.scans.scan import Window
 from tests.scan_files import AXIAL, PACKAGED, dicom, enhanced, item, written
 
@@ -282,7 +282,7 @@ def test_a_stream_of_another_size_than_the_header_is_refused_before_it_is_decode
 
 
 def test_a_deflated_bomb_is_bounded(monkeypatch):
-    import camscope.images.scans.dicom as file
+    import camscope.images.scans.dicom_file_reader as file
 
     assert read_dicom(PACKAGED / "image_dfl.dcm").shape == (512, 512)
     monkeypatch.setattr(file, "MAX_INFLATED_BYTES", 1000)
