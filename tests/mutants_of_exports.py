@@ -86,7 +86,7 @@ OF_EXPORTS = [
     Mutant(
         "frames as sorted",
         dicom_export,
-        "_order_frames",
+        "_order_values_and_positions",
         "values[np.argsort(frames)]",
         "values",
         frames_lie_where_they_say,

@@ -34,7 +34,7 @@ from camscope.evaluation.ground_truth import (  # noqa: E402
 )
 from camscope.evaluation.interval_plots import draw_summary_figure  # noqa: E402
 from camscope.evaluation.map_agreement import MapAgreement  # noqa: E402
-from camscope.evaluation.map_metrics import crop_to_model_input  # noqa: E402
+from camscope.evaluation.map_metrics import crop_map_and_mask_to_model_input  # noqa: E402
 from camscope.evaluation.method_summaries import summarize_values  # noqa: E402
 from camscope.explanation import Explanation  # noqa: E402
 from camscope.metrics import METRICS  # noqa: E402
@@ -242,13 +242,13 @@ def test_what_was_cropped_away_is_no_background():
     )  # fmt: skip
     mask = np.zeros((4, 8), bool)
     mask[0, :4] = True
-    heat, inside, window = crop_to_model_input(one, mask)
+    heat, inside, window = crop_map_and_mask_to_model_input(one, mask)
     assert heat.shape == inside.shape == (4, 4)
     assert window == (slice(0, 4), slice(2, 6))
     assert np.argwhere(inside).tolist() == [[0, 0], [0, 1]]
     mask[:, 2:] = False
     with pytest.raises(UndefinedError, match="the annotated region lies outside the model input"):
-        crop_to_model_input(one, mask)
+        crop_map_and_mask_to_model_input(one, mask)
 
 
 def test_maps_that_know_nothing_stand_beside_a_metric_of_the_map_alone(place, tmp_path):
@@ -461,7 +461,7 @@ def test_a_map_with_nan_has_no_number():
     heat = np.array([[1.0, np.nan], [0.0, 0.0]])
     one = Explanation(heat, "gradcam", 0, "a", 1.0, input_size=(4, 4), placement=Placement.identity((4, 4)))
     with pytest.raises(UndefinedError, match="NaN or infinity"):
-        crop_to_model_input(one, np.eye(4, dtype=bool))
+        crop_map_and_mask_to_model_input(one, np.eye(4, dtype=bool))
 
 
 def test_the_columns_of_a_run_are_read_once_not_for_each_row(place, tmp_path, monkeypatch):

@@ -453,7 +453,7 @@ def test_no_share_of_an_answer_that_is_not_positive_and_no_room_above_one():
     assert "share" in MetricValues.from_tensor(torch.tensor([1.0]), {"no share": torch.tensor([True])}).reasons[0]
     with pytest.raises(UndefinedError, match="not positive"):
         said("average-drop", [-1.0, 0.5], [1.0, 0.5], output_kind="score")
-    with pytest.raises(UndefinedError, match="no room"):
+    with pytest.raises(UndefinedError, match="cannot increase"):
         said("average-gain", [900.0, 0.5], [1.0, 0.5])
 
 

@@ -39,7 +39,7 @@ from camscope.explanation import PixelArray
 from camscope.hooks.base import unwrap
 from camscope.images.files.image_file_access import split_selector
 from camscope.images.files.redaction_and_pseudonyms import redact_error_message
-from camscope.images.photo_reader import find_file_flags, read_photo, read_pixel_count, read_reduced_photo
+from camscope.images.photo_reader import find_file_warnings, read_photo, read_pixel_count, read_reduced_photo
 from camscope.images.preprocess import Preprocess
 from camscope.images.scans.monai_preprocess import MonaiPreprocess
 from camscope.images.scans.scan_preprocess import ScanPreprocess
@@ -188,7 +188,7 @@ def _decode_image(
             )
         notes: tuple[str, ...] = ()
         with suppress(ImageError):  # only a later frame is damaged, and it is not used
-            notes = find_file_flags(source, row["path"]) if isinstance(source, bytes) else ()
+            notes = find_file_warnings(source, row["path"]) if isinstance(source, bytes) else ()
         return LoadedImage(
             row,
             digest,

@@ -126,13 +126,13 @@ def print_evaluation(
     Without `metrics`, all evaluated metrics are printed. `outcome` is that of the maps, if they were computed too.
     """
     from camscope.evaluation.interval_plots import draw_summary_figure
-    from camscope.evaluation.method_summaries import check_some_ground_truth, summarize_values
+    from camscope.evaluation.method_summaries import require_some_ground_truth, summarize_values
 
     table, console = evaluation.table(where), base.stdout_console()
     if not table.num_rows:
         base.report_error("InputError", f"no row matches {where}", base.EXIT_FAILED)
         raise typer.Exit(base.EXIT_FAILED)
-    check_some_ground_truth(table)
+    require_some_ground_truth(table)
     summaries = summarize_values(table, group, metrics=metrics)
     has_differences = False
     for name, lines in summaries.items():

@@ -1,4 +1,4 @@
-"""Evaluation of metrics for every map of a run, written to a Parquet dataset."""
+"""`evaluate`: compute metrics of every map of a run, and write them as a Parquet dataset."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,36 +58,34 @@ def evaluate(
 ) -> "EvaluationResult":
     """Compute metrics of every map of a run. Write a Parquet dataset with a row for each map and metric.
 
-    Control maps (`uniform`, `center`, `edges`, `random`) are evaluated as well. An interrupted evaluation resumes.
+    Control maps (`uniform`, `center`, `edges`, `random`) are evaluated, too. An interrupted evaluation resumes.
 
     Args:
         run: The run, or its folder.
         output: The folder of the dataset.
-        masks: A COCO file, a folder of mask images named as the images, or a column of the run with the path of a mask,
-            boxes
-            [[x, y, width, height]] or points [[x, y]].
-        metrics: Names of metrics. Default: all that need no further input, and with `model` also
-            `DEFAULT_MODEL_METRICS`.
+        masks: A COCO file, a folder of masks with the names of the images, or a column of the run. The column holds mask
+            paths, boxes [[x, y, width, height]] or points [[x, y]].
+        metrics: Names of metrics. The default is all that need no further input. If `model` is passed,
+            `DEFAULT_MODEL_METRICS` are added.
         model: The model of the run with the same weights, for metrics that need it.
         preprocess: The preprocessing of the run, with `model`.
-        explainers: Explainers of the run, for metrics that need them. Missing ones are rebuilt from the settings in the
-            run.
-        imputations: What replaces removed pixels; a metric that uses imputation has a row for each.
+        explainers: Explainers of the run, for metrics that need them. Others are rebuilt from the settings in the run.
+        imputations: What replaces removed pixels. A metric that uses imputation has one row for each.
         n_steps: Points of a removal curve (see `PerturbationTest`).
         region_size: Side in pixels of removed regions. Default: a fourteenth of the input's shortest side.
         batch_size: Images that share forward passes, with all their perturbed variants.
-        categories: The categories of a COCO file, or the labels of masks, that count; "all" for every one.
+        categories: The COCO categories or mask labels that count, or "all".
         num_threads: Threads that read images. Default: one for each core.
         allow_outside_root: Whether masks may lie outside the run's root or the COCO file's folder.
         overwrite: Whether to replace the dataset at `output`.
-        strict: Whether an unreadable mask is an error. False: its image has no value, but a reason.
-        on_progress: Called with the numbers of finished and of all images.
+        strict: Whether an unreadable mask is an error. If False, its image gets a reason in place of a value.
+        on_progress: Called with the number of finished images and the number of all images.
 
     Returns:
         The values.
 
     Raises:
-        InputError: A metric is unknown or needs an input that is missing, or the model differs from the run's.
+        InputError: A metric is unknown, an input that it needs is missing, or the model is not that of the run.
         CategoryError: The masks have several categories and none is chosen.
 
     >>> import tempfile
@@ -132,7 +130,7 @@ def evaluate(
 
 
 def select_metrics(metric_names: Sequence[str] | None, has_masks: bool, has_model: bool = False) -> list[Metric]:
-    """Return the metrics with the given names. None: all fast metrics whose inputs are available."""
+    """Find metrics by their names. By default select all fast metrics whose inputs are available."""
     if metric_names is None:
         kinds = ("map", "mask") if has_masks else ("map",)
         selected = [metric for metric in METRICS.values() if metric.input_kind in kinds]
@@ -175,15 +173,15 @@ class EvaluationResult:
 
     @property
     def title(self) -> str:
-        """A title with the model and the number of images."""
+        """A title for figures, with the model and the number of images."""
         run = self.facts["run_config"]["run"]
         return f"{Path(run['model']['source']).name} · {plural(run['manifest']['rows'], 'image', spec=',')}"
 
     def table(self, where: str | None = None) -> "pa.Table":
         """Return the values as a table with one row for each map and metric.
 
-        The columns are row, id, method, layer, parameters_digest, target, label, control, metric, imputation, value and
-        reason, then those columns of the manifest that have none of these names.
+        The first columns are row, id, method, layer, parameters_digest, target, label, control, metric, imputation, value
+        and reason. All other columns of the manifest follow.
 
         Args:
             where: A condition in DuckDB's SQL, as in `BatchRun.query`.
@@ -207,7 +205,7 @@ def _iter_metric_values(
     images: RowsByImage,
     num_threads: int,
 ) -> Iterator[tuple[int, list[Row]]]:
-    """Yield the number of finished images and the table rows of their metric values."""
+    """Evaluate the images of a chunk. Yield how many images are finished, with the table rows of their values."""
     if map_evaluator.metrics or model_evaluator is None:
         for values in map_in_order(map_evaluator.evaluate_image, images, num_threads):
             yield int(model_evaluator is None), values
@@ -222,7 +220,7 @@ def resolve_ground_truth(
     *,
     allow_outside_root: bool = False,
 ) -> GroundTruth | None:
-    """Return the ground truth of a run from any form of `masks`. Raises InputError for masks outside the root."""
+    """Load the ground truth of a run from `masks` in any form. Raises InputError if a mask path leaves the root folder."""
     if masks is None or isinstance(masks, GroundTruth):
         return masks
     origin = run.source_manifest

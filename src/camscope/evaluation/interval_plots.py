@@ -1,4 +1,4 @@
-"""Figures of metric values: a panel for each metric, with the interval of each method."""
+"""Draw metric values as intervals: one panel for each metric, one row for each method."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ GetName = Callable[[MethodSummary], str]
 def draw_summary_figure(
     summaries: Mapping[str, Sequence[MethodSummary]], suffix: str = ".png", title: str = ""
 ) -> bytes:
-    """Draw a panel for each metric, with the best method on top. Return the encoded figure."""
+    """Draw one panel for each metric, with the best method on top. Return the bytes of the figure's file."""
     if suffix not in FIGURE_FORMATS:
         raise InputError(f"cannot write a figure with suffix {suffix!r}; expected {', '.join(FIGURE_FORMATS)}")
     figures = import_matplotlib_figure()
@@ -66,7 +66,7 @@ def import_matplotlib_figure() -> Any:
 
 @contextmanager
 def literal_text_scope() -> Iterator[None]:
-    """Draw all text literally inside the `with` block, so that `$`, `_` and `^` are no formulas."""
+    """Make matplotlib draw text literally inside the `with` block: `$`, `_` and `^` do not start formulas."""
     with import_module("matplotlib").rc_context(LITERAL_TEXT_SETTINGS):
         yield
 
@@ -77,7 +77,7 @@ def sort_methods(
     method_names: Sequence[str],
     equivalent_groups: Sequence[Sequence[str]],
 ) -> MethodRows:
-    """Return methods, then controls, by their mean rank over metrics. Equivalent methods are adjacent."""
+    """Sort methods by their mean rank over metrics, controls last. Methods with the same maps stay adjacent."""
     places: dict[tuple[str, bool], list[int]] = {(name, False): [] for name in method_names}
     for group in summaries.values():
         for place, line in enumerate(group):
@@ -103,7 +103,7 @@ def compute_panel_rows_and_columns(n_panels: int) -> tuple[int, int]:
 def draw_forest_plot(
     figure: Any, summaries: Mapping[str, Sequence[MethodSummary]], get_name: GetName, rows: MethodRows
 ) -> None:
-    """Draw a panel for each metric into a matplotlib figure. All panels have the same rows of methods."""
+    """Draw one panel for each metric into a matplotlib figure. All panels share the rows of methods."""
     n_rows, n_columns = compute_panel_rows_and_columns(len(summaries))
     panels = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True).ravel()
     for panel in panels[len(summaries) :]:
@@ -114,7 +114,7 @@ def draw_forest_plot(
     _draw_legend(figure, any(is_control for _, is_control in rows))
 
 
-def draw_title(axes: Any, title: str, subtitle: str) -> None:
+def draw_title_and_subtitle(axes: Any, title: str, subtitle: str) -> None:
     """Draw a bold title with a small subtitle below it."""
     axes.set_title(
         METRICS.display_name(title),
@@ -129,7 +129,7 @@ def draw_title(axes: Any, title: str, subtitle: str) -> None:
 
 
 def _draw_legend(figure: Any, has_control_rows: bool, separator: str = "      ") -> None:
-    """Draw a legend of markers, gray labels and bands below all panels."""
+    """Draw a legend below all panels. It explains the markers, gray labels and gray bands."""
     phrases = [*LEGEND, CONTROL_LEGEND] if has_control_rows else LEGEND
     figure.supxlabel(separator.join(phrases), fontsize=8, color=CONTROL_COLOR, x=0.01, ha="left")
 
@@ -144,7 +144,7 @@ def _draw_panel(
     """Draw the interval of each method for one metric, and a band for the best control."""
     metric = summaries[0].metric
     direction = {True: "higher is better →", False: "← lower is better", None: ""}[METRICS[metric].higher_is_better]
-    draw_title(axes, title, direction)
+    draw_title_and_subtitle(axes, title, direction)
     for place, summary in enumerate(row_summaries):
         if summary is not None and summary.estimate is not None:
             estimate, color = summary.estimate, CONTROL_COLOR if summary.is_control else METHOD_COLOR

@@ -1,4 +1,4 @@
-"""Summaries of metric values by method: means with intervals, and differences from the best method and control."""
+"""Summarize metric values for each method: mean with interval, difference from the best method and from the best control."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -26,7 +26,7 @@ ValuesByTarget = Mapping[tuple[int, Any], float]  # by row and target; NaN if un
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """The mean of one metric for one method, with its paired differences. Positive differences are better."""
+    """The mean of one metric for one method, and its paired differences. A positive difference means better."""
 
     metric: str
     method: str
@@ -67,7 +67,7 @@ class MethodSummary:
 
     @property
     def advantage_over_control(self) -> Estimate | None:
-        """The difference from the best control, or None for a metric without comparison to controls."""
+        """The difference from the best control, or None if the metric is not compared with controls."""
         return self.difference_to_control if is_compared_with_controls(self.metric) else None
 
     @property
@@ -77,7 +77,7 @@ class MethodSummary:
 
 
 def is_compared_with_controls(metric: str) -> bool:
-    """Return whether the metric compares methods with controls. Metrics of maps alone and explainers do not."""
+    """Return whether a metric of methods is compared with controls. Metrics of single maps and of explainers are not."""
     return METRICS[metric].input_kind not in ("map", "explainer")
 
 
@@ -95,11 +95,11 @@ def summarize_values(
     seed: int = 0,
     n_resamples: int = N_RESAMPLES,
 ) -> dict[str, list[MethodSummary]]:
-    """Return the summaries of each metric from a table of values, sorted from the best method to the worst.
+    """Summarize a table of values for each metric. The methods of a metric are sorted from best to worst.
 
     The key of a metric with imputation is `metric, imputation`. Differences are corrected for all pairs of methods and all
-    metrics (Bonferroni), since the same values select the best one. Methods in `equivalent_groups` count as one and are not
-    compared with each other.
+    metrics (Bonferroni), since the same values select the best method. Methods in one of `equivalent_groups` have the same
+    maps. They count as one method.
     """
     check_group_column(table, group_column)
     if "imputation" not in table.column_names:  # written before metrics that need the model existed
@@ -161,16 +161,16 @@ def check_group_column(table: "pa.Table", group_column: str | None) -> None:
         )
 
 
-def check_some_ground_truth(table: "pa.Table") -> None:
-    """Raise InputError if all values of metrics with ground truth are undefined."""
+def require_some_ground_truth(table: "pa.Table") -> None:
+    """Raise InputError if no metric that needs ground truth has a value."""
     columns = zip(*(table[name].to_pylist() for name in ("metric", "control", "value", "reason")), strict=True)
     rows = [row for row in columns if METRICS[row[0]].input_kind == "mask" and not row[1]]
     if rows and all(value is None for _, _, value, _ in rows):
-        raise InputError(format_no_ground_truth(Counter(row[3] for row in rows if row[0] == rows[0][0])))
+        raise InputError(format_missing_ground_truth_error(Counter(row[3] for row in rows if row[0] == rows[0][0])))
 
 
-def format_no_ground_truth(reasons: Counter[str]) -> str:
-    """Return an error message for images without ground truth, with the most frequent reasons."""
+def format_missing_ground_truth_error(reasons: Counter[str]) -> str:
+    """Write the error message for "no image has ground truth", with the three most frequent reasons."""
     return "no image has ground truth: " + "; ".join(
         f"{reason} ({count} x)" for reason, count in reasons.most_common(3)
     )
@@ -232,7 +232,7 @@ def _summarize_metric(
 
 
 def _count_failed_images_as_undefined(values: dict[tuple[Any, ...], dict[tuple[int, Any], float]]) -> None:
-    """Count each failed image as an undefined value of every layer of its method."""
+    """Add an undefined value for each failed image to every layer of its method."""
     for failed in [key for key in values if key[1] is key[2] is None and not key[3]]:
         successful = [key for key in values if key[0] == failed[0] and key != failed and not key[3]]
         for key in successful:
@@ -263,7 +263,7 @@ def _estimate_paired_difference(
     groups: Mapping[int, Hashable],
     rounding_tolerance: float,
 ) -> Estimate | None:
-    """Estimate the mean difference of two methods, paired by image and target."""
+    """Estimate the mean difference of two methods over pairs of values with the same image and target."""
     try:
         return estimate_difference(
             [sign * value for value in first.values()],

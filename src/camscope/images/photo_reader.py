@@ -42,7 +42,7 @@ EXPECTED_IMAGE = (
 class Photo:
     """An image as a viewer shows it: `pixels` (H,W,3) uint8 RGB, upright, in newly allocated memory.
 
-    `name` is for captions and messages. `flags` list what is odd about the file (see `find_file_flags`).
+    `name` is for captions and messages. `flags` list what is odd about the file (see `find_file_warnings`).
     """
 
     pixels: Pixels
@@ -100,7 +100,7 @@ def _read_photo_file(path: Path, max_pixels: int) -> Photo:
         with open_regular_file(path) as file, Image.open(file) as image:
             pixels, flags = _decode_pixels(image, str(path), max_pixels), tuple[str, ...]()
             with suppress(Exception):  # a damaged later frame is not needed
-                flags = _find_image_flags(image, path.suffix.lower())
+                flags = _find_image_warnings(image, path.suffix.lower())
             return Photo(pixels, path.name, flags)
 
 
@@ -121,7 +121,7 @@ def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> tu
         return pixels, size if is_reduced else pixels.shape[:2]
 
 
-def find_file_flags(data: bytes, name: str) -> tuple[str, ...]:
+def find_file_warnings(data: bytes, name: str) -> tuple[str, ...]:
     """Return warnings about an image file: a suffix of another format, or several frames of which only the first is read."""
     from PIL import Image
 
@@ -129,11 +129,11 @@ def find_file_flags(data: bytes, name: str) -> tuple[str, ...]:
     if _has_expected_signature(data, suffix):
         return ()
     with _convert_decoding_errors(name), suppress_library_output(), Image.open(io.BytesIO(data)) as image:
-        return _find_image_flags(image, suffix)
+        return _find_image_warnings(image, suffix)
 
 
-def _find_image_flags(image: "Image", file_suffix: str) -> tuple[str, ...]:
-    """Return the warnings of `find_file_flags` for an image that is already open."""
+def _find_image_warnings(image: "Image", file_suffix: str) -> tuple[str, ...]:
+    """Return the warnings of `find_file_warnings` for an image that is already open."""
     from PIL import Image
 
     format_name = "JPEG" if image.format == "MPO" else str(image.format)

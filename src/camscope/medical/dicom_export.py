@@ -39,9 +39,9 @@ def to_parametric_map(
 ) -> Path:
     """Write a map as a DICOM Parametric Map: one file with one float32 frame per slice.
 
-    The quantity is 130402 "Class activation" (DCM). Values are in score units, and 0 where the model did not see the image.
-    The display window is their range. Spacing, orientation, positions and frame of reference are copied from the source,
-    which the object references.
+    The quantity is 130402 "Class activation" (DCM). Values are in score units. They are 0 in parts of the image that the
+    model did not see. The display window is the range of the values. Spacing, orientation, positions and frame of reference
+    are copied from the source. The object refers to the source.
 
     Args:
         explanation: The explanation of the scan.
@@ -68,7 +68,9 @@ def to_parametric_map(
     'map.dcm'
 
     """
-    dicom_source, scan_map = dicom_export_headers.prepare_export(explanation, source, profile, PARAMETRIC_MAP_NAME)
+    dicom_source, scan_map = dicom_export_headers.read_source_and_resample_map(
+        explanation, source, profile, PARAMETRIC_MAP_NAME
+    )
     header, name = dicom_source.headers[0], dicom_source.scan.name
     problem = ""
     if not header.get("FrameOfReferenceUID") or dicom_source.scan.affine is None:
@@ -94,7 +96,7 @@ def _build_parametric_map(
     low, high = scan_map.value_range
     for header in source.headers[1:]:  # rounding differences would count as different orientations
         header.ImageOrientationPatient = source.headers[0].ImageOrientationPatient
-    values, positions = _order_frames(scan_map, source)
+    values, positions = _order_values_and_positions(scan_map, source)
     mapping = RealWorldValueMapping(
         lut_label=CONTENT_LABEL,
         lut_explanation=title,
@@ -129,8 +131,10 @@ def _build_parametric_map(
     return image
 
 
-def _order_frames(scan_map: ScanSpaceMap, source: dicom_export_headers.DicomSource) -> tuple[NDArray[np.float32], Any]:
-    """Return the map's slices in the frame order of the source, and their positions if only some frames are exported."""
+def _order_values_and_positions(
+    scan_map: ScanSpaceMap, source: dicom_export_headers.DicomSource
+) -> tuple[NDArray[np.float32], Any]:
+    """Sort the slices of the map in the frame order of the source. Return them with positions, or None for all frames."""
     values = np.ascontiguousarray(scan_map.slices)
     if not source.is_multiframe:
         return values, None
@@ -155,8 +159,9 @@ def to_secondary_capture(
 ) -> Path:
     """Write the overlay as a DICOM Secondary Capture: an RGB image with a caption and a color bar.
 
-    The caption contains "model attribution, not a diagnosis". Caption and color bar are below and to the right of the scan,
-    whose pixels keep their positions. A volume is written to a new folder as `0001.dcm` and on, in the order of the slices.
+    The caption contains "model attribution, not a diagnosis". It lies below the scan, the color bar to the right of it. The
+    pixels of the scan keep their positions. The slices of a volume are written to a new folder as `0001.dcm`, `0002.dcm`
+    and so on.
 
     Args:
         explanation: The explanation of the scan.
@@ -164,7 +169,7 @@ def to_secondary_capture(
         path: The file to write, or the folder for a volume.
         profile: "clinical" allows patient and study data to be copied, which a PACS needs for filing.
         scale: As in `Explanation.overlay`, shared by all slices.
-        overwrite: Whether an existing file is replaced, or a folder that holds only captures written by camscope.
+        overwrite: Whether an existing file is replaced. A folder is replaced if camscope wrote all files in it.
 
     Returns:
         The path that was written.
@@ -184,7 +189,9 @@ def to_secondary_capture(
     'overlay.dcm'
 
     """
-    dicom_source, scan_map = dicom_export_headers.prepare_export(explanation, source, profile, SECONDARY_CAPTURE_NAME)
+    dicom_source, scan_map = dicom_export_headers.read_source_and_resample_map(
+        explanation, source, profile, SECONDARY_CAPTURE_NAME
+    )
     if scan_map.values.ndim == 2:
         with dicom_export_headers.convert_highdicom_errors(SECONDARY_CAPTURE_NAME, dicom_source.scan.name):
             data = next(_encode_slices(explanation, scan_map, dicom_source, scale))
@@ -264,7 +271,7 @@ def _build_secondary_capture(
     from highdicom.sr import CodedConcept
     from pydicom.dataset import Dataset
 
-    header, frame = source.get_slice_header(index)
+    header, frame = source.get_slice_header_and_frame(index)
     image = SCImage.from_ref_dataset(
         header,
         np.ascontiguousarray(rgb_image),

@@ -1,6 +1,6 @@
-"""Functions that all DICOM exports share: read the source's headers and set common attributes.
+"""Read the DICOM headers of the explained scan, and set the header attributes of exported DICOM objects.
 
-The device that made an object is camscope with this model: other weights count as another device.
+The device that makes an object is camscope with one model. A model with other weights counts as another device.
 """
 
 import io
@@ -23,7 +23,7 @@ from camscope.images.scans.dicom_slice_positions import LPS_TO_RAS
 from camscope.images.scans.nrrd_metaimage_reader import ITK_SUFFIXES
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
-from camscope.medical.scan_space_map import ScanSpaceMap, format_title, resample_to_scan, to_dicom_ascii
+from camscope.medical.scan_space_map import ScanSpaceMap, format_title, resample_map_to_scan, to_dicom_ascii
 from camscope.optional import require
 from camscope.version import __version__
 
@@ -54,20 +54,20 @@ DIRECTION_LETTERS = ("LR", "PA", "HF")  # high and low end of each LPS axis
 
 
 def check_clinical_profile(profile: str, object_name: str) -> None:
-    """Raise OutputError unless `profile` is "clinical", which allows patient data to be copied to the output."""
+    """Raise OutputError unless `profile` is "clinical". This profile allows patient data to be copied to the output."""
     if profile not in PROFILES:
         raise InputError(f"profile={profile!r}; expected one of {', '.join(PROFILES)}")
     if profile != "clinical":
         raise OutputError(
-            f'{object_name} needs profile="clinical", as it copies patient data from the source: name, IDs, birth date, sex and '
-            f"history, the study's UID, date, accession number and physicians, the scanner, its institution, and the UIDs of "
-            f"the source. To write no patient data, use to_nifti or Explanation.save"
+            f'{object_name} needs profile="clinical", because it copies patient data from the source: name, IDs, birth date, '
+            f"sex and history, the study's UID, date, accession number and physicians, the scanner, its institution, and the "
+            f"UIDs of the source. To write no patient data, use to_nifti or Explanation.save"
         )
 
 
 @dataclass(frozen=True, eq=False)
 class DicomSource:
-    """A scan with its DICOM headers without pixels: one header per slice, or one header for all frames."""
+    """A scan with its DICOM headers: one header for each slice, or one for all frames. The headers hold no pixels."""
 
     scan: Scan
     headers: "list[Dataset]"
@@ -79,8 +79,8 @@ class DicomSource:
             len(self.scan.frame_indices) > 1 or int(self.headers[0].get("NumberOfFrames") or 1) > 1
         )
 
-    def get_slice_header(self, index: int) -> "tuple[Dataset, int]":
-        """Return the DICOM header of a slice, and the index of its frame in the file."""
+    def get_slice_header_and_frame(self, index: int) -> "tuple[Dataset, int]":
+        """Return the DICOM header of a slice and the index of its frame in the file."""
         return self.headers[0 if len(self.headers) == 1 else index], self.scan.frame_indices[index]
 
 
@@ -101,13 +101,13 @@ def read_dicom_source(source: Any) -> DicomSource:
     return DicomSource(scan, [_read_header(file, scan.name) for file in files])
 
 
-def prepare_export(
+def read_source_and_resample_map(
     explanation: Explanation, source: Any, profile: str, object_name: str
 ) -> tuple[DicomSource, ScanSpaceMap]:
-    """Check the profile, read the source's DICOM headers, and resample the map to the scan."""
+    """Check the profile, read the scan with its DICOM headers, and resample the map to the scan."""
     check_clinical_profile(profile, object_name)
     dicom_source = read_dicom_source(source)
-    return dicom_source, resample_to_scan(explanation, dicom_source.scan)
+    return dicom_source, resample_map_to_scan(explanation, dicom_source.scan)
 
 
 def _read_header(file: Any, name: str) -> "Dataset":
@@ -158,7 +158,7 @@ def set_common_attributes(image: "Dataset", explanation: Explanation, derivation
 
 @contextmanager
 def convert_highdicom_errors(object_name: str, name: str) -> Iterator[None]:
-    """Convert errors of highdicom in the `with` block to an OutputError without their text, which may quote a header."""
+    """Convert errors of highdicom in the `with` block to OutputError. Their text is dropped, as it may quote a header."""
     try:
         with suppress_library_output():
             yield
@@ -179,7 +179,7 @@ def encode_dicom(image: "Dataset") -> bytes:
 
 
 def compute_device_uid(digest: str) -> str:
-    """Compute a DICOM device UID from the digest of a model's weights. Different weights give different UIDs.
+    """Compute a DICOM device UID from the digest of a model's weights. Other weights give another UID.
 
     Args:
         digest: The digest of the model's weights.
@@ -221,10 +221,10 @@ def build_common_arguments(explanation: Explanation) -> dict[str, Any]:
 
 
 def copy_slice_geometry(image: "Dataset", source: DicomSource, index: int) -> None:
-    """Copy the spacing, orientation, position and frame of reference of a slice from the source to an image."""
+    """Copy the geometry of a slice from the source to an image: spacing, orientation, position, frame of reference."""
     from pydicom.valuerep import DS
 
-    header, frame = source.get_slice_header(index)
+    header, frame = source.get_slice_header_and_frame(index)
     groups = read_functional_groups(header, [frame])[0]
     for keyword, sequence in SEQUENCE_BY_KEYWORD.items():
         holder = next((item for item in iter_macro_items(groups, sequence) if keyword in item), None)
@@ -240,7 +240,7 @@ def copy_slice_geometry(image: "Dataset", source: DicomSource, index: int) -> No
 
 
 def get_patient_orientation(header: "Dataset", frame: int) -> list[str] | None:
-    """Return the body directions of rows and columns, such as ["L", "P"], or None if the header has none."""
+    """Return the body directions of rows and columns, such as ["L", "P"]. Return None if the header has none."""
     declared = header.get("PatientOrientation")
     if declared and len(declared) == 2:
         return list(declared)

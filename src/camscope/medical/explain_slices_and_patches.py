@@ -4,7 +4,7 @@ import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,10 @@ from camscope.targets import TargetLike
 
 @dataclass(frozen=True, eq=False)
 class SliceExplanations:
-    """The explanations of a volume's slices.
+    """The explanations of all slices of a volume, and one explanation of the whole volume.
 
     Attributes:
-        volume: One explanation (D,h,w) of the whole volume, in score units that all slices share.
+        volume: One explanation (D,h,w) of the whole volume. All slices share the score units.
         scores: (D,) the score of each slice along the axis.
         probabilities: (D,) the probability of each slice.
         slices: The explanation of each slice.
@@ -63,15 +63,15 @@ def explain_slices(
 ) -> SliceExplanations:
     """Explain a volume with a 2-D model, slice by slice, for one target.
 
-    The maps form one map of the volume, whose values are in score units and comparable between slices. Gray values without
-    a window are scaled between the minimum and maximum of the volume, not of each slice. A preprocessing with an
-    `orientation` reorients the volume first, and `axis` refers to the reoriented volume. Its "zscore" and "range" are
-    those of each slice.
+    The maps are stacked to one map of the volume. Its values are in score units and comparable between slices. Gray values
+    without a window are scaled by the minimum and maximum of the volume, not of each slice. If the preprocessing has an
+    `orientation`, the volume is reoriented first, and `axis` counts its new axes. "zscore" and "range" normalize each slice
+    by itself.
 
     Args:
         explainer: An explainer of a 2-D model.
         source: The volume: a path, the folder of a series, or a `Scan`.
-        target: As in `Explainer.explain`. None: the class with the highest probability (or score) on any slice.
+        target: As in `Explainer.explain`. The default is the class with the highest probability (or score) on any slice.
         axis: The axis along which the volume is sliced.
         batch_size: Slices per batch.
         progress: Whether to show a progress bar.
@@ -99,7 +99,7 @@ def explain_slices(
         raise InputError(f"axis={axis!r}; expected 0, 1 or 2")
     window = explainer.preprocess.window if isinstance(explainer.preprocess, ScanPreprocess) else None
     affine, image = scan.affine, convert_scan_to_display_pixels(scan, window) if scan.is_safe_to_display else None
-    explainer, scan, placement = _orient_scan(explainer, scan)
+    explainer, scan, placement = _orient_volume(explainer, scan)
     order = [axis, *(i for i in range(3) if i != axis)]
     slices = [_extract_slice(scan, n, order) for n in range(scan.shape[axis])]
     explanations, notes = _explain_slice_batches(explainer, slices, target, batch_size, progress), list[str]()
@@ -116,22 +116,30 @@ def explain_slices(
     return SliceExplanations(replace(volume, image=image, affine=affine), scores, probabilities, explanations)
 
 
-def _orient_scan(explainer: Explainer, scan: Scan) -> tuple[Explainer, Scan, Placement]:
-    """Reorient a volume as the preprocessing requires. Return an explainer for its slices, the volume and its placement."""
+class OrientedVolume(NamedTuple):
+    """An explainer for the slices of a volume, the reoriented volume, and its placement on the original volume."""
+
+    slice_explainer: Explainer
+    scan: Scan
+    placement: Placement
+
+
+def _orient_volume(explainer: Explainer, scan: Scan) -> OrientedVolume:
+    """Reorient a volume as the preprocessing requires. Its slices are then explained without a further reorientation."""
     preprocess, placement = explainer.preprocess, Placement.identity(scan.shape)
     if not isinstance(preprocess, ScanPreprocess):
-        return explainer, scan if scan.is_color else rescale_to_display_range(scan), placement
+        return OrientedVolume(explainer, scan if scan.is_color else rescale_to_display_range(scan), placement)
     if preprocess.orientation is None:
-        return explainer, scan, placement
+        return OrientedVolume(explainer, scan, placement)
     slice_explainer = copy.copy(explainer)
     slice_explainer.preprocess = replace(preprocess, orientation=None)
     reoriented, placement = reorient_scan(scan, preprocess.orientation)
     steps = (*scan.steps, f"reoriented to {preprocess.orientation}")
-    return slice_explainer, replace(reoriented, steps=steps), placement
+    return OrientedVolume(slice_explainer, replace(reoriented, steps=steps), placement)
 
 
 def _extract_slice(scan: Scan, index: int, axis_order: Sequence[int]) -> Scan:
-    """Return one slice (H,W) of a volume. The slice is cut along the first axis of `axis_order`."""
+    """Return the slice (H,W) with an index along the first axis of `axis_order`."""
     values = scan.values.transpose(*axis_order, *range(3, scan.values.ndim))[index]
     pixel = None if scan.spacing is None else tuple(scan.spacing[axis] for axis in axis_order[1:])
     return replace(scan, values=np.ascontiguousarray(values), affine=None, pixel_spacing=pixel)
@@ -152,7 +160,7 @@ def _explain_slice_batches(
 def _stack_explanations(
     explanations: Sequence[Explanation], volume_placement: Placement, order: Sequence[int], notes: Sequence[str]
 ) -> Explanation:
-    """Stack the maps of all slices (h,w) to one explanation of the volume (D,h,w)."""
+    """Stack the maps (h,w) of all slices to one explanation (D,h,w) of the volume."""
     first, best = explanations[0], max(explanations, key=lambda explanation: explanation.score)
     placement = None
     if first.placement is not None:
@@ -184,9 +192,9 @@ def _stack_explanations(
 def explain_patch(
     explainer: Explainer, source: Any, start: Sequence[int], size: Sequence[int], target: TargetLike = None
 ) -> Explanation:
-    """Explain one patch of an image or volume. The explanation has the patch's position on the image.
+    """Explain one patch of an image or volume. The explanation knows the patch's position on the image.
 
-    The whole source is preprocessed. What lies outside the patch is not covered.
+    The whole source is preprocessed first. Pixels outside the patch count as not covered by the map.
 
     Args:
         explainer: The explainer.
@@ -223,15 +231,15 @@ def explain_patches(
 ) -> Explanation:
     """Explain overlapping patches of an image or volume, and average their maps to one map of the whole input.
 
-    The last patch along an axis ends where the input ends. Each pixel has the mean of the maps that show it. The score is
-    that of the patch with the highest score.
+    The last patch along an axis ends at the end of the input. A pixel gets the mean over all patches that contain it. The
+    score is the highest score of a patch.
 
     Args:
         explainer: The explainer.
         source: The image or volume.
         size: The size of each patch in the preprocessed input.
         target: The target of all patches, not None.
-        overlap: The share of its length that a patch has in common with the next, from 0 to below 1.
+        overlap: The share of a patch that the next patch overlaps, along each axis. At least 0 and less than 1.
         progress: Whether to show a progress bar.
 
     Returns:

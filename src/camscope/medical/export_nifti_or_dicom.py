@@ -15,7 +15,7 @@ EXPORT_KINDS = ("nifti", "pmap", "sc")
 
 
 def require_packages(kind: str) -> None:
-    """Raise MissingExtraError if the package that writes an export format is not installed."""
+    """Raise MissingExtraError if the package for the export format `kind` is not installed."""
     if kind == "nifti":
         require("nibabel", extra="medical")
     else:
@@ -35,7 +35,7 @@ def export(
 
     Args:
         explanation: The explanation of the scan.
-        path: The file to write; for captures of a volume, the folder.
+        path: The file to write, or the folder for Secondary Captures of a volume.
         kind: "nifti", "pmap" (Parametric Map) or "sc" (Secondary Capture).
         source: The scan that was explained. DICOM needs it.
         profile: DICOM needs "clinical", which allows patient data to be copied from the source.

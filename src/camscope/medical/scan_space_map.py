@@ -1,4 +1,4 @@
-"""Resample a map to the voxels of its scan, and describe the map for exports without patient data."""
+"""`ScanSpaceMap`: a map resampled to the voxels of its scan, and its description for exports without patient data."""
 
 import math
 import unicodedata
@@ -18,7 +18,7 @@ from camscope.version import __version__
 
 @dataclass(frozen=True, eq=False)
 class ScanSpaceMap:
-    """A map on the scan's voxels: `values` (H,W) or (D,H,W) float32 in score units, 0 where not `covered`."""
+    """A map on the voxels of its scan. `values` (H,W) or (D,H,W) are float32 in score units, 0 for voxels not `covered`."""
 
     values: NDArray[np.float32]
     covered: NDArray[np.bool_]
@@ -26,7 +26,7 @@ class ScanSpaceMap:
 
     @property
     def value_range(self) -> tuple[float, float]:
-        """The smallest and the largest value of the map where it is covered."""
+        """The smallest and the largest value of the covered voxels, or (0, 0) if none is covered."""
         covered_values = self.values[self.covered]
         return (float(covered_values.min()), float(covered_values.max())) if covered_values.size else (0.0, 0.0)
 
@@ -36,8 +36,8 @@ class ScanSpaceMap:
         return self.values[None] if self.values.ndim == 2 else self.values
 
 
-def resample_to_scan(explanation: Explanation, scan: Scan | None = None) -> ScanSpaceMap:
-    """Resample an explanation's map to the resolution of its scan. Raise GeometryError if `scan` is another scan."""
+def resample_map_to_scan(explanation: Explanation, scan: Scan | None = None) -> ScanSpaceMap:
+    """Resample an explanation's map to the resolution of its scan. Raise GeometryError if `scan` is not the explained scan."""
     values = explanation.heatmap("image", scale=None).astype(np.float32)
     affine = explanation.affine
     if values.ndim not in (2, 3):
@@ -56,7 +56,7 @@ def resample_to_scan(explanation: Explanation, scan: Scan | None = None) -> Scan
 
 
 def build_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict[str, Any]:
-    """Build the JSON sidecar of an exported map: method, target, score and settings, without patient data."""
+    """Build the JSON sidecar of an exported map: method, target, score and settings, but no patient data."""
     fields = ("method", "layer", "target", "label", "score", "probability", "status")
     metadata = {
         "software": "camscope",
@@ -88,7 +88,7 @@ def _replace_nonfinite(value: Any) -> Any:
 
 
 def describe_derivation(explanation: Explanation, scan_map: ScanSpaceMap) -> str:
-    """Describe the map as text for the DICOM attribute DerivationDescription: at most 1024 ASCII characters."""
+    """Write the text of the DICOM attribute DerivationDescription of a map: at most 1024 ASCII characters."""
     layer = f", layer {explanation.layer}" if explanation.layer else ""
     target = explanation.label if explanation.target is None else f"{explanation.target} ({explanation.label})"
     share = float(scan_map.covered.mean())
@@ -113,6 +113,6 @@ def format_title(explanation: Explanation) -> str:
 
 
 def to_dicom_ascii(text: str, max_length: int) -> str:
-    """Convert text to ASCII for a DICOM element, without backslashes and with at most `max_length` characters."""
+    """Convert text to ASCII for a DICOM element. Replace backslashes, and keep at most `max_length` characters."""
     letters = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().replace("\\", "/")
     return " ".join("".join(letter if letter.isprintable() else " " for letter in letters).split())[:max_length].strip()

@@ -1,4 +1,4 @@
-"""An explainer whose targets are fixed on the clean input, for changed inputs and changed models."""
+"""`ExplainerProbe`: explains changed inputs or changed models for the targets that the clean input gave."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ PROBE_BATCH_SIZE = 16  # inputs of one forward pass
 
 @dataclass(frozen=True)
 class ExplainerProbe:
-    """An explainer whose targets and layer are resolved on the clean input x (N,C,*S)."""
+    """An explainer with fixed targets and layers, which were chosen on the clean input x (N,C,*S)."""
 
     explainer: Explainer
     x: Tensor
@@ -30,7 +30,7 @@ class ExplainerProbe:
 
     @classmethod
     def from_explainer(cls, explainer: Explainer, x: Tensor, target: TargetLike = None) -> "ExplainerProbe":
-        """Create a probe whose targets are resolved on x. `target` is what `Score` accepts."""
+        """Create a probe: choose the targets and layers on x once. `target` is what `Score` accepts."""
         with evaluation_context(inspect_model(explainer.model), explainer, x) as context:
             score = context.create_score(explainer.resolve_target(target))
             output = score.forward(context.x)

@@ -1,4 +1,4 @@
-"""Jackknife variance of a mean over groups of values, and its degrees of freedom.
+"""Compute the jackknife variance of a mean whose values belong to groups, and its degrees of freedom.
 
 The variance is CR3 (MacKinnon et al. 2023, doi:10.1002/jae.2969).
 """
@@ -21,25 +21,25 @@ def count_effective_groups(group_sizes: GroupSizes) -> float:
 
 
 def compute_jackknife_deviations(group_sums: FloatArray, group_sizes: GroupSizes) -> FloatArray:
-    """Return the change of the mean without each group (G,). The squares sum to the jackknife variance."""
+    """Return the scaled change of the mean if one group is left out (G,). The squares sum to the jackknife variance."""
     shares, groups = group_sizes / group_sizes.sum(), len(group_sizes)
     moves = _compute_group_residuals(group_sums, group_sizes) / (1 - shares)
     return np.asarray(moves * np.sqrt((groups - 1) / groups), np.float64)
 
 
 def _compute_group_residuals(group_sums: FloatArray, group_sizes: GroupSizes) -> FloatArray:
-    """Return the sum of deviations from the overall mean in each group (G,), divided by the number of values."""
+    """Return how far each group (G,) moves the mean: its summed deviations, divided by the number of all values."""
     total = group_sizes.sum()
     return np.asarray((group_sums - group_sizes * (group_sums.sum() / total)) / total, np.float64)
 
 
 def compute_jackknife_variance(group_sums: FloatArray, group_sizes: GroupSizes) -> float:
-    """Return the jackknife variance of the mean from group sums and sizes (G,), or 0 for a single group."""
+    """Return the jackknife variance of the mean from the sums and sizes of groups (G,). A single group gives 0."""
     return 0.0 if len(group_sums) < 2 else float((compute_jackknife_deviations(group_sums, group_sizes) ** 2).sum())
 
 
 def compute_linearized_variance(group_sums: FloatArray, group_sizes: GroupSizes) -> float:
-    """Return the variance of the mean by the linearized formula for groups. It is too small if the groups differ in size."""
+    """Return the linearized variance of the mean. It is too small if the groups differ in size."""
     groups = len(group_sizes)
     squares = float((_compute_group_residuals(group_sums, group_sizes) ** 2).sum())
     return squares * groups / (groups - 1) if groups > 1 else 0.0

@@ -1,6 +1,6 @@
 """Complexity metrics: how strongly the absolute values of a map (*S) concentrate on few cells.
 
-Compare only maps of one size. Undefined (UndefinedError) are maps with NaN, maps of zeros and maps of one cell.
+Compare only maps of one size. A map with NaN, a map of zeros or a map of one cell raises UndefinedError.
 """
 
 import numpy as np
@@ -71,9 +71,9 @@ def entropy(attribution: npt.ArrayLike) -> float:
     chance_level="0.9 for a constant map",
 )
 def effective_area(attribution: npt.ArrayLike, share: float = 0.9) -> float:
-    """Return the smallest share of cells that holds `share` of the sum of absolute values of a map (*S).
+    """Return the smallest share of the cells of a map (*S) that holds `share` of the sum of absolute values.
 
-    The result is share / N for a single nonzero cell and `share` for a constant map. `share` is above 0 and at most 1.
+    The result is share / N for a single nonzero cell and `share` for a constant map.
 
     Args:
         attribution: (*S) a map.
@@ -99,7 +99,7 @@ def effective_area(attribution: npt.ArrayLike, share: float = 0.9) -> float:
 
 
 def _compute_absolute_shares(attribution: npt.ArrayLike) -> FloatArray:
-    """Return the share of each cell (N,) in the sum of absolute values, without overflow or underflow."""
+    """Return each absolute value divided by the sum of absolute values (N,), without overflow or underflow."""
     sizes = np.abs(to_finite_array(attribution)).ravel()
     if len(sizes) < 2:
         raise UndefinedError(f"the map has {plural(len(sizes), 'cell')}: expected 2 cells or more")

@@ -1,6 +1,6 @@
 """Similarity metrics: compare two signed maps (*S) of the same size. The scale of the maps does not matter.
 
-Undefined (UndefinedError) are maps with NaN, maps of zeros, and constant maps where a rank or a correlation is needed.
+A map of zeros or with NaN raises UndefinedError, as does a constant map if ranks or a correlation are needed.
 """
 
 from collections.abc import Callable, Mapping
@@ -87,16 +87,15 @@ def ssim(
 ) -> float:
     """Return the structural similarity of two maps, -1..1. Maps of zeros have no similarity.
 
-    Each map is divided by its largest absolute value. For signed maps zero then becomes 1/2: SSIM is defined for
-    images, and two means of opposite sign would give a negative factor, which an inverted pattern would turn into a
-    high score.
+    Each map is divided by its largest absolute value. Signed maps are then shifted from -1..1 to 0..1, because SSIM is
+    defined for images without negative values. Otherwise an inverted pattern could get a high score.
 
     Args:
         first: (*S) a map.
         second: (*S) another map.
         data_range: R in the formula. Values for different ranges are not comparable.
-        window_size: Side of the window in pixels, undefined for maps with a shorter axis.
-        is_signed: Whether the maps are signed. None: whether one of them is negative anywhere.
+        window_size: Side of the window in pixels. A map with a shorter axis has no value.
+        is_signed: Whether the maps are signed. By default they are if one of them has a negative value.
 
     Returns:
         A number in -1..1.
@@ -122,8 +121,8 @@ def ssim(
 def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int = HOG_CELL_SIZE) -> float:
     """Return the correlation of the histograms of oriented gradients of two maps (H,W), -1..1.
 
-    The value is undefined for constant maps and for maps with other than two axes. `cell_size` is the side of a cell in pixels,
-    and a map needs at least 3 x 3 cells. There are 9 orientations and blocks of 3 x 3 cells with L2-Hys normalization.
+    A constant map has no value. A map needs two axes and at least 3 x 3 cells. There are 9 orientations, and blocks of
+    3 x 3 cells with L2-Hys normalization.
 
     Args:
         first: (H,W) a map.
@@ -151,7 +150,7 @@ def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int 
 def jaccard(first: npt.ArrayLike, second: npt.ArrayLike, top_share: float = 0.1) -> float:
     """Return the Jaccard index of the strongest cells of two maps, 0..1. Constant maps have no strongest cells.
 
-    `top_share` is the share of the cells that count. Cells that tie for the last places are partial members.
+    If cells tie for the last places, each of them counts in part.
 
     Args:
         first: (*S) a map.
@@ -221,7 +220,7 @@ def shift_to_unit_interval(scaled_map: FloatArray, is_signed: bool) -> FloatArra
 def compute_ssim(
     first: FloatArray, second: FloatArray, *, data_range: float = SSIM_DATA_RANGE, window_size: int = SSIM_WINDOW_SIZE
 ) -> float:
-    """Return the SSIM of two maps. The maps must be on the same scale."""
+    """Return the SSIM of two maps whose values have the range `data_range`."""
     if window_size < 3 or window_size % 2 == 0:
         raise InputError(f"window_size={window_size}: expected an odd number of pixels, 3 or more")
     if min(first.shape) < window_size:
@@ -232,7 +231,7 @@ def compute_ssim(
 
 
 def correlate_rows(first_rows: FloatArray, second_rows: FloatArray) -> FloatArray:
-    """Return Pearson's correlation (R,) of corresponding rows (R,M). Constant rows give NaN."""
+    """Return Pearson's correlation (R,) of each row (R,M) with the same row of the second array. Constant rows give NaN."""
     products = center_and_normalize_rows(first_rows) * center_and_normalize_rows(second_rows)
     return np.asarray(products.sum(-1).clip(-1, 1))
 
@@ -245,7 +244,7 @@ def _correlate_vectors(first: FloatArray, second: FloatArray) -> float:
 
 
 def center_and_normalize_rows(rows: FloatArray) -> FloatArray:
-    """Return rows (R,M) with mean 0 and length 1. Constant rows become NaN."""
+    """Shift each row (R,M) to mean 0 and divide it by its length. Constant rows become NaN."""
     largest = np.abs(rows).max(-1, keepdims=True)
     scaled = rows / np.where(largest > 0, largest, 1)
     centered = scaled - scaled.mean(-1, keepdims=True)
@@ -254,7 +253,7 @@ def center_and_normalize_rows(rows: FloatArray) -> FloatArray:
 
 
 def _compute_top_membership(values: FloatArray, top_share: float) -> FloatArray:
-    """Return 1 for each cell among the strongest `top_share`, else 0. Ties at the cutoff get a fraction."""
+    """Return 1 for a cell among the strongest `top_share`, else 0 (M,). Tied cells at the cutoff get a fraction."""
     if values.min() == values.max():
         raise UndefinedError("the map is constant: it has no strongest cells")
     n_top = max(1, round(top_share * len(values)))

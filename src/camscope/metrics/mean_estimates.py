@@ -44,18 +44,17 @@ class Estimate:
         low: Lower end of the interval, or NaN with fewer than `MIN_GROUPS_FOR_INTERVAL` groups, or if nothing varies.
         high: Upper end of the interval, or NaN in the same cases.
         n_values: The number of values.
-        n_groups: The number of groups; with several kinds of groups the smallest of their numbers.
+        n_groups: The number of groups. If there are several kinds of groups, that of the kind with the fewest.
         n_undefined: The number of rows without a value.
         p_value: Two-sided p-value of a difference, or None for a mean, and for a difference with too few groups.
-        n_limiting_groups: The groups that limit the interval where these are fewer than `n_groups`, such as those of
-            the rarer
-            class for an AUROC.
+        n_limiting_groups: The number of groups that limits the interval if it is smaller than `n_groups`, such as that of
+            the rarer class for an AUROC. Otherwise None.
         interval_method: How the interval was computed.
         n_groups_by_role: The number of groups of each kind, if values belong to groups of several kinds.
-        n_effective_groups: Kish's effective number of groups; below `MIN_EFFECTIVE_GROUPS` there is no interval and no
+        n_effective_groups: Kish's effective number of groups. Below `MIN_EFFECTIVE_GROUPS` there is no interval and no
             p-value.
-        largest_group_share: The share of the values that the largest group has.
-        dof: Degrees of freedom of a difference; None: `n_groups` - 1.
+        largest_group_share: The share of the values that belong to the largest group.
+        dof: Degrees of freedom of a difference. None stands for `n_groups` - 1.
 
     >>> estimate = estimate_mean([0.2, 0.4, 0.6, 0.8, 1.0, 0.9])
     >>> round(estimate.mean, 3), estimate.n_values, estimate.low < estimate.mean < estimate.high
@@ -88,7 +87,7 @@ class Estimate:
         )
 
     def explain_missing_intervals(self, group_name: str = "group") -> str:
-        """Return why the interval is missing, or "" unless a few groups hold most of the values."""
+        """Return the reason for a missing interval if a few groups hold most of the values. Otherwise return ""."""
         if not self.is_dominated_by_few_groups or self.n_effective_groups is None or self.largest_group_share is None:
             return ""
         values = "images" if self.n_limiting_groups is None else "images of one class"
@@ -114,10 +113,10 @@ def estimate_mean(
 
     Args:
         values: (N,) numbers of images.
-        groups: (N,) patients or scenes. Images of one group are not independent. Default: each image is its own group.
+        groups: (N,) patients or scenes. Images of one group are not independent. By default each image is a group.
         bounds: The smallest and the largest possible value, such as (0, 1) for a share. The interval is then that of Korn and
-            Graubard (1998), which has a width even if all values are 0 or all are 1. Without bounds it is a bootstrap of groups
-            with percentiles expanded for the effective number of groups (Hesterberg 2015,
+            Graubard (1998), which has a width even if all values are equal. Without bounds it is a bootstrap of groups. Its
+            percentiles are expanded for the effective number of groups (Hesterberg 2015,
             doi:10.1080/00031305.2015.1089789).
         n_resamples: Bootstrap resamples, without bounds.
         seed: Seed of the bootstrap.
@@ -160,9 +159,9 @@ def estimate_difference(
 ) -> Estimate:
     """Estimate the mean of `values` - `reference_values`, its confidence interval and its p-value.
 
-    Images count for which both (N,) are defined. Interval and p-value come from one procedure, so they never contradict each
-    other: Student's t with the jackknife variance over groups, and degrees of freedom for groups of different sizes (see
-    `jackknife_variance`). The p-value is never less than `compute_min_p_value`.
+    An image counts if both values are defined. Interval and p-value both come from Student's t, so they never contradict each
+    other. The variance is the jackknife variance over groups, and the degrees of freedom allow for groups of different sizes.
+    The p-value is never less than `compute_min_p_value`.
 
     Args:
         values: (N,) values.
@@ -172,10 +171,8 @@ def estimate_difference(
 
     Returns:
         The estimate with its p-value. With fewer than `MIN_GROUPS_FOR_INTERVAL` groups or fewer than
-        `MIN_EFFECTIVE_GROUPS`
-        effective groups it has neither interval nor p-value. If all groups have the same difference it has no interval;
-        the
-        p-value is then `compute_min_p_value`, or 1 for a difference of 0.
+        `MIN_EFFECTIVE_GROUPS` effective groups it has neither interval nor p-value. If all groups have the same
+        difference, it has no interval. The p-value is then `compute_min_p_value`, or 1 for a difference of 0.
 
     Raises:
         UndefinedError: No image has both values.
@@ -205,7 +202,7 @@ def estimate_difference(
 
 
 def adjust_bonferroni(estimates: Sequence[Estimate], n_comparisons: int | None = None) -> list[Estimate]:
-    """Return differences corrected by Bonferroni for `n_comparisons`, by default the number of estimates."""
+    """Correct the intervals and p-values of differences by Bonferroni. `n_comparisons` is by default their number."""
     count, adjusted = max(1, len(estimates) if n_comparisons is None else n_comparisons), []
     for estimate in estimates:
         if estimate.p_value is None or count == 1:
@@ -288,7 +285,7 @@ class _GroupedValues:
         )
 
     def compute_bounded_interval(self, bounds: tuple[float, float], confidence_level: float) -> tuple[float, float]:
-        """Return the Clopper-Pearson interval of an effective sample size (Korn and Graubard 1998, Surv. Methodol. 24, 193)."""
+        """Return the Clopper-Pearson interval for the effective sample size (Korn, Graubard 1998, Surv. Methodol. 24, 193)."""
         (low, high), smallest, largest = bounds, self.values.min(), self.values.max()
         width = high - low
         if smallest < low - RELATIVE_PRECISION * width or largest > high + RELATIVE_PRECISION * width:

@@ -1,4 +1,4 @@
-"""Registry of all metrics, and checks of attribution maps and masks that the metrics share."""
+"""The registry `METRICS` of all metrics, their values, and the checks of the maps and masks that they receive."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,8 +39,8 @@ class Metric:
         higher_is_better: Whether larger values are better, or None if neither direction is better.
         chance_level: The value of a map that does not depend on the model, as text, or "" if there is no such value.
         uses_imputation: Whether the value depends on how removed pixels are imputed.
-        rounding_tolerance: Smaller differences between two values are rounding. It is 0 for metrics in units of the score,
-            which have no scale of their own.
+        rounding_tolerance: Smaller differences between two values count as rounding. It is 0 for metrics in units of the
+            score.
 
     >>> METRICS["Pointing Game"].name
     'pointing-game'
@@ -66,7 +66,7 @@ class Metric:
         return None if self.lower_bound is None or self.upper_bound is None else (self.lower_bound, self.upper_bound)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the metric. Raises UndefinedError if the metric is not defined for the input."""
+        """Compute the metric value. Raises UndefinedError if the metric is not defined for the input."""
         return self.function(*args, **kwargs)
 
 
@@ -128,8 +128,6 @@ def check_mask(attribution: FloatArray, mask: npt.ArrayLike) -> Mask:
 class MetricValues:
     """The values of a metric for a batch of images. An undefined value is None and has a reason.
 
-    `reasons` holds "" for an image with a value.
-
     Args:
         numbers: One value per image, None where it is undefined.
         reasons: One reason per image, "" for an image with a value.
@@ -144,7 +142,7 @@ class MetricValues:
 
     @classmethod
     def from_tensor(cls, numbers: Tensor, undefined_by_reason: Mapping[str, Tensor]) -> "MetricValues":
-        """Build metric values from numbers (N,). `undefined` maps each reason to a mask (N,) of the images without a value."""
+        """Build metric values from numbers (N,). `undefined_by_reason` marks the images (N,) without a value, by reason."""
         undefined = {**undefined_by_reason, "the metric value is NaN or infinite": ~numbers.isfinite()}
         flags = {reason: rows.tolist() for reason, rows in undefined.items()}
         reasons = [next((reason for reason in flags if flags[reason][i]), "") for i in range(len(numbers))]

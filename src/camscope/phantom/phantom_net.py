@@ -1,4 +1,4 @@
-"""PhantomNet: a small residual network for synthetic radiographs, with bundled weights."""
+"""`PhantomNet`: a small residual network for synthetic radiographs, with bundled weights."""
 
 from importlib.resources import files
 from typing import Final, NamedTuple
@@ -12,7 +12,7 @@ from camscope.phantom.radiograph import CATEGORIES, DEFAULT_SIDE_PIXELS
 
 
 class PhantomPreprocessing(NamedTuple):
-    """Preprocessing of PhantomNet: convert to gray, resize to size x size, and normalize."""
+    """The preprocessing of PhantomNet: convert to gray, resize to size x size pixels, and normalize by mean and std."""
 
     size: int
     mean: float
@@ -50,10 +50,10 @@ class ResidualBlock(nn.Module):
 class PhantomNet(nn.Module):
     """A residual network from gray images (N,1,H,W) to class scores (N,4). Its layers are named as in torchvision's ResNet.
 
-    At 128 x 128 the grids are 32, 32, 16 and 16 cells a side for `layer1` … `layer4`. Two choices let a map point at the
-    evidence and not merely near it. Kernels of 1 x 1 late in the net keep what a cell of `layer4` sees to 44 pixels.
-    Even kernels wherever the stride is 2 keep each cell centered on its own pixels. With odd ones, as in torchvision's
-    ResNet, every such step moves the map by half a cell of the finer grid.
+    For images of 128 x 128 pixels, the grids of `layer1` … `layer4` have 32, 32, 16 and 16 cells a side. Two choices make
+    maps precise. Late kernels of 1 x 1 limit the receptive field of a cell of `layer4` to 44 pixels. Kernels with
+    stride 2 have an even size, which keeps each cell centered on its pixels. An odd size, as in torchvision's ResNet,
+    shifts the map by half a cell of the finer grid.
 
     Args:
         n_classes: Number of class scores.
@@ -77,7 +77,7 @@ class PhantomNet(nn.Module):
         self.fc = nn.Linear(96, n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits (N,4) of all classes."""
+        """Return the logits (N,classes) of all classes."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         scores: Tensor = self.fc(torch.flatten(self.avgpool(x), 1))
@@ -102,10 +102,10 @@ def to_model_input(images: NDArray[np.uint8]) -> Tensor:
 
 
 def load_phantom_model() -> PhantomNet:
-    """Return the network with its bundled weights in eval mode. Nothing is downloaded.
+    """Load the network with its bundled weights, in eval mode. Nothing is downloaded.
 
     Returns:
-        The network on the CPU. `load_model("phantom")` also knows its preprocessing and class names.
+        The network on the CPU. `load_model("phantom")` adds the preprocessing and the class names.
 
     >>> load_phantom_model().training
     False

@@ -273,7 +273,7 @@ def test_a_race_leaves_out_what_does_not_see_the_model_and_drops_the_worst(model
     assert sum(one.n_images for one in made.candidates) < 48
     assert seen[-1][2] == 1
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    with pytest.raises(InputError, match="a race needs two of each"):
+    with pytest.raises(InputError, match="expected at least two of each"):
         select_method(tools[:1], samples(model, 4))
 
 

@@ -20,10 +20,10 @@ from camscope.errors import CamscopeError, ImageError, InputError
 from camscope.images.files.image_file_access import selected_source, split_selector
 from camscope.images.files.redaction_and_pseudonyms import redact_errors, suppress_library_output
 from camscope.images.mask_file_reader import SegmentationObjectError, read_label_image, read_mask_scan
-from camscope.images.photo_reader import EXIF_ORIENTATION_TAG, find_file_flags, read_photo
+from camscope.images.photo_reader import EXIF_ORIENTATION_TAG, find_file_warnings, read_photo
 from camscope.images.scans import dicom_header_values
 from camscope.images.scans.dicom_file_reader import build_scan, load_dicom_dataset, require_pydicom
-from camscope.images.scans.dicom_slice_positions import read_plane
+from camscope.images.scans.dicom_slice_positions import read_plane_and_flags
 from camscope.images.scans.nifti_reader import is_nifti
 from camscope.images.scans.png_tiff_reader import read_raster
 from camscope.images.scans.scan import Affine, Scan
@@ -178,7 +178,7 @@ def read_photo_metadata(source: Any, path: str, metadata: ImageMetadata, hash_ke
     has_high_bit_depth = _read_photo_header(source, metadata)
     values = read_raster(source, frame=0).values if has_high_bit_depth else read_photo(source).pixels
     metadata.record_pixel_statistics(values, is_color=values.ndim == 3, hash_key=hash_key)
-    metadata.flags = find_file_flags(source, path)
+    metadata.flags = find_file_warnings(source, path)
     metadata.issue_codes += flags_to_codes(metadata.flags)
 
 
@@ -262,7 +262,7 @@ def _read_dicom_header(dataset: "Dataset", metadata: ImageMetadata, hash_key: by
         hashlib.blake2b(uid.encode(), digest_size=8, key=hash_key).hexdigest() if uid else None
         for uid in (str(dataset.get(name, "") or "") for name in ("StudyInstanceUID", "SeriesInstanceUID"))
     )
-    plane, _ = read_plane(groups[0])
+    plane, _ = read_plane_and_flags(groups[0])
     if plane is not None and (dicom_header_values.read_integer(dataset, "NumberOfFrames") or 1) == 1:
         metadata.slice_plane = (*plane.position, *plane.row_cosines, *plane.column_cosines, *plane.spacing)
 

@@ -1,4 +1,4 @@
-"""Candidates of a method selection: explainers at layers, and the metric values of their maps."""
+"""Build the candidate explainers of a method selection, one for each method and layer, and evaluate their maps."""
 
 import contextlib
 import re
@@ -48,9 +48,9 @@ def build_candidates(
     methods: Sequence[str] | None = None,
     layers: Sequence[str] | None = None,
 ) -> list[Explainer]:
-    """Return an explainer for each method at each layer, if it works for the input x (1,C,*S).
+    """Build an explainer for each method at each layer. Leave out those that fail for the input x (1,C,*S).
 
-    By default these are ten methods with one forward pass at the last layer of each of the last three resolutions.
+    By default there are ten fast methods and three layers (see `find_stage_layers`).
     """
     layer_names = list(layers) if layers is not None else find_stage_layers(model, x)
     candidates = []
@@ -72,7 +72,7 @@ def build_candidates(
 
 
 def find_stage_layers(model: nn.Module, x: Tensor) -> list[str]:
-    """Return the last layer at each of the last three resolutions, or three blocks of a transformer."""
+    """Return the last layer of each of the last three resolutions of a CNN, or three blocks of a transformer."""
     model_info = inspect_model(model)
     with inference_scope(model_info, "eval"):
         inner = model_info.model
@@ -97,7 +97,7 @@ def find_stage_layers(model: nn.Module, x: Tensor) -> list[str]:
 def evaluate_candidates(
     candidates: Sequence[CandidateState], samples: Sequence[SelectionSample], n_steps: int, region_size: int, seed: int
 ) -> None:
-    """Explain samples with all candidates, and append the metric values of each candidate."""
+    """Explain samples with all candidates. Append the metric values of the maps to each candidate."""
     first = candidates[0]
     x = torch.stack([sample.item.x for sample in samples]).to(get_model_device(first.explainer))
     targets: Any = [sample.target for sample in samples]
@@ -144,7 +144,7 @@ def get_model_device(explainer: Explainer) -> torch.device:
 
 
 def _compute_stabilities(explainer: Explainer, x: Tensor, targets: Any) -> list[float]:
-    """Return the stability of the map of each sample (N,): the mean similarity under small changes."""
+    """Return for each sample (N,) how similar its map stays under small changes of the input, on average."""
     try:
         # a shift of 4 pixels in 224, and weak noise
         transforms = Shift(max(1, min(x.shape[2:]) // 56)), GaussianNoise(0.01)

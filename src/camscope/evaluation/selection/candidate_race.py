@@ -1,4 +1,4 @@
-"""The race of a method selection: candidates with their metric values, their ranking, and the removal of losers."""
+"""The race of a method selection: rank candidates by their metric values, and drop those that are significantly worse."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ RANKING_METRICS = FAITHFULNESS_METRIC, LOCALIZATION_METRIC  # robustness does no
 
 @dataclass(frozen=True)
 class SelectionSample:
-    """A sample for a method selection: a model input with its target, mask and group, such as a patient."""
+    """A sample for a method selection: a model input with its target and mask. The group is, for example, a patient."""
 
     item: ModelInput
     target: TargetLike = None
@@ -32,7 +32,7 @@ class SelectionSample:
 
 @dataclass
 class CandidateState:
-    """A candidate of a method selection, with its metric values so far."""
+    """A candidate of a method selection, with the metric values of the images that it has explained."""
 
     explainer: Explainer
     metric_values: dict[str, list[float]] = field(default_factory=dict)  # of each criterion and image, NaN if undefined
@@ -55,7 +55,7 @@ class CandidateState:
         return self.total_seconds / max(1, self.n_images)
 
     def estimate_metric(self, metric: str) -> Estimate | None:
-        """Return the mean of a metric over the images so far, or None if all values are undefined."""
+        """Estimate the mean of a metric over the images so far. Return None if all values are undefined."""
         try:
             values = self.metric_values[metric]
             groups = None if self.groups is None else self.groups[: len(values)]
@@ -69,7 +69,7 @@ ReferenceValues = dict[str, FloatArray]
 
 
 def collect_reference_values(candidates: Sequence[CandidateState]) -> ReferenceValues:
-    """Return the sorted values of all candidates for each metric, as a reference scale."""
+    """Pool and sort the values of all candidates for each metric. Qualities are computed relative to these values."""
     names = [name for name in RANKING_METRICS if name in candidates[0].metric_values]
     every = {
         name: np.concatenate([np.asarray(candidate.metric_values[name], np.float64) for candidate in candidates])
@@ -79,10 +79,10 @@ def collect_reference_values(candidates: Sequence[CandidateState]) -> ReferenceV
 
 
 def compute_quality(candidates: Sequence[CandidateState], reference: ReferenceValues) -> FloatArray:
-    """Return the quality of each candidate on each image (candidates, images), 0..1.
+    """Return the quality (candidates,images) of each candidate on each image, 0..1.
 
-    It is the share of reference values below the value of the candidate, averaged over metrics. Equal values count half. The
-    quality is 0 where the value is undefined and that of another candidate is defined.
+    It is the share of reference values below the candidate's value, averaged over metrics. Equal values count half. An
+    undefined value has quality 0 if another candidate has a value for that image.
     """
     shares = []
     for name, values in reference.items():
@@ -107,17 +107,17 @@ def get_remaining_candidates(candidates: Sequence[CandidateState]) -> list[Candi
 
 
 def rank_candidates(candidates: Sequence[CandidateState], reference: ReferenceValues) -> list[CandidateState]:
-    """Return the candidates sorted by quality, the best first."""
+    """Sort the candidates by their mean quality, the best first."""
     if not candidates:
         return []
     return [candidates[i] for i in np.argsort(-compute_quality(candidates, reference).mean(1), kind="stable")]
 
 
 def drop_worse_candidates(candidates: Sequence[CandidateState], reference: ReferenceValues, n_images: int) -> None:
-    """Drop candidates that are significantly worse than the leader.
+    """Drop the candidates that are significantly worse than the leader.
 
-    The level is stricter before all `n_images` are seen. The same values select the leader, so p-values are corrected by Holm
-    for all pairs of candidates.
+    Before all `n_images` are seen, the significance level is stricter. The same values select the leader. Therefore p-values
+    are corrected by Holm for all pairs of candidates.
     """
     if len(candidates) < 2:
         return

@@ -1,4 +1,4 @@
-"""Selection of the best method and layer for a model, by a race in which worse candidates drop out early."""
+"""Select the best method and layer for a model, by a race in which worse candidates drop out early."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ BLOCK_SIZE = 8  # images in a round
 
 @dataclass(frozen=True)
 class MethodSelection:
-    """The result of a method selection: all candidates, and the best one, two that do not differ, or none."""
+    """The result of a method selection. `best` holds the winner, two winners that do not differ, or none."""
 
     best: list[CandidateState]
     candidates: list[CandidateState]
@@ -61,7 +61,7 @@ class MethodSelection:
 
     @property
     def recommendation(self) -> str:
-        """The recommended method as text, with its faithfulness and computation time."""
+        """The recommendation as text: the best method, with its faithfulness and computation time."""
         if not self.survivors:
             return "none: no candidate has maps that are robust and depend on the trained weights"
         if not self.best:
@@ -98,12 +98,12 @@ def select_method(
 ) -> MethodSelection:
     """Select the best explainer of a model in a race over samples with one input size.
 
-    With `never_drop` all candidates explain all images. `n_steps` and `region_size` are those of `PerturbationTest`. InputError
-    with fewer than two candidates or images.
+    If `never_drop` is true, all candidates explain all images. `n_steps` and `region_size` are those of `PerturbationTest`.
+    Raises InputError for fewer than two candidates or images.
     """
     if len(explainers) < 2 or len(samples) < 2:
         raise InputError(
-            f"got {plural(len(explainers), 'candidate')} and {plural(len(samples), 'image')}; a race needs two of each at least"
+            f"got {plural(len(explainers), 'candidate')} and {plural(len(samples), 'image')}; expected at least two of each"
         )
     shuffled = _shuffle_by_group(samples, seed)
     groups = None if all(sample.group is None for sample in shuffled) else [sample.group for sample in shuffled]
@@ -134,7 +134,7 @@ def select_method(
 
 
 def _shuffle_by_group(samples: Sequence[SelectionSample], seed: int) -> list[SelectionSample]:
-    """Shuffle the groups of samples. Raises InputError if only some samples have a group."""
+    """Shuffle samples, with the samples of one group next to each other. Raises InputError if only some have a group."""
     shuffled = [samples[i] for i in np.random.default_rng(seed).permutation(len(samples))]
     n_without_group = sum(sample.group is None for sample in shuffled)
     if 0 < n_without_group < len(shuffled):
@@ -145,7 +145,7 @@ def _shuffle_by_group(samples: Sequence[SelectionSample], seed: int) -> list[Sel
 
 
 def find_model_independence_reason(explainer: Explainer, samples: Sequence[SelectionSample], seed: int) -> str:
-    """Return why the maps of an explainer do not depend on the trained weights, or "" if they do."""
+    """Return the reason if the maps of an explainer do not depend on the trained weights. Otherwise return ""."""
     if explainer.control:
         return "a control: it does not depend on the model"
     untrained, correlations = randomize_weights(explainer, seed), []
@@ -161,7 +161,7 @@ def find_model_independence_reason(explainer: Explainer, samples: Sequence[Selec
 
 
 def _drop_duplicate_and_unstable_candidates(candidates: Sequence[CandidateState]) -> None:
-    """Drop candidates with the same maps as another candidate, and candidates with unstable maps."""
+    """Drop candidates whose maps equal those of another candidate or change under small changes of the image."""
     for n, candidate in enumerate(candidates):
         remaining = get_remaining_candidates(candidates[:n])
         duplicate = next((other for other in remaining if have_same_maps(candidate, other)), None)
@@ -175,7 +175,7 @@ def _drop_duplicate_and_unstable_candidates(candidates: Sequence[CandidateState]
 
 
 def have_same_maps(first: CandidateState, second: CandidateState) -> bool:
-    """Return whether the first maps of two candidates are equal up to scale."""
+    """Return whether the first maps of two candidates are equal after division by their largest values."""
     for first_map, second_map in zip(first.first_maps, second.first_maps, strict=True):
         first_peak, second_peak = np.abs(first_map).max(), np.abs(second_map).max()
         difference = np.abs(first_map * second_peak - second_map * first_peak).max()
@@ -205,7 +205,7 @@ class SavedSelection:
 
 
 def save_selection(selection: MethodSelection, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write the selected method to a TOML file. Without a clear winner this is the fastest candidate."""
+    """Write the selected method to a TOML file. If there is no clear winner, write the fastest candidate."""
 
     def quote_toml_string(text: str) -> str:  # a TOML string equals one of JSON up to one escape
         return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -112,10 +112,10 @@ def read_model_input(
 
 def _read_tensor(x: Tensor, preprocess: PreprocessFunction | None) -> ModelInput:
     """Return a tensor (C,*S) as the model's input. The placement is read from MONAI metadata, if there is any."""
-    from camscope.images.scans.monai_preprocess import is_monai_object, read_tensor_placement, strip_metadata
+    from camscope.images.scans.monai_preprocess import is_monai_object, read_placement_and_affine, strip_metadata
 
     if is_monai_object(x):
-        (place, affine), x = read_tensor_placement(x), strip_metadata(x)
+        (place, affine), x = read_placement_and_affine(x), strip_metadata(x)
         return ModelInput(x, place, "tensor", None, render_model_input(x, None), affine)
     return ModelInput(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, render_model_input(x, preprocess))
 

@@ -14,7 +14,7 @@ from camscope.images.scans.dicom_slice_positions import (
     SliceStack,
     read_offset_planes,
     read_pixel_spacing,
-    read_plane,
+    read_plane_and_flags,
     stack_planes,
 )
 from camscope.images.scans.scan import BURNED_IN_FLAGS, Scan, check_index
@@ -173,7 +173,7 @@ def _locate_frames(
 ) -> tuple[SliceStack | None, tuple[float, float] | None, tuple[str, ...]]:
     """Return the spatial order of the selected frames or None, the pixel spacing or None, and warnings."""
     groups = read_functional_groups(dataset, frame_indices)
-    plane_results = [read_plane(group) for group in groups]
+    plane_results = [read_plane_and_flags(group) for group in groups]
     planes, flags = [plane for plane, _ in plane_results if plane], plane_results[0][1]
     pixel_spacing = read_pixel_spacing(groups[0])
     if len(planes) < len(frame_indices):

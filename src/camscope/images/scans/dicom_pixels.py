@@ -223,7 +223,7 @@ def get_color_converter(
     """Return a function that converts a decoded color frame to RGB (H,W,3) uint8, and descriptions of its steps."""
     icc = ("ICC profile: not applied",) if "ICCProfile" in dataset else ()
     if layout.photometric_interpretation == "PALETTE COLOR":
-        table, first, bits = _read_palette(dataset, name)
+        table, first, bits = _read_color_palette(dataset, name)
         step = f"palette: {plural(len(table), 'color')} of {plural(bits, 'bit')} to 8"
 
         def look_up_palette(stored: Array, color_space: str) -> Array:
@@ -248,7 +248,7 @@ def _rescale_to_8_bits(values: Array, bits: int) -> Array:
     return np.clip(np.rint(values * (255 / ((1 << bits) - 1))), 0, 255).astype(np.uint8)
 
 
-def _read_palette(dataset: "Dataset", name: str) -> tuple[Array, int, int]:
+def _read_color_palette(dataset: "Dataset", name: str) -> tuple[Array, int, int]:
     """Read the color palette (M,3) uint8, the stored number of its first entry, and the bits per entry."""
     if "RedPaletteColorLookupTableData" not in dataset:
         raise ImageError(f"{name}: the color palette is missing or segmented; segmented palettes are not supported")

@@ -20,7 +20,7 @@ from camscope.images.scans.dicom_file_reader import has_dicom_signature, load_di
 from camscope.images.scans.dicom_header_values import MODALITIES, has_burned_in_text, read_code, read_functional_groups
 from camscope.images.scans.dicom_modality_lut import DecodedFrames, decode_dicom_pixels, join_decoded_frames
 from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
-from camscope.images.scans.dicom_slice_positions import SlicePlane, read_plane, stack_planes
+from camscope.images.scans.dicom_slice_positions import SlicePlane, read_plane_and_flags, stack_planes
 from camscope.images.scans.scan import BURNED_IN_FLAGS, Scan, check_voxel_count
 from camscope.plurals import plural
 from camscope.safe_files import open_regular_file
@@ -105,7 +105,7 @@ def _is_dicom_file(path: Path) -> bool:
 def _read_slice_header(path: Path, name: str) -> SliceHeader:
     dataset, _ = load_dicom_dataset(path, name, with_pixels=False)
     layout = read_pixel_layout(dataset, name)
-    plane, _ = read_plane(read_functional_groups(dataset, [0])[0])
+    plane, _ = read_plane_and_flags(read_functional_groups(dataset, [0])[0])
     series, instance = (str(dataset.get(key, "")) for key in ("SeriesInstanceUID", "SOPInstanceUID"))
     modality = read_code(dataset, "Modality", MODALITIES)
     return SliceHeader(path, series, instance, modality, layout, plane, has_burned_in_text(dataset))

@@ -58,7 +58,7 @@ class SlicePlane:
         return bool(has_same_directions and np.allclose(self.spacing, other.spacing, rtol=DIRECTION_TOLERANCE))
 
 
-def read_plane(functional_groups: "list[Dataset]") -> tuple[SlicePlane | None, tuple[str, ...]]:
+def read_plane_and_flags(functional_groups: "list[Dataset]") -> tuple[SlicePlane | None, tuple[str, ...]]:
     """Return the plane of one frame, or None if the file has no position for the frame, and warnings."""
     position = read_first_numbers(functional_groups, "PlanePositionSequence", "ImagePositionPatient", 3)
     directions = read_first_numbers(functional_groups, "PlaneOrientationSequence", "ImageOrientationPatient", 6)

@@ -51,14 +51,14 @@ class MonaiPreprocess:
             is_monai_object(step) and not any(word in type(step).__name__ for word in NON_AFFINE_TRANSFORMS)
             for step in steps
         )
-        placement, affine = read_tensor_placement(result) if is_affine_known else (None, None)
+        placement, affine = read_placement_and_affine(result) if is_affine_known else (None, None)
         return strip_metadata(result), placement, affine
 
     def __repr__(self) -> str:
         return f"MonaiPreprocess({', '.join(type(step).__name__ for step in _flatten_transforms(self.transform))})"
 
 
-def read_tensor_placement(tensor: Any) -> tuple[Placement | None, Affine | None]:
+def read_placement_and_affine(tensor: Any) -> tuple[Placement | None, Affine | None]:
     """Return the placement of a MONAI tensor (C,*S) on its original image, and the affine of that image.
 
     Returns (None, None) if an affine matrix before or after the transforms is unknown.

@@ -74,7 +74,7 @@ def _detect_version(head: bytes) -> int | None:
 def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
     header, length = _read_header(stream, name)
     dtype, is_color = _parse_dtype(header, name)
-    shape, volumes = _parse_shape(header, volume_index, name)
+    shape, volumes = _parse_shape_and_volume_count(header, volume_index, name)
     check_voxel_count((*shape, 3) if is_color else shape, name)
     count = math.prod(shape)
     voxel_offset = max(int(header["vox_offset"]), length)
@@ -134,7 +134,7 @@ def _parse_dtype(header: Any, name: str) -> tuple[np.dtype[Any], bool]:
     return dtype, False
 
 
-def _parse_shape(header: Any, volume_index: int | None, name: str) -> tuple[tuple[int, ...], int]:
+def _parse_shape_and_volume_count(header: Any, volume_index: int | None, name: str) -> tuple[tuple[int, ...], int]:
     """Return the shape of one volume, (I,J,K) or (I,J), and the number of volumes."""
     rank = int(header["dim"][0])
     sides = [int(side) for side in header["dim"][1 : rank + 1]] if 1 <= rank <= 7 else []
