@@ -1,4 +1,4 @@
-"""Read mask files into label images: one integer label per pixel or voxel."""
+"""Read mask files as label images, with one integer label for each pixel or voxel."""
 
 from io import BytesIO
 from pathlib import Path
@@ -27,8 +27,8 @@ class SegmentationObjectError(ImageError):
 def read_label_image(source: str | Path | bytes, *, is_volume: bool = False) -> LabelImage:
     """Read the labels (H,W) or (D,H,W) of a mask file. In a color image, each color is a label.
 
-    `is_volume`: whether the pages of a TIFF are slices. Gray images of 16 bits and more are read as stored: scaled to
-    8 bits, small labels would become 0. Raises ImageError for a file that cannot be read.
+    If `is_volume` is true, the pages of a TIFF are slices. Gray images of 16 bits and more are not scaled to 8 bits, since
+    small labels would become 0. Raises ImageError for a file that cannot be read.
     """
     if is_volume or is_scan(source):
         scan = read_mask_scan(source)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,9 +40,9 @@ EXPECTED_IMAGE = (
 
 @dataclass(frozen=True, eq=False)
 class Photo:
-    """An image as a viewer shows it: `pixels` (H,W,3) uint8 RGB, upright, in newly allocated memory.
+    """An image as a viewer shows it: upright `pixels` (H,W,3) uint8 RGB, in newly allocated memory.
 
-    `name` is for captions and messages. `flags` list what is odd about the file (see `find_file_warnings`).
+    `name` is for captions and messages. `flags` holds warnings about the file (see `find_file_warnings`).
     """
 
     pixels: Pixels
@@ -53,8 +53,8 @@ class Photo:
 def read_photo(source: object, *, max_pixels: int = MAX_PIXELS) -> Photo:
     """Read an image into pixels (H,W,3) uint8 RGB.
 
-    EXIF orientation is applied, transparency is composed over white, and 16-bit gray is scaled from 0..65535 to 0..255.
-    Of an animation or a stack the first frame is read.
+    EXIF orientation is applied. Transparent pixels are drawn over white. 16-bit gray is scaled from 0..65535 to 0..255. The
+    first frame of an animation or a stack is read.
 
     Args:
         source: A path, the bytes of a file, a PIL image, a uint8 array (H,W,3) or (H,W), or a uint8 tensor (C,H,W).
@@ -104,11 +104,18 @@ def _read_photo_file(path: Path, max_pixels: int) -> Photo:
             return Photo(pixels, path.name, flags)
 
 
-def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> tuple[Pixels, Size]:
-    """Decode an image file at a reduced size, which is faster. Return the pixels (h,w,3) and the full size (H,W).
+class ReducedPhoto(NamedTuple):
+    """The pixels (h,w,3) of an image that may be decoded at a reduced size, and its full size (H,W)."""
 
-    `required_size` maps the full size to the smallest size needed. A JPEG of at least twice that size is decoded at a
-    half, a quarter or an eighth. All other formats are decoded at full size.
+    pixels: Pixels
+    full_size: Size
+
+
+def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> ReducedPhoto:
+    """Decode an image file at a reduced size, if its format allows it. This is faster.
+
+    `required_size` maps the full size to the smallest size that is needed. A JPEG of at least twice that size is decoded
+    at a half, a quarter or an eighth. All other formats are decoded at full size.
     """
     with _open_image_bytes(data) as image:
         _check_pixel_count(image.size, "the file", MAX_PIXELS)
@@ -118,11 +125,11 @@ def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> tu
         image.draft(None, (height, width) if is_transposed else (width, height))
         is_reduced = image.size != stored_size
         pixels = _decode_pixels(image, "the file", MAX_PIXELS)
-        return pixels, size if is_reduced else pixels.shape[:2]
+        return ReducedPhoto(pixels, size if is_reduced else pixels.shape[:2])
 
 
 def find_file_warnings(data: bytes, name: str) -> tuple[str, ...]:
-    """Return warnings about an image file: a suffix of another format, or several frames of which only the first is read."""
+    """Return warnings if an image file has the suffix of another format, or has frames that are not read."""
     from PIL import Image
 
     suffix = Path(name).suffix.lower()
@@ -133,7 +140,7 @@ def find_file_warnings(data: bytes, name: str) -> tuple[str, ...]:
 
 
 def _find_image_warnings(image: "Image", file_suffix: str) -> tuple[str, ...]:
-    """Return the warnings of `find_file_warnings` for an image that is already open."""
+    """Return warnings about an open image, as `find_file_warnings` does for a file."""
     from PIL import Image
 
     format_name = "JPEG" if image.format == "MPO" else str(image.format)
@@ -209,9 +216,10 @@ def _decode_pixels(image: "Image", name: str, max_pixels: int) -> Pixels:
 
 
 def _decode_jpeg_strictly(image: "Image", name: str, max_pixels: int) -> Pixels | None:
-    """Decode a JPEG file that is open and not yet loaded. Return None if Pillow must decode it: other colors, other formats.
+    """Decode an open JPEG file. Raise ImageError for damage that Pillow does not report.
 
-    The pixels are those of Pillow, which uses the same library. Raise ImageError for damage that Pillow does not report.
+    Return None if Pillow must decode the image, since it has other colors or another format. The pixels equal those of
+    Pillow, which uses the same library.
     """
     from PIL import Image, ImageOps
 
@@ -248,7 +256,7 @@ def _decode_jpeg_strictly(image: "Image", name: str, max_pixels: int) -> Pixels 
 
 
 def _convert_to_rgb_pixels(image: "Image") -> Pixels:
-    """Convert an image to pixels (H,W,3), a few rows at a time to save memory."""
+    """Convert an image to pixels (H,W,3) in strips of a few rows, which saves memory."""
     rows = max(1, MAX_PIXELS_PER_STRIP // image.width)
     if image.height <= rows:
         return np.array(_compose_over_white(image))

@@ -1,4 +1,4 @@
-"""Convert preprocessing configurations of torchvision, timm and Hugging Face to arguments of `Preprocess`."""
+"""Convert preprocessing configurations of torchvision, timm and Hugging Face to the arguments of `Preprocess`."""
 
 import math
 from collections.abc import Mapping
@@ -112,7 +112,7 @@ def _convert_huggingface_geometry(config: Mapping[str, Any], family: str, roundi
 def _convert_convnext_geometry(
     config: Mapping[str, Any], size: int | tuple[int, int], crop_pct: float | None
 ) -> PreprocessFields:
-    """Return ConvNeXT's resize and crop. Images of 384 pixels or more are stretched and not cropped."""
+    """Return the resize and crop of ConvNeXT. Sizes of 384 pixels or more stretch the image without a crop."""
     if not isinstance(size, int):
         raise _build_unsupported_error("size", config, 'ConvNeXT needs {"shortest_edge": ...}')
     if size >= 384:
@@ -131,7 +131,7 @@ def _convert_huggingface_normalization(config: Mapping[str, Any]) -> PreprocessF
 
 
 def _parse_size(config: Mapping[str, Any], key: str, is_shorter_side: bool) -> int | tuple[int, int]:
-    """Read a size from a configuration: an int for the shorter side, or (height, width)."""
+    """Read a size from a configuration. Return an int for the shorter side, or (height, width)."""
     size = _get_required_value(config, key, "image processor")
     if isinstance(size, int):
         return size if is_shorter_side else (size, size)
@@ -146,7 +146,7 @@ def _parse_size(config: Mapping[str, Any], key: str, is_shorter_side: bool) -> i
 
 
 def _find_margin_rounding(processor: object, processor_name: str) -> str:
-    """Return how the processor rounds half of an odd crop margin: toward "zero" (torchvision) or "down" (PIL)."""
+    """Return how a processor rounds half of an odd crop margin: "zero" (towards 0, torchvision) or "down" (PIL)."""
     if isinstance(processor, Mapping):
         return "down" if processor_name.endswith("Pil") else "zero"
     backend = getattr(processor, "backend", "torchvision" if type(processor).__name__.endswith("Fast") else "pil")

@@ -126,7 +126,7 @@ class Lung:
 class Chest:
     """A chest without findings: its attenuation (H,W), which includes the vessels (H,W) and the heart (H,W)."""
 
-    plane: BodyCoordinates
+    body: BodyCoordinates
     attenuation: FloatImage
     vessels: FloatImage
     heart: FloatImage

@@ -1,4 +1,4 @@
-"""Keep patient data out of names, errors and logs."""
+"""Keep patient data out of names, errors and logs: pseudonyms of files, redacted errors, suppressed library output."""
 
 import functools
 import hashlib
@@ -26,8 +26,8 @@ MAX_KEY_BYTES = 2**16
 def pseudonymize_source(source: Source | Sequence[Source]) -> str:
     """Return a pseudonym for a source: `scan-` and 8 hex digits of a keyed hash (HMAC-SHA256).
 
-    The absolute path is hashed, or the bytes. Several sources are hashed together. The result is stable for one key.
-    Without the key and the files it reveals nothing.
+    The absolute path or the bytes are hashed. Several sources give one pseudonym. Equal sources and keys give equal
+    pseudonyms. Without the key and the files a pseudonym reveals nothing.
     """
     parts = [source] if isinstance(source, str | Path | bytes) else list(source)
     digest = hmac.new(load_pseudonym_key(), digestmod=hashlib.sha256)
@@ -47,8 +47,7 @@ def _encode_path(path: str) -> bytes:
 def load_pseudonym_key() -> bytes:
     """Return the key for pseudonyms: the environment variable CAMSCOPE_KEY or the file ~/.config/camscope/key.
 
-    The file is created on first use.
-    Without a writable home folder the key is random and lasts as long as the process.
+    The file is created on first use. If the home folder is not writable, the key is random and lasts as long as the process.
     """
     if key := os.environ.get("CAMSCOPE_KEY"):
         return os.fsencode(key)
@@ -89,8 +88,8 @@ def _get_process_key() -> bytes:
 def redact_errors(name: str) -> Iterator[None]:
     """Replace any error raised in the `with` block by an ImageError without the original text.
 
-    The original text may quote a patient's name or a path. The new error has the scan's pseudonym and the kind of
-    failure. Library output is suppressed meanwhile.
+    The original text may quote a patient's name or a path. The new error states the pseudonym of the scan and the kind of
+    failure. Inside the block, the output of libraries is suppressed.
     """
     try:
         with suppress_library_output():
@@ -110,7 +109,7 @@ def redact_errors(name: str) -> Iterator[None]:
 
 
 def redact_error_message(error: BaseException) -> str:
-    """Return an error's message without the text of its causes, which may contain patient data."""
+    """Return the message of an error. Text of its causes is removed, as it may contain patient data."""
     text, cause = str(error), error.__cause__
     while cause is not None:
         if str(cause):
@@ -154,10 +153,10 @@ _loggers_to_restore: set[str] = set()
 
 @contextmanager
 def ignore_warnings(module_pattern: str | None = None, message_pattern: str | None = None) -> Iterator[None]:
-    """Hide warnings of the current thread in the `with` block whose module or message matches a pattern.
+    """Hide warnings of the current thread inside the `with` block if their module or message matches a pattern.
 
-    `warnings.catch_warnings` would reset at each use which warnings Python has shown, and would affect other threads.
-    The two filters here are installed once and match nothing outside the `with` block.
+    `warnings.catch_warnings` is not used: it forgets which warnings were already shown, and it affects other threads.
+    The two filters here are installed once. They match nothing outside the `with` block.
     """
     with _silence_lock:
         for warning_filter in {_MODULE_FILTER, _MESSAGE_FILTER}.difference(warnings.filters):
@@ -173,9 +172,9 @@ def ignore_warnings(module_pattern: str | None = None, message_pattern: str | No
 
 @contextmanager
 def suppress_library_output() -> Iterator[None]:
-    """Suppress the warnings and log messages of image libraries in the `with` block.
+    """Suppress the warnings and log messages of image libraries inside the `with` block.
 
-    Warnings are suppressed in the current thread, log messages in all threads.
+    Warnings are suppressed only in the current thread, log messages in all threads.
     """
     global _n_active_scopes
     with _silence_lock:

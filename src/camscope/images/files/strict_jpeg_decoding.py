@@ -1,9 +1,9 @@
-"""Decode JPEG data with libjpeg-turbo, whose warnings about damage Pillow and OpenCV do not pass on.
+"""Decode JPEG data strictly: warnings of libjpeg-turbo about damage, which Pillow and OpenCV drop, become errors.
 
-A JPEG has no checksum. libjpeg-turbo fills missing pixels with gray and warns: data that ends early, codes that do not
-exist, restart markers out of order, more data than pixels. Here such a warning is an error. A progressive
-JPEG that lacks a scan gives no warning, so the headers of its scans are read. Damage that decodes to the right
-number of pixels gives no warning: a changed bit in most cases, and a few lost or changed bytes in some.
+A JPEG has no checksum. If data ends early or codes do not exist, libjpeg-turbo fills pixels with gray and warns. It also
+warns of restart markers out of order and of more data than pixels. It does not warn of a progressive JPEG that lacks a
+scan, so the headers of its scans are read. Damage that decodes to the right number of pixels is not noticed. This is
+so for most changed bits, and for some lost or changed bytes.
 """
 
 import re
@@ -24,11 +24,13 @@ END_PADDING_PATTERN = re.compile(r"Corrupt JPEG data: (\d+) extraneous bytes bef
 
 
 class DamagedJPEGError(ValueError):
-    """JPEG data that libjpeg-turbo decodes only with a warning about damage. The message is the warning."""
+    """Raised for JPEG data that libjpeg-turbo decodes with a warning about damage. The message is the warning."""
 
 
 def decode_jpeg(data: bytes, *, is_gray: bool = False, reduced_size: tuple[int, int] | None = None) -> Pixels:
-    """Decode JPEG data to pixels (H,W,3) in RGB or (H,W,1) in gray, or at a half, a quarter or an eighth to the size (h,w).
+    """Decode JPEG data to pixels (H,W,3) in RGB or (H,W,1) in gray.
+
+    If `reduced_size` (h,w) is passed, the image is decoded at a half, a quarter or an eighth, but not below that size.
 
     Raises:
         DamagedJPEGError: The data is damaged.
@@ -40,9 +42,9 @@ def decode_jpeg(data: bytes, *, is_gray: bool = False, reduced_size: tuple[int, 
 
 
 def find_jpeg_damage(data: bytes) -> str:
-    """Return what is damaged in JPEG data, or an empty string. The cost is about a third of that of the pixels.
+    """Return what is damaged in JPEG data, or "" if no damage is found. This takes about a third of the decoding time.
 
-    Data that libjpeg-turbo cannot decode at all, such as one with 12 bits or lossless, gives an empty string.
+    Data that libjpeg-turbo cannot decode at all, such as 12-bit or lossless JPEG, gives "".
     """
     try:
         _decode_strictly(data, colorspace="GRAY", min_height=1, min_width=1)  # an eighth of the size
@@ -54,7 +56,7 @@ def find_jpeg_damage(data: bytes) -> str:
 
 
 def is_scan_missing(data: bytes) -> bool:
-    """Return whether a progressive JPEG lacks a scan: not all bits of all coefficients of its components are there."""
+    """Return whether a progressive JPEG lacks a scan, so that some bits of its coefficients are missing."""
     missing_bits: dict[int, list[int]] = {}  # of each coefficient, by component
     position = len(START_OF_IMAGE)
     while (match := MARKER_PATTERN.search(data, position)) is not None:

@@ -1,9 +1,9 @@
-"""Read one DICOM file into a scan. The file is not trusted."""
+"""Read one DICOM file as a scan. The file is not trusted: limits guard against malicious content."""
 
 import io
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from camscope.errors import ImageError
 from camscope.images.files.image_file_access import MAX_FILE_BYTES, list_source_paths, open_source, selected_source
@@ -44,18 +44,23 @@ def has_dicom_signature(head: bytes) -> bool:
     return head[128:132] == b"DICM"
 
 
-def load_dicom_dataset(
-    source: Path | bytes, name: str, *, with_pixels: bool = True
-) -> "tuple[Dataset, tuple[str, ...]]":
-    """Load a DICOM data set, and return it with warnings about the file.
+class LoadedDataset(NamedTuple):
+    """A DICOM data set, and warnings about its file."""
 
-    Without `with_pixels`, long elements such as the pixels are not loaded. Call it inside `redact_errors`.
+    dataset: "Dataset"
+    flags: tuple[str, ...]
+
+
+def load_dicom_dataset(source: Path | bytes, name: str, *, with_pixels: bool = True) -> LoadedDataset:
+    """Load a DICOM data set. Call it inside `redact_errors`.
+
+    If `with_pixels` is false, pixels and other long elements are not loaded.
     """
     with open_source(source, name) as file:
         head = file.read(132)
         file.seek(0)
         if has_dicom_signature(head):
-            return _parse_dataset(file, name, with_pixels), ()
+            return LoadedDataset(_parse_dataset(file, name, with_pixels), ())
         if head[:2] not in BARE_FILE_PREFIXES:
             raise ImageError(f"{name}: this is not a DICOM file: 'DICM' is not at byte 128")
         dataset, flag = _parse_dataset(file, name, with_pixels), "no DICOM preamble: the transfer syntax is a guess"
@@ -63,7 +68,7 @@ def load_dicom_dataset(
             raise ImageError(
                 f"{name}: this is not a DICOM file: 'DICM' is not at byte 128, and there is no DICOM element"
             )
-        return dataset, (flag,)
+        return LoadedDataset(dataset, (flag,))
 
 
 def _parse_dataset(file: BinaryIO, name: str, with_pixels: bool) -> "Dataset":
@@ -105,7 +110,7 @@ def _is_after_meta_group(tag: "BaseTag", vr: str | None, length: int) -> bool:
 
 
 def _set_missing_syntax(dataset: "Dataset") -> None:
-    """Set the transfer syntax of a data set, if missing, to the encoding that pydicom detected."""
+    """Set a missing transfer syntax of a data set to the encoding that pydicom detected."""
     from pydicom.dataset import FileMetaDataset
     from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
 
@@ -118,10 +123,10 @@ def _set_missing_syntax(dataset: "Dataset") -> None:
 
 
 def read_dicom(source: str | Path | bytes, *, frame: int | None = None) -> Scan:
-    """Read a DICOM file into a scan: (H,W) for one frame, (D,H,W) for several frames.
+    """Read a DICOM file as a scan: (H,W) for one frame, (D,H,W) for several frames.
 
-    `source.dcm#3` or `frame=3` selects one frame, counted from 0. Values are those after the modality LUT or rescale, such
-    as HU, and MONOCHROME1 is inverted. Frames with positions are sorted by position. Others keep the order of the file.
+    `source.dcm#3` or `frame=3` selects one frame, counted from 0. The modality LUT or rescale is applied, which gives values
+    such as HU. MONOCHROME1 is inverted. Frames with positions are sorted by position. Others keep the order of the file.
     """
     require_pydicom()
     with selected_source(source, frame, "frame") as (path, name, frame):
@@ -168,20 +173,26 @@ def build_scan(
     )
 
 
-def _locate_frames(
-    dataset: "Dataset", layout: PixelLayout, frame_indices: list[int], name: str
-) -> tuple[SliceStack | None, tuple[float, float] | None, tuple[str, ...]]:
-    """Return the spatial order of the selected frames or None, the pixel spacing or None, and warnings."""
+class FramePositions(NamedTuple):
+    """The frames in spatial order, the pixel spacing in mm, and warnings. Order and spacing are None if unknown."""
+
+    stack: SliceStack | None
+    pixel_spacing: tuple[float, float] | None
+    flags: tuple[str, ...]
+
+
+def _locate_frames(dataset: "Dataset", layout: PixelLayout, frame_indices: list[int], name: str) -> FramePositions:
+    """Read the positions of the selected frames, and sort the frames by position."""
     groups = read_functional_groups(dataset, frame_indices)
     plane_results = [read_plane_and_flags(group) for group in groups]
     planes, flags = [plane for plane, _ in plane_results if plane], plane_results[0][1]
     pixel_spacing = read_pixel_spacing(groups[0])
     if len(planes) < len(frame_indices):
-        return None, pixel_spacing, flags
+        return FramePositions(None, pixel_spacing, flags)
     if layout.n_frames > 1 and "PerFrameFunctionalGroupsSequence" not in dataset:
         offset_planes = read_offset_planes(dataset, layout.n_frames, planes[0])
         if offset_planes is None:
-            return None, pixel_spacing, (*flags, "no place: the frames share one position")
+            return FramePositions(None, pixel_spacing, (*flags, "no place: the frames share one position"))
         planes = [offset_planes[index] for index in frame_indices]
     if not all(plane.is_parallel(planes[0]) for plane in planes):
         fix = f"choose one: file#0 .. file#{layout.n_frames - 1}"
@@ -190,5 +201,5 @@ def _locate_frames(
     if stack.coincident_pairs:
         first, second = (frame_indices[index] for index in stack.coincident_pairs[0])
         reason = f"no place: frames {first} and {second} lie at the same one; all are in the file's order"
-        return None, pixel_spacing, (*flags, reason)
-    return stack, pixel_spacing, flags
+        return FramePositions(None, pixel_spacing, (*flags, reason))
+    return FramePositions(stack, pixel_spacing, flags)

@@ -1,6 +1,6 @@
 """Read a folder of DICOM slices as one volume.
 
-Headers decide which files belong together. Slices are sorted by position, never by file name or instance number.
+The headers tell which files belong together. Slices are sorted by position, never by file name or instance number.
 """
 
 import hashlib
@@ -42,14 +42,14 @@ class SliceHeader:
 
     @property
     def group_key(self) -> tuple[Any, ...]:
-        """The shape, modality and series, which are the same for all files of one volume."""
+        """The shape, modality and series. All files of one volume have the same key."""
         layout = self.layout
         shape = layout.rows, layout.columns, layout.n_frames, layout.samples_per_pixel
         return *shape, self.modality, self.series_uid
 
     @property
     def sort_key(self) -> tuple[Any, ...]:
-        """A key for sorting slices that ignores file names and instance numbers."""
+        """A key by which slices are sorted. It does not depend on file names or instance numbers."""
         place = () if self.plane is None else tuple(self.plane.position.tolist())
         return self.group_key, len(place), place, self.instance_uid
 
@@ -60,7 +60,7 @@ class SliceHeader:
 
 
 def _list_series_files(source: Path | list[Path], name: str) -> list[Path]:
-    """List the files of a folder, without its subfolders. Return a list of files unchanged."""
+    """List the files of a folder but not of its subfolders. Return a list of files unchanged."""
     if isinstance(source, list):
         return source
     if not source.is_dir():
@@ -75,7 +75,7 @@ def _list_series_files(source: Path | list[Path], name: str) -> list[Path]:
 
 
 def _read_slice_headers(files: Sequence[Path], name: str) -> tuple[list[SliceHeader], tuple[str, ...]]:
-    """Read the headers of all DICOM images among the files, and count the other files in warnings."""
+    """Read the headers of all DICOM images among the files. Return them with warnings that count the other files."""
     slices, n_not_dicom, n_damaged = [], 0, 0
     for path in files:
         try:
@@ -129,7 +129,7 @@ def _has_same_orientation(first: SlicePlane | None, second: SlicePlane | None) -
 
 
 def _select_series(groups: list[list[SliceHeader]], series: int | None, name: str) -> list[SliceHeader]:
-    """Return the series with the selected index. Raise ImageError if there are several and none is selected."""
+    """Return the series with the index `series`. Raise ImageError if none of several series is selected."""
     series_list = "; ".join(
         f"{index}: {plural(len(group), 'slice')} {group[0]}" for index, group in enumerate(groups[:20])
     )
@@ -151,11 +151,11 @@ def _select_series(groups: list[list[SliceHeader]], series: int | None, name: st
 
 
 def read_series(source: str | Path | Iterable[str | Path], *, series: int | None = None) -> Scan:
-    """Read the DICOM files of one series into a volume (D,H,W) with an `affine`.
+    """Read the DICOM files of one series as a volume (D,H,W) with an `affine`.
 
-    `source` is a folder or a list of files. A folder of several series is rejected with a list of them, and `folder#1` or
-    `series=1` selects one, counted from 0 in that list. Slices of different orientations and different slices at one
-    position are rejected. Gaps are flagged in mm. Files that are not DICOM images are left out and counted in a flag.
+    `source` is a folder or a list of files. If a folder holds several series, the error lists them. `folder#1` or
+    `series=1` selects one, counted from 0. Slices with different orientations are rejected, as are two slices at one
+    position. Gaps between slices are flagged. Files that are not DICOM images are skipped and counted in a flag.
     """
     files = source if isinstance(source, str | Path) else sorted(map(Path, source))
     require_pydicom()

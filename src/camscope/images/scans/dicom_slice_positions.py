@@ -22,7 +22,7 @@ MAX_SPACING_DEVIATION = 0.02  # share of the median distance
 
 @dataclass(frozen=True, eq=False)
 class SlicePlane:
-    """The plane of one slice: position of the first pixel, directions of rows and columns, and spacing in mm."""
+    """The position of one slice in space: its first pixel, the directions of rows and columns, and the spacing in mm."""
 
     position: Floats
     row_cosines: Floats
@@ -43,7 +43,8 @@ class SlicePlane:
     def build_affine(self, slice_step: Floats | None = None) -> Floats:
         """Return the affine matrix (4,4) from array indices (d,row,column) to RAS+ coordinates in mm.
 
-        `slice_step` is the offset of one slice to the next in mm. Default: the thickness along the normal, or 1 mm.
+        `slice_step` is the offset from one slice to the next in mm. By default it is the thickness along the normal, or
+        1 mm.
         """
         matrix = np.eye(4)
         matrix[:3, 0] = self.normal * (self.thickness or 1.0) if slice_step is None else slice_step
@@ -59,7 +60,7 @@ class SlicePlane:
 
 
 def read_plane_and_flags(functional_groups: "list[Dataset]") -> tuple[SlicePlane | None, tuple[str, ...]]:
-    """Return the plane of one frame, or None if the file has no position for the frame, and warnings."""
+    """Read the plane of one frame. Return it with warnings. The plane is None if the file has no position for the frame."""
     position = read_first_numbers(functional_groups, "PlanePositionSequence", "ImagePositionPatient", 3)
     directions = read_first_numbers(functional_groups, "PlaneOrientationSequence", "ImageOrientationPatient", 6)
     spacing = read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, "PixelSpacing", 2)
@@ -79,7 +80,7 @@ def read_plane_and_flags(functional_groups: "list[Dataset]") -> tuple[SlicePlane
 
 
 def read_pixel_spacing(functional_groups: "list[Dataset]") -> tuple[float, float] | None:
-    """Return the distances in mm between rows and between columns, or None if the file has none."""
+    """Read the distances in mm between rows and between columns. Return None if the file has none."""
     for keyword in ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing"):
         spacing = read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, keyword, 2)
         if spacing and _is_plausible((), spacing):
@@ -94,7 +95,7 @@ def _is_plausible(position: Sequence[float], spacing: Sequence[float]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class SliceStack:
-    """Slices in spatial order: `order` of the planes, `affine` (4,4) and `flags`.
+    """Slices in spatial order: the `order` of their planes, the `affine` (4,4) of the volume, and warnings.
 
     `coincident_pairs` lists pairs of slices at one position. If there are any, the slices form no volume.
     """
@@ -106,7 +107,7 @@ class SliceStack:
 
 
 def stack_planes(planes: Sequence[SlicePlane]) -> SliceStack:
-    """Sort parallel planes by position along their normal. The result contains warnings about irregular distances."""
+    """Sort parallel planes by position along their normal, and warn about irregular distances between them."""
     first = planes[0]
     positions = np.array([plane.position for plane in planes])
     along = positions @ first.normal
@@ -168,7 +169,7 @@ def _describe_irregularities(
 
 
 def read_offset_planes(dataset: "Dataset", n_frames: int, first_plane: SlicePlane) -> list[SlicePlane] | None:
-    """Return the planes of all frames of a radiotherapy dose grid, or None if the file has no frame offsets."""
+    """Return the planes of all frames of a radiotherapy dose grid. Return None if the file has no frame offsets."""
     offsets = read_numbers(dataset, "GridFrameOffsetVector", n_frames)
     if offsets is None or n_frames < 2:
         return None

@@ -1,13 +1,13 @@
 """Read NIfTI files (versions 1 and 2), with the same voxels and affine as nibabel.
 
-The axes are those of the file: i, j, k. Voxels are not read by nibabel's array proxy, which allocates what a header
-declares. A file of 1 kB whose header declares 1 GiB costs 1 GiB (2 GiB if compressed) with the proxy, and 16 MiB here.
+The axes are those of the file: i, j, k. nibabel's array proxy is not used, since it allocates what a header declares. With
+the proxy, a file of 1 kB whose header declares 1 GiB costs 1 GiB (2 GiB if compressed). Here it costs 16 MiB.
 """
 
 import math
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,11 +39,11 @@ RGB_DTYPE = np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")])
 
 
 def read_nifti(source: str | Path | bytes, *, volume: int | None = None) -> Scan:
-    """Read a NIfTI file into a scan (I,J,K) float32. The order of the axes is not changed.
+    """Read a NIfTI file as a scan (I,J,K) float32. The order of the axes stays that of the file.
 
     Values are scaled by scl_slope and scl_inter. RGB24 is read as color. `file.nii.gz#2` or `volume=2` selects one volume of
-    a 4-D file, counted from 0. Without a selection a 4-D file is rejected. `affine` is the sform if its code is set,
-    otherwise the qform, otherwise None.
+    a 4-D file, counted from 0. A 4-D file without a selection is rejected. The `affine` is the sform. If its code is not
+    set, it is the qform, or None if both codes are not set.
     """
     require("nibabel", extra="medical")
     with (
@@ -102,7 +102,7 @@ def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sour
 
 
 def _read_header(stream: BinaryIO, name: str) -> tuple[Any, int]:
-    """Read the header of a NIfTI stream. Return nibabel's header object and the header's length in bytes."""
+    """Read the header of a NIfTI stream. Return it as nibabel's header object, with its length in bytes."""
     from nibabel.nifti1 import Nifti1Header
     from nibabel.nifti2 import Nifti2Header
 
@@ -155,7 +155,7 @@ def _parse_shape_and_volume_count(header: Any, volume_index: int | None, name: s
 
 
 def _apply_scaling(header: Any, stored: Array) -> tuple[Array, tuple[str, ...]]:
-    """Scale the stored voxels by the header's slope and intercept. Return the values and a description.
+    """Scale the stored voxels by the header's slope and intercept. Return the values and a description of this step.
 
     Colors are not scaled. As NIfTI defines, a slope of 0 or NaN means no scaling.
     """
@@ -169,8 +169,17 @@ def _apply_scaling(header: Any, stored: Array) -> tuple[Array, tuple[str, ...]]:
     return scaled, (f"rescale: slope {slope:.10g}, intercept {intercept:.10g}",)
 
 
-def _parse_geometry(header: Any, n_axes: int) -> tuple[Array | None, tuple[float, ...] | None, str, tuple[str, ...]]:
-    """Return the affine or None, the voxel spacing or None, a description of their source, and warnings."""
+class NiftiGeometry(NamedTuple):
+    """The affine and the voxel spacing in mm (None if unknown), a description of their origin, and warnings."""
+
+    affine: Array | None
+    pixel_spacing: tuple[float, ...] | None
+    step: str
+    flags: tuple[str, ...]
+
+
+def _parse_geometry(header: Any, n_axes: int) -> NiftiGeometry:
+    """Read the affine and the voxel spacing from a NIfTI header, in millimeters."""
     codes = {"sform": int(header["sform_code"]), "qform": int(header["qform_code"])}
     declared_codes = f"sform code {codes['sform']}, qform code {codes['qform']}"
     units = {1: (1000.0, "; meters converted to mm"), 3: (1e-3, "; micrometers converted to mm")}
@@ -188,13 +197,13 @@ def _parse_geometry(header: Any, n_axes: int) -> tuple[Array | None, tuple[float
         if np.isfinite(affine).all() and abs(affine).max() < 1e9 and abs(np.linalg.det(affine[:3, :3])) > 1e-12:
             # in a 2-D file the first index is always 0; the second and third are i and j
             world_affine = affine if n_axes == 3 else affine[:, [2, 0, 1, 3]]
-            return world_affine, pixel_spacing, f"place: the {kind} ({declared_codes})", ()
+            return NiftiGeometry(world_affine, pixel_spacing, f"place: the {kind} ({declared_codes})", ())
         flag = f"no place: the {kind} is not an invertible matrix"
-    return None, pixel_spacing, f"place: none ({declared_codes})", (flag,)
+    return NiftiGeometry(None, pixel_spacing, f"place: none ({declared_codes})", (flag,))
 
 
 def read_nifti_header(source: Path | bytes) -> Any:
-    """Read the header of a NIfTI file, as an unmodified nibabel header."""
+    """Read the header of a NIfTI file. Return it as nibabel's header object, unmodified."""
     name = pseudonymize_source(source)
     with redact_errors(name), open_source(source, name) as file, decompressed_stream(file) as stream:
         return _read_header(stream, name)[0]

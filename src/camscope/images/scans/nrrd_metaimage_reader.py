@@ -21,12 +21,11 @@ REFERENCE_HEAD_BYTES = 1 << 16  # of the header in which a reference to another 
 
 
 def read_itk(source: str | Path, *, volume: int | None = None) -> Scan:
-    """Read a .nrrd, .mha or .mhd file into a scan (D,H,W) float32.
+    """Read a .nrrd, .mha or .mhd file as a scan (D,H,W) float32.
 
-    The axes are in NumPy's order. The `affine` leads to RAS+, where ITK uses LPS.
-
-    `source.nrrd#2` or `volume=2` selects one volume of a 4-D file, counted from 0. Voxels in a separate file are read only
-    for an .mhd file, and only from the same folder.
+    The axes are in NumPy's order. The `affine` leads to RAS+ coordinates, not to the LPS coordinates of ITK.
+    `source.nrrd#2` or `volume=2` selects one volume of a 4-D file, counted from 0. Only an .mhd file may have its voxels
+    in a separate file, which must be in the same folder.
     """
     sitk = require("SimpleITK", extra="itk")
     with selected_source(source, volume, "volume") as (path, name, volume):
@@ -35,9 +34,9 @@ def read_itk(source: str | Path, *, volume: int | None = None) -> Scan:
 
 
 def _check_header(path: Path, name: str) -> None:
-    """Raise ImageError if the header refers to another file.
+    """Raise ImageError if a header refers to another file.
 
-    Only an .mhd file may refer to a voxel file, in the same folder.
+    Only an .mhd file may refer to a voxel file in the same folder.
     """
     with open_source(path, name) as file:
         head = file.read(REFERENCE_HEAD_BYTES)

@@ -1,4 +1,4 @@
-"""Read PNG and TIFF files into scans, with the stored numbers and without scaling to 8 bits."""
+"""Read PNG and TIFF files as scans. The stored numbers are not scaled to 8 bits."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,9 @@ GRAY_MODES = {"1", "L", "I;16", "I;16B", "I;16L", "I;16N", "I", "F"}
 
 
 def read_raster(source: str | Path | bytes, *, frame: int | None = None) -> Scan:
-    """Read a PNG or TIFF file into a scan: (H,W), or (D,H,W) for several pages.
+    """Read a PNG or TIFF file as a scan: (H,W), or (D,H,W) for several pages.
 
-    Gray values are float32, colors are RGB uint8.
-    `file.tif#2` or `frame=2` selects one page, counted from 0.
+    Gray values are float32, colors are RGB uint8. `file.tif#2` or `frame=2` selects one page, counted from 0.
     """
     from PIL import Image
 
