@@ -229,7 +229,7 @@ class ComparisonResult:
 
 @dataclass(frozen=True)
 class ExampleImage:
-    """An example image of size (H,W) with one overlay for each method. The mask (H,W) is None without ground truth."""
+    """An example image of size (H,W) with one overlay for each method. There is no mask (H,W) without ground truth."""
 
     caption: str
     image: PixelArray

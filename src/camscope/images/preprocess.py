@@ -375,7 +375,7 @@ def as_preprocess(value: object) -> Callable[[Any], Any]:
 
     Returns:
         A callable from pixels (H,W,3) uint8 to (tensor, placement). The placement of a custom callable is measured.
-        It is None if the callable is random or not affine.
+        A callable that is random or not affine has the placement None.
 
     Raises:
         PreprocessError: If the value describes no preprocessing.

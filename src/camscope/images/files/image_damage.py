@@ -129,7 +129,7 @@ def _check_tiff_strips(image: "Image", name: str) -> None:
 def _read_tiff_strips(
     file: Any, tags: Any, image_size: tuple[int, int]
 ) -> Iterator[tuple[bytes, tuple[int, int] | None]]:
-    """Yield the data of each strip or tile with its size (H,W). The size is None for color channels after the first."""
+    """Yield the data of each strip or tile with its size (H,W). Color channels after the first have the size None."""
     width, height = image_size
     strip, tile = (tags.get(ROWS_PER_STRIP_TAG) or height, width), (tags.get(TILE_LENGTH_TAG), tags.get(TILE_WIDTH_TAG))
     for (offsets, counts), (n_rows, n_columns) in zip(OFFSET_AND_COUNT_TAGS, (strip, tile), strict=True):

@@ -37,7 +37,7 @@ class SelectedSource(NamedTuple):
 
     source: Any
     pseudonym: str
-    index: int | None
+    selected_index: int | None
 
 
 @contextmanager

@@ -174,7 +174,7 @@ def build_scan(
 
 
 class FramePositions(NamedTuple):
-    """The frames in spatial order, the pixel spacing in mm, and warnings. Order and spacing are None if unknown."""
+    """The frames in spatial order (None if unknown), the pixel spacing in mm (None if unknown), and warnings."""
 
     stack: SliceStack | None
     pixel_spacing: tuple[float, float] | None

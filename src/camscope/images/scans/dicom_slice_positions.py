@@ -60,7 +60,7 @@ class SlicePlane:
 
 
 def read_plane_and_flags(functional_groups: "list[Dataset]") -> tuple[SlicePlane | None, tuple[str, ...]]:
-    """Read the plane of one frame. Return it with warnings. The plane is None if the file has no position for the frame."""
+    """Read the plane of one frame. Return it with warnings, or None with warnings if the file has no position."""
     position = read_first_numbers(functional_groups, "PlanePositionSequence", "ImagePositionPatient", 3)
     directions = read_first_numbers(functional_groups, "PlaneOrientationSequence", "ImageOrientationPatient", 6)
     spacing = read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, "PixelSpacing", 2)

@@ -28,7 +28,7 @@ def is_monai_object(value: object) -> bool:
 
 
 class MonaiInput(NamedTuple):
-    """A tensor (C,*S), its placement on the loaded image, and the affine of that image. Unknown ones are None."""
+    """A tensor (C,*S), its placement on the loaded image, and the affine of that image (None if unknown)."""
 
     tensor: Tensor
     placement: Placement | None
@@ -69,7 +69,7 @@ class MonaiPreprocess:
 def read_placement_and_affine(tensor: Any) -> tuple[Placement | None, Affine | None]:
     """Return the placement of a MONAI tensor (C,*S) on its original image, and the affine of that image.
 
-    Both are None if MONAI did not record an affine before or after the transforms.
+    Return (None, None) if MONAI did not record an affine before or after the transforms.
     """
     meta = getattr(tensor, "meta", {})
     if "original_affine" not in meta or "spatial_shape" not in meta:
