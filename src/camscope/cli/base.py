@@ -50,6 +50,7 @@ SINGLE_INPUT_ERRORS = (ImageError, NonFiniteError, GeometryError, OutputError, R
 MAX_ERROR_LENGTH, MIN_WIDTH_WITHOUT_TERMINAL = 600, 160
 REMEDY_WORDING = {  # fixes in terms of options; the errors themselves word them for Python
     Remedy.ALLOW_OVERWRITE: "pass --overwrite, or another folder",
+    Remedy.KEEP_CHUNK_SIZE: "to resume it omit --chunk; to replace it pass --overwrite",
     Remedy.LOAD_PLUGIN: "pass --plugin FILE.py, as for the run",
     Remedy.SET_CLASS_NAMES: "define CATEGORIES in the model's file, or pass an index",
     Remedy.SET_LAYER: "pass --layers NAME; to list them: camscope layers MODEL",
@@ -62,6 +63,7 @@ ASCII_REPLACEMENTS = {
     "−": "-", "→": "->", "←": "<-", "≤": "<=", "≥": ">=", "≈": "~", "∝": "~", "±": "+-", "°": " deg", "√": "sqrt",
     "∂": "d", "∇": "grad ", "∘": "*", "⁄": "/", "“": '"', "”": '"', "‘": "'", "’": "'", "│": "|",
 }  # fmt: skip
+FAILED_CONDITION = "status = 'failed'"
 ASCII_ERROR_HANDLER = "camscope-plain"
 LOSSY_ERROR_HANDLERS = ("replace", "ignore", "backslashreplace", "namereplace", "xmlcharrefreplace")  # never fail
 
@@ -280,9 +282,9 @@ def print_field(label: str, value: object, style: str = "") -> None:
     stdout_console().print(line, soft_wrap=True)
 
 
-def build_failed_rows_command(run_folder: str) -> str:
-    """Return the `camscope show` command that lists the failed rows of a run."""
-    return f"camscope show {run_folder} --where \"status = 'failed'\""
+def build_rows_command(run_folder: str, condition: str) -> str:
+    """Return the `camscope show` command that lists the rows of a run that meet a condition."""
+    return f'camscope show {run_folder} --where "{condition}"'
 
 
 def styled_text(*parts: tuple[str, str]) -> "Text":

@@ -322,6 +322,8 @@ RESULT_FIELDS: dict[str, dict[str, str]] = {
         "n_done_before": "images that an earlier start processed",
         "n_processed": "images that this start processed",
         "n_failures": "images without a map",
+        "n_flagged": "maps with a flag, with those of earlier starts",
+        "flags.*": "maps of each flag",
         **FAILURE_FIELDS,
     },
     "show": {

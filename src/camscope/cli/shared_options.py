@@ -130,7 +130,7 @@ SourceArgument = Annotated[
     str,
     argument(
         "SOURCE",
-        "A folder, a pattern in quotes, a .csv or .parquet manifest, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
+        "An image, a folder, a pattern in quotes, a .csv or .parquet manifest, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
     ),
 ]
 JsonOption = Annotated[
