@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -346,3 +347,9 @@ def test_a_segmentation_object_is_no_mask_and_the_way_out_is_named(segmentations
     assert done.exit_code == 1, done.output
     assert "segmentation object" in " ".join(done.output.split())
     assert "Traceback" not in done.output
+
+
+def test_many_categories_are_named_by_the_first_and_a_count(tmp_path):
+    names = tuple(f"animal {n}" for n in range(94))
+    some = replace(load_ground_truth(coco(tmp_path), [], tmp_path, "all"), categories=names)
+    assert str(some) == "animal 0, animal 1, animal 2, animal 3, animal 4 and 89 more of a COCO file"

@@ -16,6 +16,7 @@ from camscope.batch.query import open_map_parts, open_parts, read_rows
 from camscope.batch.result_rows import FAILED
 from camscope.errors import OutputError, Remedy, RunError
 from camscope.explanation import STATUS_OK
+from camscope.plurals import plural
 from camscope.safe_files import (
     FOLDER_BUSY_MESSAGE,
     FolderLock,
@@ -168,7 +169,7 @@ class RunStore:
         if differences.keys() == {"chunk_size"}:
             (old, new) = differences["chunk_size"]
             raise OutputError(
-                f"{self.folder} holds this run with {old} images per part file, not {new}",
+                f"{self.folder} holds this run with {plural(old, 'image')} per part file, not {new}",
                 fix=f"to resume it pass chunk_size={old} or leave it out; to replace it pass overwrite",
                 remedy=Remedy.KEEP_CHUNK_SIZE,
             )

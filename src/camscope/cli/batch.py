@@ -21,6 +21,7 @@ def run(
     output: Annotated[str, option("--output -o", "FOLDER", "Folder of the run.")] = "camscope-batch",
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    class_names: shared_options.ClassNamesOption = None,
     layer_names: shared_options.LayersOption = None,
     method_names: shared_options.MethodsOption = "gradcam",
     plugins: shared_options.PluginOption = None,
@@ -89,7 +90,8 @@ def run(
     parsed_targets = option_parsing.parse_targets(target, targets)
     chosen = option_parsing.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
     manifest = build_manifest(source, "" if allow_outside_root else root)
-    net = base.load_model_on_device(model, weights, device, context)
+    parsed_names = option_parsing.parse_class_names(class_names)
+    net = base.load_model_on_device(model, weights, device, context, parsed_names)
     explainers = chosen.build(net, preprocess, show_method_bars=False)
     with run_or_images.add_resume_hint_on_interrupt(output), progress.show_batch_progress() as on_progress:
         outcome = run_batch(
