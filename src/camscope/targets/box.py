@@ -59,9 +59,8 @@ class Box(Target):
         y1: Bottom edge.
         label: Index or name of the class, or None for the class of the detection that overlaps most.
         activation: How class logits become probabilities: "softmax" where the last class means "no object" (DETR,
-            YOLOS),
-            "sigmoid" where there is no such class (Deformable DETR, RT-DETR). None follows the config of a Hugging Face
-        model.
+            YOLOS), "sigmoid" where there is no such class (Deformable DETR, RT-DETR). None follows the config of a
+            Hugging Face model.
         heads: The detection heads of the model, which `bind_model` sets.
         input_size: Size of the model's input, which `bind` and `resolve` set.
 
