@@ -31,6 +31,13 @@ def measured(name, section, work, tool="camscope"):
     return value
 
 
+def forward_passes_on_gpu(tool):
+    """Grad-CAM of eight images on the GPU, in forward passes: the smallest and the largest of five networks."""
+    rows = [row for row in results("cuda")["figures"] if (row["section"], row["tool"]) == ("gradcam", tool)]
+    values = [row["value"] for row in rows if row["value"] is not None]
+    return min(values), max(values)
+
+
 def ratio_to_fastest(method):
     """The time of camscope divided by that of the fastest other toolkit."""
     return measured("cpu", "family", method, "camscope / the fastest")
@@ -139,6 +146,12 @@ FIGURES = [
         "explained at {:.0f} images per second, {:.1f} times a bare decode and forward loop. With overlays it is {:.0f}, or "
         "{:.2f} of that loop",
         lambda: [measured("cuda", "batch", f"{work}: {unit}") for work in (RAW, DRAWN) for unit in ("images", "of")],
+    ),
+    (
+        COSTS,
+        "Grad-CAM takes {:.1f} to {:.1f} forward passes. grad-cam takes {:.1f} to {:.1f}, captum {:.1f} to {:.1f} and torchcam "
+        "{:.1f} to {:.1f}",
+        lambda: [end for tool in ("camscope", "grad-cam", "captum", "torchcam") for end in forward_passes_on_gpu(tool)],
     ),
     (
         COSTS,
