@@ -14,7 +14,7 @@ from torch import nn
 
 from camscope.explainers import METHODS, Augmented, Fused, GradCAM, GradCAMPlusPlus, HiResCAM, ScoreCAM
 from camscope.explainers.cam.base import BaseWeightedChannels
-from camscope.explainers.cam.layer_pass import SharedPass
+from camscope.explainers.cam.layer_pass import SharedLayerPass
 from camscope.explainers.core import base_method, noise_tests
 from camscope.explainers.ensemble import explainer_wrappers, fusion
 from camscope.explanation import Explanation
@@ -285,7 +285,7 @@ MUTANTS = [
         "statistics of the model",
         isolation,
         "buffers_and_rng_restored",
-        ", PrivateBuffers(model)",
+        ", BufferCopyMode(model)",
         "",
         nobodys_statistics_change,
     ),
@@ -300,7 +300,7 @@ MUTANTS = [
     ),
     Mutant(
         "graph freed early",
-        SharedPass,
+        SharedLayerPass,
         "_compute_gradients",
         "not is_last_backward or self._needs_curvature",
         "False",
@@ -308,7 +308,7 @@ MUTANTS = [
     ),
     Mutant(
         "scale left in",
-        SharedPass,
+        SharedLayerPass,
         "_compute_gradients",
         "(_require_gradient(tap, name)) / boost",
         "(_require_gradient(tap, name))",

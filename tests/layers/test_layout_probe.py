@@ -18,7 +18,7 @@ from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.layers import layout_probe, layout_verification
 from camscope.layers.layout import Layout, LayoutHints
 from camscope.layers.layout_probe import OutputLocation, probe_layout
-from camscope.layers.layout_verification import LayoutVerdict, ProbeResult, judge_distances
+from camscope.layers.layout_verification import LayoutProbeResult, LayoutVerdict, judge_layout
 from camscope.layers.selection import choose_layer, find_spatial_layers
 from camscope.targets import Score
 from tests.nets import CASES, plain
@@ -87,7 +87,7 @@ def distances(labels: Tensor, *, common: float = 0.0) -> Tensor:
 @pytest.mark.parametrize("common", [0.0, 1.0, 5.0])
 def test_tokens_that_react_in_place_are_verified_however_much_all_tokens_react_alike(common):
     apart = torch.cat([torch.ones(3, 1), distances(LABELS, common=common)], 1)
-    assert judge_distances(apart, Layout("tokens", GRID, 1), LABELS, GRID) == ProbeResult(LayoutVerdict.VERIFIED)
+    assert judge_layout(apart, Layout("tokens", GRID, 1), LABELS, GRID) == LayoutProbeResult(LayoutVerdict.VERIFIED)
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_tokens_that_react_in_place_are_verified_however_much_all_tokens_react_a
     ],
 )
 def test_tokens_that_react_elsewhere_or_not_at_all_are_contradicted(apart, layout, reason):
-    found = judge_distances(apart.double(), layout, LABELS, GRID)
+    found = judge_layout(apart.double(), layout, LABELS, GRID)
     assert found.verdict is LayoutVerdict.CONTRADICTED
     assert reason in found.reason
 
 
 def test_tokens_that_all_react_alike_are_undecided():
     assert (
-        judge_distances(torch.ones(3, CELLS).double(), Layout("tokens", GRID), LABELS, GRID).verdict
+        judge_layout(torch.ones(3, CELLS).double(), Layout("tokens", GRID), LABELS, GRID).verdict
         is LayoutVerdict.UNDECIDED
     )
 
@@ -155,11 +155,11 @@ def orders(height: int, width: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("order", list(orders(8, 8)))
 def test_an_order_that_is_wrong_in_part_is_never_verified(order, noise):
     generator = torch.Generator().manual_seed(0)
-    labels = layout_verification.draw_pattern((8, 8), 0)
+    labels = layout_verification.draw_noise_pattern((8, 8), 0)
     apart = distances(labels) + noise * torch.rand(3, 64, generator=generator).double()
     layout = Layout("tokens", (8, 8))
-    assert judge_distances(apart, layout, labels, (8, 8)).verdict is LayoutVerdict.VERIFIED
-    wrong = judge_distances(apart[:, orders(8, 8)[order]], layout, labels, (8, 8))
+    assert judge_layout(apart, layout, labels, (8, 8)).verdict is LayoutVerdict.VERIFIED
+    wrong = judge_layout(apart[:, orders(8, 8)[order]], layout, labels, (8, 8))
     assert wrong.verdict is not LayoutVerdict.VERIFIED
     if order != "a quarter shuffled":
         assert wrong.verdict is LayoutVerdict.CONTRADICTED
@@ -168,39 +168,38 @@ def test_an_order_that_is_wrong_in_part_is_never_verified(order, noise):
 @pytest.mark.parametrize("part", [0.08, 0.15])
 def test_uneven_reactions_in_place_are_verified_and_tokens_out_of_place_are_not(part):
     blocks, layout = (14, 14), Layout("tokens", (14, 14))
-    labels = layout_verification.draw_pattern(blocks, 0)
+    labels = layout_verification.draw_noise_pattern(blocks, 0)
     weak = torch.rand(196, generator=torch.Generator().manual_seed(0)) < 0.25
     apart = distances(labels) + 5 * weak.double()
-    assert judge_distances(apart, layout, labels, blocks) == ProbeResult(LayoutVerdict.VERIFIED)
+    assert judge_layout(apart, layout, labels, blocks) == LayoutProbeResult(LayoutVerdict.VERIFIED)
     wrong = distances(labels)[:, partly_shuffled(part, 14, 14)]
-    assert judge_distances(wrong, layout, labels, blocks).verdict is not LayoutVerdict.VERIFIED
+    assert judge_layout(wrong, layout, labels, blocks).verdict is not LayoutVerdict.VERIFIED
 
 
 def test_tokens_of_a_signal_are_verified_in_place_and_not_in_another_order():
-    labels, layout = layout_verification.draw_pattern((CELLS,), 0), Layout("tokens", (CELLS,))
-    assert judge_distances(distances(labels), layout, labels, (CELLS,)) == ProbeResult(LayoutVerdict.VERIFIED)
+    labels, layout = layout_verification.draw_noise_pattern((CELLS,), 0), Layout("tokens", (CELLS,))
+    assert judge_layout(distances(labels), layout, labels, (CELLS,)) == LayoutProbeResult(LayoutVerdict.VERIFIED)
     for order in (torch.arange(CELLS).flip(0), torch.arange(CELLS).roll(1), partly_shuffled(0.3, 4, 6)):
-        assert (
-            judge_distances(distances(labels)[:, order], layout, labels, (CELLS,)).verdict is not LayoutVerdict.VERIFIED
-        )
+        assert judge_layout(distances(labels)[:, order], layout, labels, (CELLS,)).verdict is not LayoutVerdict.VERIFIED
 
 
 @pytest.mark.parametrize("grid", [(2, 2), (2, 3), (8,)], ids=str)
 def test_a_grid_of_few_cells_is_never_contradicted_by_what_may_be_chance(grid):
     count = math.prod(grid)
-    labels, layout = layout_verification.draw_pattern(grid, 0), Layout("tokens", grid)
-    assert judge_distances(distances(labels), layout, labels, grid) == ProbeResult(LayoutVerdict.VERIFIED)
-    assert judge_distances(distances((labels + 1) % 3), layout, labels, grid) == ProbeResult(LayoutVerdict.UNDECIDED)
+    labels, layout = layout_verification.draw_noise_pattern(grid, 0), Layout("tokens", grid)
+    assert judge_layout(distances(labels), layout, labels, grid) == LayoutProbeResult(LayoutVerdict.VERIFIED)
+    assert judge_layout(distances((labels + 1) % 3), layout, labels, grid) == LayoutProbeResult(LayoutVerdict.UNDECIDED)
     for shift in range(1, count):
         assert (
-            judge_distances(distances(labels.roll(shift)), layout, labels, grid).verdict
-            is not LayoutVerdict.CONTRADICTED
+            judge_layout(distances(labels.roll(shift)), layout, labels, grid).verdict is not LayoutVerdict.CONTRADICTED
         )
 
 
 @pytest.mark.parametrize("blocks", [(24,), (4, 6), (7, 7), (14, 14), (3, 3, 3)], ids=str)
 def test_the_pattern_tells_other_orders_from_its_own(blocks):
-    field = layout_verification.compute_expected_reaction(layout_verification.draw_pattern(blocks, 0), blocks, 0.0)
+    field = layout_verification.compute_expected_reaction(
+        layout_verification.draw_noise_pattern(blocks, 0), blocks, 0.0
+    )
     for likeness, order in layout_verification.iter_other_orders(field, field, similar=True):
         if (
             len(blocks) > 1 or order != layout_verification.EXCHANGED
@@ -216,10 +215,10 @@ def test_a_right_grid_is_hardly_ever_contradicted_by_noise_alone_and_a_wrong_one
             noise = 1 + 0.1 * torch.rand(3, CELLS, generator=generator).double()
             other = LABELS[torch.randperm(CELLS, generator=generator)]
             right.append(
-                judge_distances(noise + strength * distances(LABELS), Layout("tokens", GRID), LABELS, GRID).verdict
+                judge_layout(noise + strength * distances(LABELS), Layout("tokens", GRID), LABELS, GRID).verdict
             )
             wrong.append(
-                judge_distances(noise + strength * distances(other), Layout("tokens", GRID), LABELS, GRID).verdict
+                judge_layout(noise + strength * distances(other), Layout("tokens", GRID), LABELS, GRID).verdict
             )
     assert LayoutVerdict.CONTRADICTED not in right
     assert LayoutVerdict.VERIFIED not in wrong

@@ -68,7 +68,7 @@ def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
     import torch
     from torch.nn.modules.conv import _ConvNd
 
-    from camscope.explainers.core.evaluation_context import device_and_dtype, inspect_model
+    from camscope.explainers.core.evaluation_context import get_device_and_dtype, inspect_model
     from camscope.explainers.core.inputs import infer_spatial_rank
     from camscope.model_metadata import get_card
 
@@ -83,7 +83,7 @@ def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
         shape = (shape[0], *_parse_size(size, len(shape) - 1))
     generator = torch.Generator(device="cpu").manual_seed(0)
     noise = torch.randn((1, *shape), generator=generator, dtype=torch.float32, device="cpu")
-    return noise.to(*device_and_dtype(inner))
+    return noise.to(*get_device_and_dtype(inner))
 
 
 def _parse_size(text: str, n_dimensions: int) -> list[int]:

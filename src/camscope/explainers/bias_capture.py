@@ -77,7 +77,7 @@ def is_any_map_unverified(score: Score, x: Tensor, capture: "BiasCapture") -> bo
     """
     moved, untracked = (
         [shape for shape in sorted(shapes) if len(shape) == x.ndim and shape[0] == len(x)]
-        for shapes in (capture.moved_shapes, capture.untracked_shapes)
+        for shapes in (capture.misplaced_shapes, capture.untracked_shapes)
     )
     verified = LayoutVerdict.VERIFIED
     return bool(moved) or any(
@@ -157,7 +157,7 @@ class BiasCapture(BaseFunctionMode):
         super().__init__()
         self._tracker = tracker
         # of maps (N,K,*grid) to which a bias was added: those that were moved, and those that could not be followed
-        self.moved_shapes: set[tuple[int, ...]] = set()
+        self.misplaced_shapes: set[tuple[int, ...]] = set()
         self.untracked_shapes: set[tuple[int, ...]] = set()
         tensors = (*model.named_buffers(), *model.named_parameters())
         self._layer_names = {id(tensor): name.rpartition(".")[0] for name, tensor in tensors}
@@ -192,9 +192,9 @@ class BiasCapture(BaseFunctionMode):
         """Record whether the cells of maps (N,K,*grid) lie in place, as far as the tracker follows them."""
         if self._tracker is None or math.prod(output.shape[2:]) <= 1:
             return
-        if self._tracker.is_moved(output):
-            self.moved_shapes.add(tuple(output.shape))
-        elif not self._tracker.is_in_place(output):
+        if self._tracker.is_misplaced(output):
+            self.misplaced_shapes.add(tuple(output.shape))
+        elif not self._tracker.has_all_cells_in_position(output):
             self.untracked_shapes.add(tuple(output.shape))
 
     def _capture_added_bias(

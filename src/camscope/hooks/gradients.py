@@ -1,6 +1,6 @@
 """Gradients of scores at the input, the operations in a graph, and replaced backward rules.
 
-- `compute_input_gradients` computes gradients at the input without leaving anything on the model.
+- `compute_scores_and_input_gradients` computes gradients at the input without leaving anything on the model.
 - `iter_graph_nodes` walks the graph behind a tensor.
 - `apply_relu_rule` changes the backward pass of ReLUs: guided backpropagation and deconvnet.
 - `RescaleRule` is DeepLIFT's rule: elementwise functions multiply by Δout/Δin from a reference pass.
@@ -27,7 +27,7 @@ GradientScope = AbstractContextManager[object]
 HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)  # of a score whose gradient vanishes; 2^16 is too large
 
 
-def compute_input_gradients(
+def compute_scores_and_input_gradients(
     x: Tensor, score_function: Callable[[Tensor], Sequence[Tensor]]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the scores (N,) of an input x (N,C,*S), and the gradient of each score at x.

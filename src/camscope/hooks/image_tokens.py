@@ -22,7 +22,7 @@ def _read_image_token_id(config: object) -> int | None:
     return next((token for token in tokens if isinstance(token, int) and not isinstance(token, bool)), None)
 
 
-def has_image_tokens(model: nn.Module) -> bool:
+def is_vision_language_model(model: nn.Module) -> bool:
     """Whether the model is a vision-language model with image patches among its text tokens."""
     return any(_read_image_token_id(getattr(module, "config", None)) is not None for module in unwrap(model).modules())
 
@@ -37,7 +37,7 @@ def _find_nearest_config(model: nn.Module, layer: str) -> object:
     return None
 
 
-def holds_image_tokens(model: nn.Module, layer: str, n_tokens: int, positions: ImageTokenPositions) -> bool:
+def holds_language_model_tokens(model: nn.Module, layer: str, n_tokens: int, positions: ImageTokenPositions) -> bool:
     """Whether the tokens of a layer are the input ids of a language model, which include image tokens.
 
     The image tower has another config. The model's output and its head have none with a vocabulary.

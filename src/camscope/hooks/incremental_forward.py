@@ -12,7 +12,7 @@ from torch import Tensor
 from camscope.hooks.function_mode import split_names
 from camscope.pytree import map_leaves
 
-MAX_PATCH_SHARE = 0.7  # of a map's cells: with a larger patch the full map costs no more
+MAX_WINDOW_SHARE = 0.7  # of a map's cells: with a larger patch the full map costs no more
 aten = torch.ops.aten
 POINTWISE_OPS = {
     getattr(aten, name)
@@ -52,31 +52,31 @@ class NotWorthwhileError(Exception):
 class WindowTensor(Tensor):
     """R variants (R,C,*S) of one sample, on which a model runs without gradients.
 
-    They equal `clean` (1,C,*S) except for `patch` (R,C,*s), whose first cell is at `patch_start` (R,axes). Convolutions,
+    They equal `clean` (1,C,*S) except for `patch` (R,C,*s), whose first cell is at `window_start` (R,axes). Convolutions,
     poolings, batch norms, sums, concatenations and activations return such variants and compute only what each patch reaches.
     The result equals that of a full forward pass except for rounding. Any other operation gets the full tensors.
     """
 
     clean: Tensor
-    patch: Tensor
-    patch_start: Tensor
+    window: Tensor
+    window_start: Tensor
     cost_tracker: CostTracker
 
     @staticmethod
     def __new__(
         cls: type["WindowTensor"],
         clean: Tensor,
-        patch: Tensor,
-        patch_start: Tensor,
+        window: Tensor,
+        window_start: Tensor,
         cost_tracker: CostTracker | None = None,
     ) -> "WindowTensor":
         """Create a tensor with a shape and a dtype, and no values."""
         tensor: WindowTensor = Tensor._make_wrapper_subclass(
-            cls, (len(patch), *clean.shape[1:]), dtype=clean.dtype, device=clean.device
+            cls, (len(window), *clean.shape[1:]), dtype=clean.dtype, device=clean.device
         )
-        tensor.clean, tensor.patch, tensor.patch_start = clean, patch, patch_start
+        tensor.clean, tensor.window, tensor.window_start = clean, window, window_start
         tensor.cost_tracker = CostTracker() if cost_tracker is None else cost_tracker
-        tensor.cost_tracker.record_row_bytes(patch)
+        tensor.cost_tracker.record_row_bytes(window)
         return tensor
 
     @classmethod
@@ -100,33 +100,35 @@ class WindowTensor(Tensor):
             result = _run_pooling(func, *args)
         return _run_on_full_tensors(func, args, kwargs) if result is None else result
 
-    def materialize(self) -> Tensor:
+    def compute_full_tensor(self) -> Tensor:
         """Return the full tensor (R,C,*S), and store it as the patch."""
-        if self.patch.shape != self.shape:
+        if self.window.shape != self.shape:
             if self.cost_tracker.saved_multiplications < self.cost_tracker.min_saved_multiplications:
                 raise NotWorthwhileError
-            start = torch.zeros_like(self.patch_start)
-            self.patch, self.patch_start = self.extract_windows(start, self.shape[2:]), start
-            self.cost_tracker.record_row_bytes(self.patch)
-        return self.patch
+            start = torch.zeros_like(self.window_start)
+            self.window, self.window_start = self.extract_windows(start, self.shape[2:]), start
+            self.cost_tracker.record_row_bytes(self.window)
+        return self.window
 
     def extract_windows(self, start: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
         """Cut one window from each variant: (R,axes) -> (R,C,*size). Outside cells get `fill_value`."""
         windows = cut_windows(self.clean[0], start, size, fill_value)
-        shifts = (self.patch_start - start).tolist()  # of each patch in its window
-        for row, shift, patch in zip(windows, shifts, self.patch, strict=True):
+        shifts = (self.window_start - start).tolist()  # of each changed window in its cut-out
+        for row, shift, window in zip(windows, shifts, self.window, strict=True):
             destination, source = [slice(None)], [slice(None)]
-            for offset, length, extent in zip(shift, size, patch.shape[1:], strict=True):
+            for offset, length, extent in zip(shift, size, window.shape[1:], strict=True):
                 low = max(0, offset)
                 high = max(low, min(length, offset + extent))
                 destination.append(slice(low, high))
                 source.append(slice(low - offset, high - offset))
-            row[tuple(destination)] = patch[tuple(source)]
+            row[tuple(destination)] = window[tuple(source)]
         return windows
 
-    def with_patch(self, clean: Tensor, patch: Tensor, patch_start: Tensor | None = None) -> "WindowTensor":
+    def with_window(self, clean: Tensor, window: Tensor, window_start: Tensor | None = None) -> "WindowTensor":
         """Return variants with new values and the same cost tracker."""
-        return WindowTensor(clean, patch, self.patch_start if patch_start is None else patch_start, self.cost_tracker)
+        return WindowTensor(
+            clean, window, self.window_start if window_start is None else window_start, self.cost_tracker
+        )
 
 
 def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
@@ -143,15 +145,15 @@ def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value
     return windows
 
 
-def materialize_tensor(value: Tensor) -> Tensor:
+def to_full_tensor(value: Tensor) -> Tensor:
     """Return the full tensor of a `WindowTensor`. Other tensors are returned unchanged."""
-    return value.materialize() if isinstance(value, WindowTensor) else value
+    return value.compute_full_tensor() if isinstance(value, WindowTensor) else value
 
 
 def _run_on_full_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run the operation on full tensors, without savings."""
-    result = func(*map_leaves(tuple(args), materialize_tensor), **map_leaves(dict(kwargs), materialize_tensor))
-    return args[0] if args and isinstance(args[0], WindowTensor) and result is args[0].patch else result
+    result = func(*map_leaves(tuple(args), to_full_tensor), **map_leaves(dict(kwargs), to_full_tensor))
+    return args[0] if args and isinstance(args[0], WindowTensor) and result is args[0].window else result
 
 
 def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> WindowTensor | None:
@@ -159,20 +161,20 @@ def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     variants = [arg for arg in args if isinstance(arg, WindowTensor)]
     if any(isinstance(arg, Tensor) and not _is_per_channel(arg, variants[0]) for arg in args):
         return None
-    if len({arg.shape for arg in variants}) > 1 or (aligned := _align_patches(variants)) is None:
+    if len({arg.shape for arg in variants}) > 1 or (common := _cut_common_windows(variants)) is None:
         return None
-    patches, first = aligned
+    windows, first = common
 
     def call_with(replacements: Iterable[Tensor]) -> Tensor:
         values = iter([value.clone() for value in replacements])
         result: Tensor = func(*(next(values) if isinstance(arg, WindowTensor) else arg for arg in args), **kwargs)
         return result
 
-    clean, patch = call_with(variant.clean for variant in variants), call_with(patches)
+    clean, window = call_with(variant.clean for variant in variants), call_with(windows)
     if func._schema.is_mutable:
-        variants[0].clean, variants[0].patch, variants[0].patch_start = clean, patch, first
+        variants[0].clean, variants[0].window, variants[0].window_start = clean, window, first
         return variants[0]
-    return variants[0].with_patch(clean, patch, first)
+    return variants[0].with_window(clean, window, first)
 
 
 def _is_per_channel(value: Tensor, reference: WindowTensor) -> bool:
@@ -182,14 +184,14 @@ def _is_per_channel(value: Tensor, reference: WindowTensor) -> bool:
     return value.ndim == reference.ndim and value.shape[0] == 1 and set(value.shape[2:]) == {1}
 
 
-def _align_patches(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor] | None:
+def _cut_common_windows(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor] | None:
     """Return the patches of several variants on one common window, and its start, or None if the window is large."""
     if len(variants) == 1:
-        is_large = _is_large(variants[0].patch.shape[2:], variants[0].shape[2:])
-        return None if is_large else ([variants[0].patch], variants[0].patch_start)
-    begin = torch.stack([variant.patch_start for variant in variants]).amin(0)
-    sizes = [torch.tensor(variant.patch.shape[2:], device=begin.device) for variant in variants]
-    ends = torch.stack([variant.patch_start + size for variant, size in zip(variants, sizes, strict=True)]).amax(0)
+        is_large = _is_large(variants[0].window.shape[2:], variants[0].shape[2:])
+        return None if is_large else ([variants[0].window], variants[0].window_start)
+    begin = torch.stack([variant.window_start for variant in variants]).amin(0)
+    sizes = [torch.tensor(variant.window.shape[2:], device=begin.device) for variant in variants]
+    ends = torch.stack([variant.window_start + size for variant, size in zip(variants, sizes, strict=True)]).amax(0)
     size: list[int] = (ends - begin).amax(0).tolist()
     last = torch.tensor(variants[0].shape[2:], device=begin.device) - torch.tensor(size, device=begin.device)
     begin = torch.minimum(begin, last)
@@ -198,8 +200,8 @@ def _align_patches(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tens
     return [variant.extract_windows(begin, size) for variant in variants], begin
 
 
-def _is_large(patch_size: Sequence[int], size: Sequence[int]) -> bool:
-    return math.prod(patch_size) > MAX_PATCH_SHARE * math.prod(size)
+def _is_large(window_size: Sequence[int], size: Sequence[int]) -> bool:
+    return math.prod(window_size) > MAX_WINDOW_SHARE * math.prod(size)
 
 
 def _run_batch_norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
@@ -208,7 +210,7 @@ def _run_batch_norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     if not isinstance(x, WindowTensor) or trains or kwargs:
         return None
     clean, *empty_results = func(x.clean, *args[1:])
-    return x.with_patch(clean, func(x.patch, *args[1:])[0]), *empty_results
+    return x.with_window(clean, func(x.window, *args[1:])[0]), *empty_results
 
 
 def _run_concat(func: Any, parts: Sequence[Tensor], axis: int) -> WindowTensor | None:
@@ -216,10 +218,10 @@ def _run_concat(func: Any, parts: Sequence[Tensor], axis: int) -> WindowTensor |
     variants = [part for part in parts if isinstance(part, WindowTensor)]
     if axis != 1 or len(variants) < len(parts) or len({part.shape[2:] for part in variants}) > 1:
         return None
-    if (aligned := _align_patches(variants)) is None:
+    if (common := _cut_common_windows(variants)) is None:
         return None
-    patches, first = aligned
-    return variants[0].with_patch(func([part.clean for part in variants], 1), func(patches, 1), first)
+    windows, first = common
+    return variants[0].with_window(func([part.clean for part in variants], 1), func(windows, 1), first)
 
 
 def _run_convolution(
@@ -242,8 +244,8 @@ def _run_convolution(
 
     result = _run_windowed(convolve, x, weight.shape[2:], stride, padding, dilation)
     if result is not None:
-        cells, patch_cells = math.prod(result.shape[2:]), math.prod(result.patch.shape[2:])
-        x.cost_tracker.saved_multiplications += len(result) * weight.numel() * (cells - patch_cells)
+        cells, window_cells = math.prod(result.shape[2:]), math.prod(result.window.shape[2:])
+        x.cost_tracker.saved_multiplications += len(result) * weight.numel() * (cells - window_cells)
         x.cost_tracker.clean_multiplications += weight.numel() * cells
     return result
 
@@ -297,16 +299,16 @@ def _run_windowed(
     clean = operation(x.clean, padding)
     axes = range(x.ndim - 2)
     extents = [dilation[i] * (kernel[i] - 1) for i in axes]
-    size = [min(clean.shape[2 + i], (x.patch.shape[2 + i] + extents[i] - 1) // stride[i] + 1) for i in axes]
+    size = [min(clean.shape[2 + i], (x.window.shape[2 + i] + extents[i] - 1) // stride[i] + 1) for i in axes]
     if _is_large(size, clean.shape[2:]):
         return None
     steps, pads, extent_tensor = (
-        torch.tensor(list(lengths), device=x.patch_start.device) for lengths in (stride, padding, extents)
+        torch.tensor(list(lengths), device=x.window_start.device) for lengths in (stride, padding, extents)
     )
-    last = torch.tensor([clean.shape[2 + i] - size[i] for i in axes], device=x.patch_start.device)
+    last = torch.tensor([clean.shape[2 + i] - size[i] for i in axes], device=x.window_start.device)
     # the first that reaches it, rounded up
-    first = -torch.div(extent_tensor - x.patch_start - pads, steps, rounding_mode="floor")
+    first = -torch.div(extent_tensor - x.window_start - pads, steps, rounding_mode="floor")
     first = torch.minimum(first.clamp(min=0), last)
     window_size = [(size[i] - 1) * stride[i] + extents[i] + 1 for i in axes]
     windows = x.extract_windows(first * steps - pads, window_size, fill_value)
-    return x.with_patch(clean, operation(windows, [0] * len(window_size)), first)
+    return x.with_window(clean, operation(windows, [0] * len(window_size)), first)

@@ -25,7 +25,7 @@ _writes_buffers_by_model = WeakIdKeyDictionary()  # by model: whether its forwar
 _mute_lock = threading.RLock()  # one thread at a time: what is installed must be what is removed
 
 
-class PrivateBuffers(BaseFunctionMode):
+class BufferCopyMode(BaseFunctionMode):
     """A function mode that gives PyTorch functions of this thread copies of a model's buffers, such as running statistics.
 
     A tensor that shares the memory of a buffer, as a view or under another name, becomes a view of the copy.
@@ -92,7 +92,7 @@ def buffers_and_rng_restored(model: nn.Module) -> Iterator[None]:
     The generators of PyTorch, NumPy and Python belong to the process: numbers that other threads draw meanwhile repeat later.
     """
     devices = {value.device for value in (*model.parameters(), *model.buffers())}
-    with all_rng_restored(list(devices)), _replaced_buffers_restored(model), PrivateBuffers(model):
+    with all_rng_restored(list(devices)), _replaced_buffers_restored(model), BufferCopyMode(model):
         yield
 
 
@@ -109,7 +109,7 @@ def eval_mode_buffers_restored(model: nn.Module) -> Iterator[None]:
         yield
         return
     if _may_write_buffers(model):
-        with _replaced_buffers_restored(model), PrivateBuffers(model):
+        with _replaced_buffers_restored(model), BufferCopyMode(model):
             yield
         return
     snapshots = [(b, b._version, b.detach().clone()) for b in buffers if not b.is_inference()]

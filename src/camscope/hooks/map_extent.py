@@ -44,7 +44,7 @@ class AxisExtent(NamedTuple):
 Extent = tuple[AxisExtent, ...]
 
 
-def update_extent(
+def compute_output_extent(
     extent: Extent,
     name: str,
     size: Sequence[int],
@@ -59,12 +59,15 @@ def update_extent(
         padded = []
         for axis, cells, (before, after) in zip(extent, size, pairs, strict=True):
             step = (axis.high - axis.low) / cells
-            padded.append(_move_ends(axis, axis.low - step * before, axis.high + step * after, step))
+            padded.append(_crop_or_pad_axis(axis, axis.low - step * before, axis.high + step * after, step))
         return tuple(padded)
     if name[:-2] not in STRIDE_ARGUMENTS:
         is_resized = name.startswith(RESIZE_FUNCTIONS)
         cells_of_axes = zip(extent, size, strict=True) if is_resized else ()
-        return tuple(_use_padding(axis, 0.0, (axis.high - axis.low) / cells) for axis, cells in cells_of_axes) or extent
+        return (
+            tuple(_apply_window_margin(axis, 0.0, (axis.high - axis.low) / cells) for axis, cells in cells_of_axes)
+            or extent
+        )
     kind, (place, kernel_place) = name[:-2], STRIDE_ARGUMENTS[name[:-2]]
     stride = args[place] if len(args) > place else kwargs.get("stride")
     if kernel_place and stride in (None, [], ()):
@@ -75,18 +78,18 @@ def update_extent(
     for axis, before, after, step in zip(extent, size, output_size, strides * len(size), strict=False):
         share = after / (before * step) if kind == "conv_transpose" else after * step / before
         width = axis.high - axis.low
-        scaled.append(_use_padding(axis, width * (share - 1) / 2, width / before))
+        scaled.append(_apply_window_margin(axis, width * (share - 1) / 2, width / before))
     return tuple(scaled)
 
 
-def _move_ends(axis: AxisExtent, low: float, high: float, cell: float) -> AxisExtent:
+def _crop_or_pad_axis(axis: AxisExtent, low: float, high: float, cell: float) -> AxisExtent:
     """Return the extent of a plane that is cropped or padded to other ends. `cell`: the size of a cell."""
-    low_cut, low_pad = _add_cut(axis.low_cut, axis.low_pad, low - axis.low, cell)
-    high_cut, high_pad = _add_cut(axis.high_cut, axis.high_pad, axis.high - high, cell)
+    low_cut, low_pad = _move_end_inward(axis.low_cut, axis.low_pad, low - axis.low, cell)
+    high_cut, high_pad = _move_end_inward(axis.high_cut, axis.high_pad, axis.high - high, cell)
     return _round_extent(AxisExtent(low, high, low_cut, high_cut, low_pad, high_pad))
 
 
-def _add_cut(cut: float, pad: float, change: float, cell: float) -> tuple[float, float]:
+def _move_end_inward(cut: float, pad: float, change: float, cell: float) -> tuple[float, float]:
     """Return the cut and the padding at one end that moves inward by `change`. A crop first removes the padding."""
     cropped = change - pad
     if cropped <= 0:
@@ -94,7 +97,7 @@ def _add_cut(cut: float, pad: float, change: float, cell: float) -> tuple[float,
     return (cut + cropped if cropped > _round_up(cell) else cut), 0.0
 
 
-def _use_padding(axis: AxisExtent, margin: float, cell: float) -> AxisExtent:
+def _apply_window_margin(axis: AxisExtent, margin: float, cell: float) -> AxisExtent:
     """Return the extent of what a window makes of a plane, which moves each end outward by `margin`."""
     unused = [max(0.0, pad + min(margin, 0.0)) for pad in (axis.low_pad, axis.high_pad)]
     low_left, high_left = (share if share > _round_up(cell) else 0.0 for share in unused)
@@ -110,14 +113,14 @@ def _round_extent(axis: AxisExtent) -> AxisExtent:
     return AxisExtent(*(round(share, EXTENT_DIGITS) for share in axis))
 
 
-def is_aligned(extent: Extent | None, grid: Sequence[int]) -> bool:
+def covers_input_evenly(extent: Extent | None, grid: Sequence[int]) -> bool:
     """Whether the cells of a plane with this extent lie about where they are drawn, evenly over the whole input."""
     for axis, cells in zip(extent or (), grid, strict=False):
         low, high = axis.low, axis.high
         shift, margin = abs(low + high - 1) / 2, abs(high - low - 1) / 2
         if shift * cells > MAX_SHIFT or (margin > MAX_MARGIN and margin * (cells - 1) > MAX_SHIFT):
             return False
-        used = _use_padding(axis, 0.0, (high - low) / cells)
+        used = _apply_window_margin(axis, 0.0, (high - low) / cells)
         if max(abs(used.low_cut), abs(used.high_cut)) > MAX_CUT:
             return False
     return extent is not None
@@ -148,10 +151,10 @@ def join_extents(extents: Sequence[Extent | None], grid: Sequence[int]) -> Exten
         for axis, mean_axis, cells in zip(extent, joined, grid, strict=True)
         for end, mean in zip(axis[:2], mean_axis[:2], strict=True)
     )
-    return joined if is_close or all(is_aligned(extent, grid) for extent in in_order) else None
+    return joined if is_close or all(covers_input_evenly(extent, grid) for extent in in_order) else None
 
 
-def find_ends(positions: Tensor, axis: int, length: int, extent: AxisExtent) -> list[AxisExtent | None]:
+def find_channel_extents(positions: Tensor, axis: int, length: int, extent: AxisExtent) -> list[AxisExtent | None]:
     """Return for each plane (planes,*grid) of positions where it starts and ends along one axis, within the extent.
 
     None: the positions do not ascend evenly along this axis, or differ along another one.
@@ -172,6 +175,6 @@ def find_ends(positions: Tensor, axis: int, length: int, extent: AxisExtent) -> 
     scale = (extent.high - extent.low) / length
     ends = zip(starts.tolist(), stops.tolist(), (steps[:, 0] * scale).tolist(), is_in_order.tolist(), strict=True)
     return [
-        _move_ends(extent, extent.low + scale * start, extent.low + scale * stop, cell) if valid else None
+        _crop_or_pad_axis(extent, extent.low + scale * start, extent.low + scale * stop, cell) if valid else None
         for start, stop, cell, valid in ends
     ]

@@ -1,6 +1,6 @@
 """Partial forward passes: run the layers before a given layer once, for many variants of its output.
 
-- `branch_layer_output` replaces one layer's output by many variants of it.
+- `replace_output_by_variants` replaces one layer's output by many variants of it.
 - `PrefixCache` lets later forward passes of one input skip what comes before a layer.
 """
 
@@ -26,7 +26,7 @@ from camscope.tensor_kinds import find_unusual_kind
 
 
 @contextmanager
-def branch_layer_output(
+def replace_output_by_variants(
     model: nn.Module,
     layer: str | nn.Module,
     sample_index: Tensor,
@@ -37,7 +37,7 @@ def branch_layer_output(
 ) -> Iterator[None]:
     """Replace a layer's N output rows by R variants inside the `with`. Row i is `transform` of row `sample_index[i]`.
 
-        with branch_layer_output(model, "layer4", torch.zeros(512, dtype=int), remove_one_channel_each):
+        with replace_output_by_variants(model, "layer4", torch.zeros(512, dtype=int), remove_one_channel_each):
             scores = model(x)        # (512,): the layers up to layer4 ran on one image, the rest on 512
 
     `sample_index` (R,) is int64. `transform` maps (R,...) to (R,...) and may work in place. Only call number `call_index` is

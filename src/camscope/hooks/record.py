@@ -358,7 +358,7 @@ class _Recorder(Hooks):
         edges: dict[LeafPath, GraphEdge] = {}
         if "gradients" in self.recorded_kinds:
             call._at_inputs = self._accumulate_gradients(inputs)
-            edges = {path: _find_edge(leaf) for path, leaf in _iter_differentiable_tensors(inputs)}
+            edges = {path: _find_gradient_edge(leaf) for path, leaf in _iter_differentiable_tensors(inputs)}
         open_calls.append((call, edges, _get_sequence_nr()))
 
     def _end_call(
@@ -382,7 +382,7 @@ class _Recorder(Hooks):
         at_inputs, nodes = call._at_inputs.accumulators, list[Node]()
         for path, leaf in _iter_differentiable_tensors(output):
             self.add_handle(register_gradient_hook(leaf, call._at_output.accumulators[path].add_gradient))
-            edge = _find_edge(leaf)
+            edge = _find_gradient_edge(leaf)
             nodes.append(edge[0])
             for input_path, accumulator in at_inputs.items():
                 if edges[input_path] == edge:  # the layer hands its input on
@@ -405,7 +405,7 @@ def _iter_differentiable_tensors(value: object) -> Iterator[tuple[LeafPath, Tens
     return ((path, leaf) for path, leaf in leaves if leaf.requires_grad)
 
 
-def _find_edge(tensor: Tensor) -> GraphEdge:
+def _find_gradient_edge(tensor: Tensor) -> GraphEdge:
     edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr
 

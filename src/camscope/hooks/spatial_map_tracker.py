@@ -22,7 +22,14 @@ from camscope.hooks.function_mode import (
     function_name,
     split_names,
 )
-from camscope.hooks.map_extent import AxisExtent, Extent, find_ends, is_aligned, join_extents, update_extent
+from camscope.hooks.map_extent import (
+    AxisExtent,
+    Extent,
+    compute_output_extent,
+    covers_input_evenly,
+    find_channel_extents,
+    join_extents,
+)
 from camscope.pytree import iter_leaves, map_leaves
 from camscope.tensor_kinds import is_fake_mode_active
 
@@ -67,7 +74,9 @@ CREATION_FUNCTIONS = split_names(
 EXPORT_FUNCTIONS = split_names(
     "array cuda_array_interface data data_ptr dlpack numpy set share_memory storage typed_storage untyped_storage"
 )
-MIN_MOVED_SHARE = 0.4  # of the planes that a window mixes; models that shift channels by a cell shift a third of them
+MIN_MISPLACED_SHARE = (
+    0.4  # of the planes that a window mixes; models that shift channels by a cell shift a third of them
+)
 INDEX_TYPES = (torch.bool, torch.int32, torch.int64)
 FUSED_MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # intercepted, they do not run their fused kernels
 
@@ -77,14 +86,14 @@ class _Record:
     """The cells of a tensor: a number for each value, 0 where it depends on none, or None where they are unknown.
 
     `version`: PyTorch counts the changes of a tensor's memory, and the record holds for no other version. `extent`: that of
-    a map. `is_moved`: it is computed from planes that do not lie in place, or mainly from such planes.
+    a map. `is_misplaced`: it is computed from planes that do not lie in place, or mainly from such planes.
     """
 
     tensor: weakref.ref[Tensor]
     version: int
     cells: Tensor | None
     extent: Extent | None = None
-    is_moved: bool = False
+    is_misplaced: bool = False
 
 
 class SpatialMapTracker(BaseFunctionMode):
@@ -126,17 +135,17 @@ class SpatialMapTracker(BaseFunctionMode):
     def is_spatial_map(self, tensor: Tensor) -> bool:
         """Whether a tensor was computed from the input by spatial operations alone, and lies in place."""
         record = self._find_record(tensor)
-        return record is not None and record.extent is not None and is_aligned(record.extent, tensor.shape[2:])
+        return record is not None and record.extent is not None and covers_input_evenly(record.extent, tensor.shape[2:])
 
-    def is_moved(self, tensor: Tensor) -> bool:
+    def is_misplaced(self, tensor: Tensor) -> bool:
         """Whether the cells of a tensor (N,K,*grid), or many of its planes, were flipped, shuffled or otherwise moved."""
         with torch._C.DisableTorchFunction():
-            return self._is_moved(tensor)
+            return self._is_misplaced(tensor)
 
-    def is_in_place(self, tensor: Tensor) -> bool:
+    def has_all_cells_in_position(self, tensor: Tensor) -> bool:
         """Whether each value of a tensor (N,K,*grid) was followed from the input, and lies at its cell of the grid."""
         with torch._C.DisableTorchFunction():
-            return self._is_in_place(tensor)
+            return self._has_all_cells_in_position(tensor)
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function and return its result. Record whether the result is a spatial map, and where its cells lie."""
@@ -154,7 +163,7 @@ class SpatialMapTracker(BaseFunctionMode):
         output = changed[0] if isinstance(changed, tuple) and changed else changed
         with torch._C.DisableTorchFunction():
             if extent and isinstance(output, Tensor) and output.ndim == self._n_axes:
-                self._record_map(output, update_extent(extent, name, size, output.shape[2:], args, kwargs))
+                self._record_map(output, compute_output_extent(extent, name, size, output.shape[2:], args, kwargs))
             else:
                 self._records_before = records
                 self._record_result(name, args, sources, changed, moved)
@@ -206,10 +215,12 @@ class SpatialMapTracker(BaseFunctionMode):
             cells_after_move = moved_cells[number] if len(moved_cells) == len(outputs) else None
             try:
                 cells = self._find_cells(name, args, sources, output, cells_after_move)
-                is_moved = cells is None and self._is_computed_from_moved(name, sources)
+                is_misplaced = cells is None and self._is_computed_from_misplaced(name, sources)
             except RuntimeError:  # of sparse and nested tensors
-                cells, is_moved = None, False
-            self._records[id(output)] = _Record(weakref.ref(output), _get_version(output), cells, is_moved=is_moved)
+                cells, is_misplaced = None, False
+            self._records[id(output)] = _Record(
+                weakref.ref(output), _get_version(output), cells, is_misplaced=is_misplaced
+            )
 
     def _find_cells(
         self, name: str, args: Sequence[Any], sources: Sequence[Tensor], output: Tensor, moved: Tensor | None
@@ -226,31 +237,33 @@ class SpatialMapTracker(BaseFunctionMode):
             return self._locate_matrix_product(name, sources, output.shape)
         return self._reduce_cells(sources[0], output.shape) if name in REDUCTIONS and sources else None
 
-    def _is_computed_from_moved(self, name: str, sources: Sequence[Tensor]) -> bool:
+    def _is_computed_from_misplaced(self, name: str, sources: Sequence[Tensor]) -> bool:
         """Whether a result is computed from moved planes. A window mixes its planes; elsewhere no plane may be in place."""
         if name in WINDOW_FUNCTIONS:
-            return self._is_moved(sources[0])
-        return any(map(self._is_recorded_as_moved, sources)) and not any(map(self._is_in_place, sources))
+            return self._is_misplaced(sources[0])
+        return any(map(self._is_recorded_as_misplaced, sources)) and not any(
+            map(self._has_all_cells_in_position, sources)
+        )
 
-    def _is_recorded_as_moved(self, tensor: Tensor) -> bool:
+    def _is_recorded_as_misplaced(self, tensor: Tensor) -> bool:
         """Whether a tensor was computed from moved planes, or is a map that does not lie in place."""
         record = self._find_record(tensor)
         if record is None or record.extent is None:
-            return record is not None and record.is_moved
-        return not is_aligned(record.extent, tensor.shape[2:])
+            return record is not None and record.is_misplaced
+        return not covers_input_evenly(record.extent, tensor.shape[2:])
 
-    def _is_moved(self, tensor: Tensor) -> bool:
+    def _is_misplaced(self, tensor: Tensor) -> bool:
         """Whether many planes of a tensor (N,K,*grid) were moved, or were computed from moved values."""
         planes = Counter(self._locate_planes(tensor))
-        n_moved = sum(count for plane, count in planes.items() if not is_aligned(plane, tensor.shape[2:]))
-        is_elsewhere = bool(planes) and n_moved >= MIN_MOVED_SHARE * planes.total()
-        return is_elsewhere or self._is_recorded_as_moved(tensor)
+        n_moved = sum(count for plane, count in planes.items() if not covers_input_evenly(plane, tensor.shape[2:]))
+        is_elsewhere = bool(planes) and n_moved >= MIN_MISPLACED_SHARE * planes.total()
+        return is_elsewhere or self._is_recorded_as_misplaced(tensor)
 
-    def _is_in_place(self, tensor: Tensor) -> bool:
+    def _has_all_cells_in_position(self, tensor: Tensor) -> bool:
         """Whether each value of a tensor (N,K,*grid) lies at its cell of the grid."""
         planes = self._locate_planes(tensor)
         is_one_cell = tensor.ndim == self._n_axes and math.prod(tensor.shape[2:]) == 1
-        return is_one_cell or (bool(planes) and all(is_aligned(plane, tensor.shape[2:]) for plane in planes))
+        return is_one_cell or (bool(planes) and all(covers_input_evenly(plane, tensor.shape[2:]) for plane in planes))
 
     def _find_record(self, tensor: Tensor) -> _Record | None:
         """Return the record of a tensor that has one and was not changed since."""
@@ -406,7 +419,9 @@ class SpatialMapTracker(BaseFunctionMode):
             if len(inside):
                 positions = torch.unravel_index(planes[inside] - first, grid)
                 axes = zip(positions, range(len(grid)), grid, extent, strict=True)
-                for plane, ends in zip(inside.tolist(), zip(*starmap(find_ends, axes), strict=True), strict=True):
+                for plane, ends in zip(
+                    inside.tolist(), zip(*starmap(find_channel_extents, axes), strict=True), strict=True
+                ):
                     extents[plane] = None if None in ends else ends
         return extents
 

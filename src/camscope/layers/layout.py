@@ -29,7 +29,9 @@ CHANNELS_FIRST_MODULES = (
 )
 
 
-def _layout_error(text: str, fix: str = "pass layout=Layout('tokens', grid, prefix), or reshape=") -> LayerError:
+def build_ambiguous_layout_error(
+    text: str, fix: str = "pass layout=Layout('tokens', grid, prefix), or reshape="
+) -> LayerError:
     return LayerError(text, fix=fix, remedy=Remedy.SET_LAYOUT)
 
 
@@ -93,7 +95,7 @@ class LayoutHints:
         """Return the number of tokens before the image tokens, or None. Raise LayerError if two positions are possible."""
         starts = list(self._iter_piece_starts(n_tokens, n_cells))
         if len(starts) > 1:
-            raise _layout_error(
+            raise build_ambiguous_layout_error(
                 f"{plural(n_tokens, 'token was', 'tokens were')} concatenated from several parts of length {n_cells}, "
                 f"which start at {' and '.join(map(str, starts))}: each may be the image"
             )
@@ -198,7 +200,7 @@ def _infer_layout_kind(
     # the grid comes from convolutions, and nothing moved their channels
     if CHANNELS_FIRST in fitting_kinds and not hints.works_on_last_axis:
         return CHANNELS_FIRST
-    raise _layout_error(
+    raise build_ambiguous_layout_error(
         f"output {shape} for an input of {size} may have channels first or channels last",
         f"pass layout={CHANNELS_FIRST!r} or layout={CHANNELS_LAST!r}",
     )
@@ -241,7 +243,7 @@ def _infer_token_layout(
     framed = [(size[0], *grid) for grid in hints.grids if len(grid) == 2] if len(size) == 3 and not grids else []
     patches = _list_patch_grids(size)
     if not _has_channels_last_axis(module, shape[2]) and shape[2] in map(math.prod, (*patches, *grids)):
-        raise _layout_error(
+        raise build_ambiguous_layout_error(
             f"output {shape} for an input of {size} may be tokens (N,T,K) or a flattened map (N,K,cells)"
         )
     if grids or framed:
@@ -260,7 +262,7 @@ def _infer_token_layout(
         candidates = fitting if len(fitting) == 1 else exact
     if len(candidates) != 1:
         listing = ", ".join(f"{shape[1] - math.prod(g)}+{'x'.join(map(str, g))}" for g in fitting) or "none"
-        raise _layout_error(
+        raise build_ambiguous_layout_error(
             f"output {shape} holds tokens of an input of {size}: expected one grid that fits, found: {listing}"
         )
     cells = math.prod(candidates[0])
@@ -276,27 +278,29 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
     tokens, size = shape[1], tuple(input_shape[2:])
     fix = "pass layout=Layout('tokens', grid, prefix) if you know it, or choose a layer of the vision tower"
     if tokens not in hints.image_token_positions:
-        raise _layout_error(
+        raise build_ambiguous_layout_error(
             f"output {tuple(shape)} belongs to a vision-language model, but no input ids of "
             f"{plural(tokens, 'token')} with image tokens were recorded",
             f"pass input_ids to the model, or {fix}",
         )
     positions = hints.image_token_positions[tokens]
     if positions is None:
-        raise _layout_error(
+        raise build_ambiguous_layout_error(
             "the image tokens are at different positions in the samples of the batch",
             f"explain one at a time, or {fix}",
         )
     count = len(positions)
     if not count or positions[-1] - positions[0] + 1 != count:
-        raise _layout_error(f"the input ids hold {plural(count, 'image token')}; expected one run without gaps", fix)
+        raise build_ambiguous_layout_error(
+            f"the input ids hold {plural(count, 'image token')}; expected one run without gaps", fix
+        )
     levels: Iterable[set[Grid]] = [set(_list_patch_grids(size))]
     if hints.grids:
         levels = _iter_halved_grids([grid for grid in hints.grids if len(grid) == len(size)])
     fitting = next(filter(None, ([grid for grid in level if math.prod(grid) == count] for level in levels)), [])
     if len(fitting) != 1:
         listing = " or ".join("x".join(map(str, grid)) for grid in sorted(fitting)) or "none"
-        raise _layout_error(
+        raise build_ambiguous_layout_error(
             f"the input ids hold {plural(count, 'image token')}; expected one grid with as many cells, found: {listing}",
             fix,
         )

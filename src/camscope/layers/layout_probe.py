@@ -23,10 +23,10 @@ from camscope.hooks.isolation import all_rng_restored, hooks_muted
 from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
 from camscope.layers.layout_verification import (
     N_RUNS,
+    LayoutProbeResult,
     LayoutVerdict,
-    ProbeResult,
-    draw_pattern,
-    judge_distances,
+    draw_noise_pattern,
+    judge_layout,
     upsample_nearest,
 )
 from camscope.pytree import find_main_tensor
@@ -50,19 +50,21 @@ class OutputLocation:
 
 
 ResultKey = tuple[OutputLocation, tuple[int, ...], str]  # the location, the size of the input, and the layout
-_results_by_model: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by model, by layer: a dict[ResultKey, ProbeResult]
+_results_by_model: WeakIdKeyDictionary = (
+    WeakIdKeyDictionary()
+)  # by model, by layer: a dict[ResultKey, LayoutProbeResult]
 _lock = threading.RLock()
 
 
-def get_cached_result(
+def get_cached_layout_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout
-) -> ProbeResult | None:
+) -> LayoutProbeResult | None:
     """Return the cached result for a layout and an input size, or None."""
     with _lock:
         return _cached_results(model, location).get((location, tuple(size), str(layout)))
 
 
-def has_cached_result(model: nn.Module, location: OutputLocation, size: Sequence[int]) -> bool:
+def has_cached_layout_result(model: nn.Module, location: OutputLocation, size: Sequence[int]) -> bool:
     """Whether a layer has a cached result for this input size."""
     with _lock:
         requested = location.output_index, tuple(size)
@@ -71,22 +73,22 @@ def has_cached_result(model: nn.Module, location: OutputLocation, size: Sequence
         )
 
 
-def cache_result(
-    model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout, result: ProbeResult
+def cache_layout_result(
+    model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout, result: LayoutProbeResult
 ) -> None:
     """Store a result until the model or the layer is deleted."""
     with _lock:
         _cached_results(model, location)[location, tuple(size), str(layout)] = result
 
 
-def _cached_results(model: nn.Module, location: OutputLocation) -> dict[ResultKey, ProbeResult]:
+def _cached_results(model: nn.Module, location: OutputLocation) -> dict[ResultKey, LayoutProbeResult]:
     by_layer: WeakIdKeyDictionary = _results_by_model.setdefault(unwrap(model), WeakIdKeyDictionary())
-    results: dict[ResultKey, ProbeResult] = by_layer.setdefault(find_layer(model, location.layer)[1], {})
+    results: dict[ResultKey, LayoutProbeResult] = by_layer.setdefault(find_layer(model, location.layer)[1], {})
     return results
 
 
 @contextmanager
-def unobserved_forward(model: nn.Module, device: torch.device) -> Iterator[None]:
+def forward_without_side_effects(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Run the model inside the `with` in eval mode, without hooks, gradients and changes of the random state."""
     with (
         hooks_muted(model),
@@ -108,54 +110,54 @@ def probe_layout(
     *,
     read_outputs: OutputReader | None = None,
     input_shares: Sequence[float] | None = None,
-    moved_layers: Collection[str] = (),
-) -> list[ProbeResult]:
+    misplaced_layers: Collection[str] = (),
+) -> list[LayoutProbeResult]:
     """Test for each layer output whether it has the given layout, by three forward passes with noise.
 
-    They run as `unobserved_forward` says. Cached results are reused.
+    They run as `forward_without_side_effects` says. Cached results are reused.
     `read_outputs(run, x)` extracts outputs that are not those of layers. `input_shares` is the part of its plane that a
-    model with padding takes from the input, by axis. The outputs of `moved_layers` are known to lie elsewhere at least in part,
+    model with padding takes from the input, by axis. The outputs of `misplaced_layers` are known to lie elsewhere at least in part,
     so they are undecided where the probe does not contradict them.
     """
 
-    def get_cached_results() -> list[ProbeResult | None]:
-        return [get_cached_result(model, location, x.shape[1:], layout) for location in locations]
+    def get_cached_results() -> list[LayoutProbeResult | None]:
+        return [get_cached_layout_result(model, location, x.shape[1:], layout) for location in locations]
 
     if None in get_cached_results():
         # one thread at a time: the next one finds this one's results
-        with unobserved_forward(model, x.device):
+        with forward_without_side_effects(model, x.device):
             unknown = [
                 location for location, result in zip(locations, get_cached_results(), strict=True) if result is None
             ]
             read = read_outputs or partial(_read_layer_outputs, model, unknown)
-            results = probe_outputs(read, layout, x, forward, input_shares=input_shares) if unknown else []
-            results = results or [ProbeResult(LayoutVerdict.UNDECIDED)] * len(unknown)
+            results = probe_output_layouts(read, layout, x, forward, input_shares=input_shares) if unknown else []
+            results = results or [LayoutProbeResult(LayoutVerdict.UNDECIDED)] * len(unknown)
             for location, result in zip(unknown, results, strict=True):
-                if location.layer in moved_layers:
-                    result = _add_movement(result)
-                cache_result(model, location, x.shape[1:], layout, result)
+                if location.layer in misplaced_layers:
+                    result = _lower_verdict_of_misplaced_layer(result)
+                cache_layout_result(model, location, x.shape[1:], layout, result)
     return [result for result in get_cached_results() if result is not None]
 
 
-def _add_movement(result: ProbeResult) -> ProbeResult:
+def _lower_verdict_of_misplaced_layer(result: LayoutProbeResult) -> LayoutProbeResult:
     """Return the result for a layer whose planes were moved, cropped or padded: it is not verified, and the reason is known."""
     if result.verdict is LayoutVerdict.CONTRADICTED:
         cause = "the model crops, pads or moves its planes: apply that to the image first, and explain the rest of the model"
-        return ProbeResult(result.verdict, f"{result.reason} ({cause})")
-    return ProbeResult(LayoutVerdict.UNDECIDED)
+        return LayoutProbeResult(result.verdict, f"{result.reason} ({cause})")
+    return LayoutProbeResult(LayoutVerdict.UNDECIDED)
 
 
-def probe_outputs(
+def probe_output_layouts(
     read_outputs: OutputReader,
     layout: Layout,
     x: Tensor,
     forward: ForwardFunction,
     *,
     input_shares: Sequence[float] | None = None,
-) -> list[ProbeResult]:
+) -> list[LayoutProbeResult]:
     """Test whether each output tensor has the given layout. `read_outputs` returns the tensors. If the model fails, return []."""
     blocks = _count_blocks(layout)
-    labels = draw_pattern(blocks, seed=0)
+    labels = draw_noise_pattern(blocks, seed=0)
     cells_of_pixels = [
         (torch.arange(pixels, device="cpu") * (cells * share / pixels)).long().clamp(max=cells - 1)
         for cells, pixels, share in zip(layout.grid, x.shape[2:], input_shares or [1.0] * (x.ndim - 2), strict=True)
@@ -253,16 +255,16 @@ def _flatten_positions(output: Tensor, layout: Layout) -> Tensor | None:
 
 def _judge_outputs(
     outputs: Sequence[Tensor | None], layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor
-) -> ProbeResult:
+) -> LayoutProbeResult:
     rows = [None if output is None else _flatten_positions(output, layout) for output in outputs]
     usable = [row.float() if row.dtype != torch.float64 else row for row in rows if row is not None]
     if len(usable) < N_RUNS or len({row.shape for row in usable}) > 1:
-        return ProbeResult(LayoutVerdict.UNDECIDED)
+        return LayoutProbeResult(LayoutVerdict.UNDECIDED)
     # [p]: how far the two runs are apart that leave the cells of run p as they are
     distances = torch.stack([_compute_run_distance(usable[p - 1] - usable[p - 2], layout) for p in range(N_RUNS)]).cpu()
     if not bool(distances.isfinite().all()):
-        return ProbeResult(LayoutVerdict.UNDECIDED)
-    return judge_distances(distances, layout, labels, blocks, covered)
+        return LayoutProbeResult(LayoutVerdict.UNDECIDED)
+    return judge_layout(distances, layout, labels, blocks, covered)
 
 
 def _compute_run_distance(difference: Tensor, layout: Layout) -> Tensor:
@@ -274,7 +276,7 @@ def _compute_run_distance(difference: Tensor, layout: Layout) -> Tensor:
     return torch.where(distance > ROUNDING_TOLERANCE * scale, distance, 0).double().mean(0)
 
 
-def make_layout_error(name: str, layout: Layout, reason: str) -> LayerError:
+def build_contradicted_layout_error(name: str, layout: Layout, reason: str) -> LayerError:
     """Create the error for a layout that the probe contradicts."""
     return LayerError(
         f"{name}: its output was read as {layout}, but {reason}, as forward passes with other contents of some cells show",

@@ -54,16 +54,16 @@ class LayoutVerdict(Enum):
 
 
 @dataclass(frozen=True)
-class ProbeResult:
+class LayoutProbeResult:
     """A verdict, and for a contradicted layout what was observed instead."""
 
     verdict: LayoutVerdict
     reason: str = ""
 
 
-def judge_distances(
+def judge_layout(
     distances: Tensor, layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor | None = None
-) -> ProbeResult:
+) -> LayoutProbeResult:
     """Decide whether a layout is right, from the distances (3,T) between the outputs of three runs at each position.
 
     `labels` (blocks,) holds the run that replaces each block. `distances[p]` is between the two runs that keep the cells of p.
@@ -74,7 +74,7 @@ def judge_distances(
     cells = cells if covered is None else cells[covered]
     total = distances.sum(0)
     if not bool((total[start + cells] > 0).any()):
-        return ProbeResult(LayoutVerdict.CONTRADICTED, "it does not depend on the image")
+        return LayoutProbeResult(LayoutVerdict.CONTRADICTED, "it does not depend on the image")
     # 1 where only run p differs from the other two, -1/2 for those; 0 where all differ alike
     reaction = torch.where(total > 0, (total - 3 * distances) / torch.where(total > 0, total, 1), 0)
 
@@ -88,15 +88,15 @@ def judge_distances(
     other_layouts = _score_other_layouts(reaction, labels, block_of_cell, cells, layout)
     other_score, other_z, other_name = max(other_layouts, default=(0.0, 0.0, ""))
     if local < MIN_REACTION:
-        return ProbeResult(LayoutVerdict.UNDECIDED)
+        return LayoutProbeResult(LayoutVerdict.UNDECIDED)
     is_sure, is_wrong, other_order = _compare_orders(
         reaction_here, labels, blocks, blocks_here, strict=layout.kind == TOKENS
     )
     agrees = score >= other_score and any(z >= pair[0] and agreement >= pair[1] for pair in VERIFIED_Z_AND_AGREEMENT)
     if is_sure and (agrees or (has_few_blocks and agreement >= VERIFIED_AGREEMENT_FEW_BLOCKS)):
-        return ProbeResult(LayoutVerdict.VERIFIED)
+        return LayoutProbeResult(LayoutVerdict.VERIFIED)
     if has_few_blocks:  # they disagree, or agree with one of several other places, by chance
-        return ProbeResult(LayoutVerdict.UNDECIDED)
+        return LayoutProbeResult(LayoutVerdict.UNDECIDED)
     hint = f"; they react like {layout} {other_order}" if is_wrong else ""
     if not is_wrong:
         is_wrong = local >= MIN_LOCAL_REACTION and agreement <= MAX_CHANCE_AGREEMENT
@@ -105,8 +105,8 @@ def judge_distances(
         if is_clear and other_score >= max(MIN_OTHER_LAYOUT_AGREEMENT * local, MIN_REACTION):
             is_wrong, hint = True, f"; they react like {other_name}"
     if is_wrong:
-        return ProbeResult(LayoutVerdict.CONTRADICTED, f"its cells react to other parts of the image{hint}")
-    return ProbeResult(LayoutVerdict.UNDECIDED)
+        return LayoutProbeResult(LayoutVerdict.CONTRADICTED, f"its cells react to other parts of the image{hint}")
+    return LayoutProbeResult(LayoutVerdict.UNDECIDED)
 
 
 def _compare_orders(
@@ -205,7 +205,7 @@ def iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iter
 
 
 @lru_cache(maxsize=64)
-def draw_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
+def draw_noise_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
     """Draw the number of the run (blocks,) in which noise replaces each block.
 
     The pattern drawn is the one least like its own shifts and reorderings.

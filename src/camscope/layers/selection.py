@@ -13,10 +13,10 @@ from camscope.hooks.base import Hooks, find_layer, thread_local_hook, unwrap
 from camscope.hooks.image_tokens import (
     find_query_counts,
     find_vocabulary_sizes,
-    has_image_tokens,
-    holds_image_tokens,
+    holds_language_model_tokens,
     is_query_layer,
     is_text_layer,
+    is_vision_language_model,
     record_image_tokens,
     record_text_lengths,
 )
@@ -34,8 +34,8 @@ from camscope.layers.layout import (
     infer_image_token_layout,
     infer_layout,
 )
-from camscope.layers.layout_probe import OutputLocation, make_layout_error, probe_layout
-from camscope.layers.layout_verification import LayoutVerdict, ProbeResult
+from camscope.layers.layout_probe import OutputLocation, build_contradicted_layout_error, probe_layout
+from camscope.layers.layout_verification import LayoutProbeResult, LayoutVerdict
 from camscope.plurals import plural
 from camscope.pytree import find_main_tensor, has_attention_rows
 from camscope.targets.score import Score
@@ -56,7 +56,7 @@ class SpatialLayer:
     """A layer whose output has a grid, in the order in which layers finish.
 
     `by_construction`: the output comes from convolutions, poolings and elementwise operations on the input, so its grid needs
-    no verification. `is_moved`: planes were flipped, shuffled or moved otherwise on the way. `doubt_reason` is described in
+    no verification. `is_misplaced`: planes were flipped, shuffled or moved otherwise on the way. `doubt_reason` is described in
     `find_doubt_reason`.
     """
 
@@ -64,7 +64,7 @@ class SpatialLayer:
     layout: Layout
     by_construction: bool = field(default=False, compare=False)
     doubt_reason: str = field(default="", compare=False)
-    is_moved: bool = field(default=False, compare=False)
+    is_misplaced: bool = field(default=False, compare=False)
 
 
 def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
@@ -110,7 +110,7 @@ def infer_layer_layout(
     if reason := _find_reason_no_grid(model, name, output.shape, weights, inferred, x.shape, hints):
         fix = "choose another layer, or pass layout= if you know that it lies on a grid"
         raise LayerError(reason, fix=fix, remedy=Remedy.SET_LAYOUT)
-    merge_factor = _token_merge_factor(model)
+    merge_factor = _find_token_merge_factor(model)
     patches = max(map(math.prod, hints.grids), default=0)
     if merge_factor > 1 and inferred.kind == TOKENS and math.prod(inferred.grid) * merge_factor > patches:
         raise LayerError(
@@ -130,8 +130,8 @@ def _infer_layout_at(
     layout: str | Layout | None = None,
 ) -> Layout:
     """Infer the layout of a layer. For a vision-language model, the input ids locate the image tokens."""
-    in_sequence = layout is None and len(shape) == 3 and has_image_tokens(model)
-    if in_sequence and holds_image_tokens(model, name, shape[1], hints.image_token_positions):
+    in_sequence = layout is None and len(shape) == 3 and is_vision_language_model(model)
+    if in_sequence and holds_language_model_tokens(model, name, shape[1], hints.image_token_positions):
         return infer_image_token_layout(shape, input_shape, hints)
     return infer_layout(shape, input_shape, find_layer(model, name)[1], layout, hints)
 
@@ -158,7 +158,7 @@ def _find_reason_no_grid(
         return ""
     if is_query_layer(model, name, shape[1]):
         return f"output {shape} holds {shape[1]} queries of a decoder, which lie on no grid"
-    if not has_image_tokens(model) and is_text_layer(model, name, shape[1], hints.text_lengths):
+    if not is_vision_language_model(model) and is_text_layer(model, name, shape[1], hints.text_lengths):
         return f"output {shape} holds {plural(shape[1], 'text token')}, which lie on no grid"
     return ""
 
@@ -173,7 +173,7 @@ def find_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[int], hi
     return ""
 
 
-def _token_merge_factor(model: nn.Module) -> int:
+def _find_token_merge_factor(model: nn.Module) -> int:
     """Return the factor by which a model with windows reduces its tokens. The factor is 1 for other models."""
     for module in unwrap(model).modules():
         schedule = getattr(module, "schedule" if type(module).__name__ == "Unroll" else "unroll_schedule", None)
@@ -196,7 +196,12 @@ def find_spatial_layers(
         with suppress(LayerError):
             tensor = find_main_tensor(name, output)[1]
             is_map = tracker.is_spatial_map(tensor)
-            finished[name] = tensor.shape, is_map, tracker.is_moved(tensor), not is_map and has_attention_rows(tensor)
+            finished[name] = (
+                tensor.shape,
+                is_map,
+                tracker.is_misplaced(tensor),
+                not is_map and has_attention_rows(tensor),
+            )
 
     with torch.no_grad(), Hooks() as hooks:
         hints = record_layout_hints(model, hooks)
@@ -204,14 +209,14 @@ def find_spatial_layers(
         _hook_layers(model, hooks, record_layer)
         forward()
     layers = []
-    for name, (shape, is_map, is_moved, weights) in finished.items():
+    for name, (shape, is_map, is_misplaced, weights) in finished.items():
         with suppress(LayerError):
             layout = _infer_layout_at(model, name, shape, x.shape, hints)
             reason = _find_reason_no_grid(model, name, shape, weights, layout, x.shape, hints)
             if math.prod(layout.grid) > 1 and not reason:
                 doubt = find_doubt_reason(model, layout, shape, hints)
                 in_plane = layout.kind == CHANNELS_FIRST
-                layers.append(SpatialLayer(name, layout, is_map and in_plane, doubt, is_moved and in_plane))
+                layers.append(SpatialLayer(name, layout, is_map and in_plane, doubt, is_misplaced and in_plane))
     return layers
 
 
@@ -254,15 +259,15 @@ def _probe_layer(
     other_layers: Sequence[SpatialLayer],
     forward: Callable[[Tensor], object],
     x: Tensor,
-) -> ProbeResult:
+) -> LayoutProbeResult:
     """Probe a layer's layout. The same forward passes probe other layers with the same layout."""
     if layer.by_construction:
-        return ProbeResult(LayoutVerdict.BY_CONSTRUCTION)
+        return LayoutProbeResult(LayoutVerdict.BY_CONSTRUCTION)
     probed = {other.name: other for other in (layer, *other_layers) if other.layout == layer.layout}
-    moved = [name for name, other in probed.items() if other.is_moved]
-    result = probe_layout(model, list(map(OutputLocation, probed)), layer.layout, x, forward, moved_layers=moved)[0]
+    moved = [name for name, other in probed.items() if other.is_misplaced]
+    result = probe_layout(model, list(map(OutputLocation, probed)), layer.layout, x, forward, misplaced_layers=moved)[0]
     if result.verdict is LayoutVerdict.UNDECIDED and layer.doubt_reason:
-        return ProbeResult(LayoutVerdict.CONTRADICTED, layer.doubt_reason)
+        return LayoutProbeResult(LayoutVerdict.CONTRADICTED, layer.doubt_reason)
     return result
 
 
@@ -304,13 +309,13 @@ def choose_layer(
             next_layers = order[number : number + LAYERS_PER_PASS] if contradicted else []
             result = _probe_layer(model, layer, next_layers, score, x)
             is_doubtful = (
-                bool(contradicted) and layer.is_moved
+                bool(contradicted) and layer.is_misplaced
             )  # not better than the later layer that the probe rejected
             if result.verdict is not LayoutVerdict.CONTRADICTED and not is_doubtful:
                 return layer
             if result.verdict is not LayoutVerdict.CONTRADICTED:
                 continue
-            contradicted.append(make_layout_error(f"layer {layer.name!r}", layer.layout, result.reason))
+            contradicted.append(build_contradicted_layout_error(f"layer {layer.name!r}", layer.layout, result.reason))
     if contradicted:
         raise contradicted[0]
     where = "in" if dense else "at the patch tokens of"

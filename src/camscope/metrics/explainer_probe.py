@@ -35,7 +35,7 @@ class ExplainerProbe:
             score = context.create_score(explainer.resolve_target(target))
             output = score.forward(context.x)
             probabilities = score.probability(output, len(context.x))
-            explainer = explainer.resolve(context.x, score)
+            explainer = explainer.with_chosen_layers(context.x, score)
         logits = score.logits
         return cls(explainer, x, score, _to_float_array(probabilities), None if logits is None else logits.shape[1])
 

@@ -21,7 +21,7 @@ from camscope.explainers import (
     GuidedIG,
     IntegratedGradients,
 )
-from camscope.explainers.core.base_method import AttributionMaps, merge_maps
+from camscope.explainers.core.base_method import AttributionMaps, merge_notes_and_flags
 from camscope.explainers.core.batching import draw_normal
 from camscope.explainers.path.integrated_gradients import BlurredCopies, PathSamples, allocate_distance
 from camscope.explainers.path.xrai import average_over_segments, find_pixels_near_mask, segment_image
@@ -210,7 +210,7 @@ def test_what_a_path_measured_is_saved_and_read_again(tmp_path):
     for name in ("one.npz", "one.json"):
         assert Explanation.load(one.save(tmp_path / name)).diagnostics == one.diagnostics
     maps = AttributionMaps(torch.ones(1, 2, 2), diagnostics={"completeness_gap": torch.ones(1)})
-    assert merge_maps([maps, maps], maps.attribution).diagnostics == {}, (
+    assert merge_notes_and_flags([maps, maps], maps.attribution).diagnostics == {}, (
         "the mean of two gaps is not the gap of what they became"
     )
 

@@ -58,7 +58,7 @@ _OTHER_NONLINEAR_NAMES = (
 NONLINEAR_FUNCTIONS = RESCALED_FUNCTIONS | MAX_FUNCTIONS | set(_OTHER_NONLINEAR_NAMES.split())
 
 
-class UnsupportedOps(BaseFunctionMode):
+class UnsupportedOperationCounter(BaseFunctionMode):
     """Counts, inside the `with`, non-linear operations for which captum has no rule."""
 
     def __init__(self) -> None:
@@ -210,7 +210,10 @@ class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
     ) -> AdditiveAttribution:
         """Return the attribution of one sample with one baseline (C,*S)."""
         x, score = evaluator.x[sample], evaluator.score
-        score_module, unsupported_ops = _ScoreModule(score, evaluator.call_records, sample), UnsupportedOps()
+        score_module, unsupported_ops = (
+            _ScoreModule(score, evaluator.call_records, sample),
+            UnsupportedOperationCounter(),
+        )
         unsupported_ops.track_supported_modules(score_module)
         multipliers = call_with_gradients(lambda: _compute_multipliers(score_module, x, baseline, unsupported_ops))
         check_finite("the multipliers at the input", multipliers, self.on_nonfinite)
@@ -305,7 +308,7 @@ def compute_smallest_difference(x: Tensor, score: Score) -> float:
 
 
 def _compute_multipliers(
-    score_module: _ScoreModule, x: Tensor, baseline_tensor: Tensor, unsupported_ops: UnsupportedOps
+    score_module: _ScoreModule, x: Tensor, baseline_tensor: Tensor, unsupported_ops: UnsupportedOperationCounter
 ) -> Tensor | None:
     """Return captum's multipliers (C,*S) of one input and one baseline, or None if the model disables gradients."""
     from captum.attr import DeepLift

@@ -17,15 +17,15 @@ from camscope.explainers.core.base_method import (
     AttributionMaps,
     BaseMethod,
     DeferredMap,
+    compute_map_or_raise,
     is_below_precision,
-    resolve_map,
 )
 from camscope.explainers.core.evaluation_context import check_finite
 from camscope.hooks.attention import Attention, AttentionBlockFinder, AttentionRecorder, blocks_skipped
 from camscope.hooks.base import thread_local_hook, unwrap
 from camscope.hooks.tap import Tap
 from camscope.layers.layout import TOKENS, Layout, LayoutHints, infer_image_token_layout, infer_layout
-from camscope.layers.layout_probe import OutputLocation, make_layout_error, probe_layout
+from camscope.layers.layout_probe import OutputLocation, build_contradicted_layout_error, probe_layout
 from camscope.layers.layout_verification import LayoutVerdict
 from camscope.layers.selection import record_layout_hints
 from camscope.plurals import plural
@@ -171,7 +171,7 @@ def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layo
         score.model, [OutputLocation("", name)], layout, x, run_forward, read_outputs=read_first_attention_values
     )[0]
     if result.verdict is LayoutVerdict.CONTRADICTED:
-        raise make_layout_error(f"{method_name}, {name}", layout, result.reason)
+        raise build_contradicted_layout_error(f"{method_name}, {name}", layout, result.reason)
     return result.verdict is LayoutVerdict.UNDECIDED
 
 
@@ -237,7 +237,9 @@ class TokenAttentionExplainer(Explainer):
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Compute the maps of several scores. All share one forward pass."""
-        return [resolve_map(entry) for entry in TokenAttentionExplainer.compute_shared_maps([self], x, scores)[0]]
+        return [
+            compute_map_or_raise(entry) for entry in TokenAttentionExplainer.compute_shared_maps([self], x, scores)[0]
+        ]
 
     @property
     def share_key(self) -> Hashable:

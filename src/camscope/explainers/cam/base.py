@@ -11,14 +11,14 @@ from torch import Tensor
 
 from camscope.errors import CamscopeError
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.cam.layer_pass import LayerSelectionMixin, SharedPass
+from camscope.explainers.cam.layer_pass import LayerSelectionMixin, SharedLayerPass
 from camscope.explainers.core.base_method import (
     AttributionMaps,
     BaseMethod,
     DeferredMap,
-    compute_or_return_error,
+    compute_map_or_raise,
+    compute_map_or_return_error,
     is_below_precision,
-    resolve_map,
 )
 from camscope.explainers.core.resampling import crop_padding
 from camscope.targets import Score
@@ -53,7 +53,7 @@ class LayerExplainer(LayerSelectionMixin):
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Compute the maps of several scores. All share one forward pass, and each has one backward pass."""
-        return [resolve_map(entry) for entry in LayerExplainer.compute_shared_maps([self], x, scores)[0]]
+        return [compute_map_or_raise(entry) for entry in LayerExplainer.compute_shared_maps([self], x, scores)[0]]
 
     @property
     def share_key(self) -> Hashable:
@@ -77,12 +77,12 @@ class LayerExplainer(LayerSelectionMixin):
         for chosen_layer, indices in groupby(range(len(scores)), chosen.__getitem__):
             layers = [str(explainer.layer or chosen_layer) for explainer in layer_explainers]
             group = [scores[i] for i in indices]
-            with SharedPass(layer_explainers, layers, x, group) as shared:
+            with SharedLayerPass(layer_explainers, layers, x, group) as shared:
                 for i in range(len(group)):
                     for t, features in shared.iter_features(i):
                         compute = partial(layer_explainers[t]._combine_to_maps, features)
                         is_deferred = layer_explainers[t].runs_model
-                        results[t].append(compute if is_deferred else compute_or_return_error(compute))
+                        results[t].append(compute if is_deferred else compute_map_or_return_error(compute))
         return results
 
     def _combine_to_maps(self, features: LayerFeatures) -> AttributionMaps:

@@ -14,7 +14,7 @@ from camscope import render
 from camscope.errors import InputError
 from camscope.explainers.cam.base import LayerExplainer
 from camscope.explainers.cam.layer_features import ActivationEdit, LayerFeatures
-from camscope.explainers.cam.layer_pass import SharedPass
+from camscope.explainers.cam.layer_pass import SharedLayerPass
 from camscope.explainers.core.base import register
 from camscope.explainers.core.batching import BatchedMixin
 from camscope.explainers.core.evaluation_context import evaluation_context, inspect_model
@@ -272,7 +272,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
     def _compute_layer_features(self, score: Score, x: Tensor) -> LayerFeatures:
         """Run one forward pass and return the activation of the layer."""
         layer = self.choose_layer_name(x, score) if self.layer is None else str(self.layer)
-        with SharedPass([self], [layer], x, [score]) as shared_pass:
+        with SharedLayerPass([self], [layer], x, [score]) as shared_pass:
             return next(features for _, features in shared_pass.iter_features(0))
 
 

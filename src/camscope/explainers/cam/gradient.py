@@ -255,7 +255,7 @@ class FinerCAM(GradCAM):
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """Return the logit of the class (N,) minus gamma times the mean logit of the similar classes."""
         target_scores = score.read_score(output, n_samples)
-        logits, classes = _require_class_logits(self.name, score, output)
+        logits, classes = require_class_logits(self.name, score, output)
         distance = (logits - target_scores[:, None]).detach().abs().scatter(1, classes[:, None], torch.inf)
         closest = distance.argsort(dim=1, stable=True)[:, : min(self.n_references, logits.shape[1] - 1)]
         return target_scores - self.gamma * logits.gather(1, closest).mean(1)
@@ -296,7 +296,7 @@ class ShapleyCAM(BaseWeightedChannels):
         target_scores = score.read_score(output, n_samples)
         if self.utility == "logit":
             return target_scores
-        logits, _ = _require_class_logits(f"{self.name} with utility='rest'", score, output)
+        logits, _ = require_class_logits(f"{self.name} with utility='rest'", score, output)
         return 2 * target_scores - logits.logsumexp(1)
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
@@ -304,7 +304,7 @@ class ShapleyCAM(BaseWeightedChannels):
         return (features.gradient - features.compute_curvature() / 2).flatten(2).mean(SPATIAL_AXIS, keepdim=True)
 
 
-def _require_class_logits(method_name: str, score: Score, output: object) -> tuple[Tensor, Tensor]:
+def require_class_logits(method_name: str, score: Score, output: object) -> tuple[Tensor, Tensor]:
     """Return the logits (N,K) and the target class of each sample (N,). Raises TargetError if the target is not a class."""
     problem = "the target is a difference or a callable: pass a class, or use gradcam"
     if score.classes is not None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from camscope.errors import LayerError
 from camscope.explainers.core.batching import ActivationBytes, count_copies_in_memory, map_chunks
 from camscope.hooks.base import Hooks, thread_local_hook
-from camscope.hooks.partial_forward import PrefixCache, branch_layer_output
+from camscope.hooks.partial_forward import PrefixCache, replace_output_by_variants
 from camscope.layers.layout import Layout
 from camscope.targets import Score
 
@@ -297,7 +297,7 @@ class LayerFeatures:
     ) -> Any:
         """Run the model on x, variants of the samples `input_sample_index`, with `rows` of the layer copied and edited."""
         edit_rows, output_index, call_index = partial(self._apply_edit, edit), self.output_index, self.call_index
-        with branch_layer_output(
+        with replace_output_by_variants(
             self.score.model, self.layer, rows, edit_rows, output_index=output_index, call_index=call_index
         ):
             return self.score.forward(x, input_sample_index)

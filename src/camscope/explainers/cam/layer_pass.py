@@ -25,14 +25,14 @@ from camscope.hooks.tap import Tap, TappedCall
 from camscope.layers.layout import CHANNELS_FIRST, CHANNELS_FIRST_MODULES, Layout, has_unequal_strides
 from camscope.layers.layout_probe import (
     OutputLocation,
-    cache_result,
-    get_cached_result,
-    has_cached_result,
-    make_layout_error,
+    build_contradicted_layout_error,
+    cache_layout_result,
+    forward_without_side_effects,
+    get_cached_layout_result,
+    has_cached_layout_result,
     probe_layout,
-    unobserved_forward,
 )
-from camscope.layers.layout_verification import LayoutVerdict, ProbeResult
+from camscope.layers.layout_verification import LayoutProbeResult, LayoutVerdict
 from camscope.layers.selection import choose_layer, find_doubt_reason, infer_layer_layout, record_layout_hints
 from camscope.model_metadata import get_card
 from camscope.plurals import plural
@@ -96,7 +96,7 @@ class LayerSelectionMixin(Explainer):
         """Key of `objective`. Methods with equal keys share a backward pass."""
         return "score" if type(self).objective is LayerSelectionMixin.objective else id(self)
 
-    def resolve(self, x: Tensor, score: Score) -> Self:
+    def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
         """Return a copy of this method whose layer is the one it chooses for this input."""
         return self if self.layer is not None else replace(self, layer=self.choose_layer_name(x, score))
 
@@ -122,7 +122,7 @@ class LayerSelectionMixin(Explainer):
         return self._chosen_layers[key]
 
 
-class SharedPass(ExitStack):
+class SharedLayerPass(ExitStack):
     """One forward pass of x (N,C,*S) for several methods, layers and scores, with one backward pass per score.
 
     The forward pass runs at the start of the `with`, the backward passes in `iter_features`.
@@ -148,7 +148,7 @@ class SharedPass(ExitStack):
         self._objective_groups = list(groups.values())
         self._layer_maps: dict[object, tuple[Tensor, Layout | None, Callable[[Tensor], Tensor]]] = {}
 
-    def __enter__(self) -> "SharedPass":
+    def __enter__(self) -> "SharedLayerPass":
         super().__enter__()
         try:
             self._run_forward()
@@ -212,7 +212,7 @@ class SharedPass(ExitStack):
         if explainer.layout is not None or explainer.reshape is not None:
             return False
         location = OutputLocation(layer, explainer.output_index)
-        return not has_cached_result(self._scores[0].model, location, self._x.shape[1:])
+        return not has_cached_layout_result(self._scores[0].model, location, self._x.shape[1:])
 
     def _verify_layout(
         self, explainer: LayerSelectionMixin, layer: str, call_index: int, layout: Layout | None
@@ -223,11 +223,11 @@ class SharedPass(ExitStack):
         score, x, calls = self._scores[0], self._x, self._tap.calls[layer]
         indices = range(len(calls)) if len(calls) > 1 else [None]
         locations = [OutputLocation(layer, explainer.output_index, n) for n in indices]
-        result = get_cached_result(score.model, locations[call_index], x.shape[1:], layout)
-        is_moved = False
+        result = get_cached_layout_result(score.model, locations[call_index], x.shape[1:], layout)
+        is_misplaced = False
         if result is None and layout.kind == CHANNELS_FIRST:
-            is_moved = self._cache_maps_by_construction(layer, locations, layout, call_index)
-            result = get_cached_result(score.model, locations[call_index], x.shape[1:], layout)
+            is_misplaced = self._cache_maps_by_construction(layer, locations, layout, call_index)
+            result = get_cached_layout_result(score.model, locations[call_index], x.shape[1:], layout)
         if result is None:
             first = torch.zeros(1, dtype=torch.long, device=x.device)
 
@@ -242,13 +242,13 @@ class SharedPass(ExitStack):
                 x,
                 run_forward,
                 input_shares=shares,
-                moved_layers=[layer] if is_moved else [],
+                misplaced_layers=[layer] if is_misplaced else [],
             )[0]
         if result.verdict is LayoutVerdict.UNDECIDED:
             doubt = find_doubt_reason(score.model, layout, calls[call_index].activation.shape, self._layout_hints)
-            result = ProbeResult(LayoutVerdict.CONTRADICTED, doubt) if doubt else result
+            result = LayoutProbeResult(LayoutVerdict.CONTRADICTED, doubt) if doubt else result
         if result.verdict is LayoutVerdict.CONTRADICTED:
-            raise make_layout_error(f"layer {layer!r}", layout, result.reason)
+            raise build_contradicted_layout_error(f"layer {layer!r}", layout, result.reason)
         return result.verdict
 
     def _cache_maps_by_construction(
@@ -260,16 +260,18 @@ class SharedPass(ExitStack):
             # interception would have changed the results of this model: one more forward pass
             tap = Tap(score.model, layer, output_index=locations[0].output_index, gradients=False)
             tracker = SpatialMapTracker(unwrap(score.model), x, score.extra_tensors)
-            with unobserved_forward(score.model, x.device), tap, tracker:
+            with forward_without_side_effects(score.model, x.device), tap, tracker:
                 score.forward(x)
             calls = tap.calls[layer]
         if tracker is None or len(calls) != len(locations):  # a target function may call the model again
             return False
         for location, call in zip(locations, calls, strict=True):
             if tracker.is_spatial_map(call.activation) and call.activation.shape[2:] == layout.grid:
-                cache_result(score.model, location, x.shape[1:], layout, ProbeResult(LayoutVerdict.BY_CONSTRUCTION))
-        is_moved: bool = tracker.is_moved(calls[call_index].activation)
-        return is_moved
+                cache_layout_result(
+                    score.model, location, x.shape[1:], layout, LayoutProbeResult(LayoutVerdict.BY_CONSTRUCTION)
+                )
+        is_misplaced: bool = tracker.is_misplaced(calls[call_index].activation)
+        return is_misplaced
 
     def _compute_gradients(self, values: Tensor, layers: Sequence[str], is_last_backward: bool) -> dict[str, Tensor]:
         """Return the gradient at each layer in at least float32. Gradients that underflow in float16 are scaled up."""
@@ -372,7 +374,7 @@ class SharedPass(ExitStack):
 
 
 def _recompute_features(explainer: LayerSelectionMixin, layer: str, score: Score, x: Tensor) -> LayerFeatures:
-    with SharedPass([explainer], [layer], x, [score], allow_more_passes=False) as another:
+    with SharedLayerPass([explainer], [layer], x, [score], allow_more_passes=False) as another:
         return next(features for _, features in another.iter_features(0))
 
 

@@ -167,7 +167,7 @@ class Comparison:
             signed = any(explanation.colormap == render.DIVERGING for explanation in explanations)
             colormap = render.DIVERGING if signed else "inferno"
         scales = shared_scales(explanations, colormap) if scale == "shared" else [scale] * len(explanations)
-        region = _find_visible_region(explanations) if crop else None
+        region = _find_visible_rows_and_columns(explanations) if crop else None
         is_volume = explanations[0].attribution.ndim == 3
         height = height or (384 if is_volume else 256)
         volume_height = height if is_volume else None  # planes are drawn at this height directly
@@ -178,7 +178,7 @@ class Comparison:
         return render.draw_contact_sheet(
             self._build_figure_cells(images, region, volume_height),
             title=f"{self.title} · region seen by the model" if region else self.title,
-            legend=_format_legend_labels(scale, colormap),
+            legend=_format_lowest_and_highest_label(scale, colormap),
             colormap=colormap,
             columns=columns,
             height=height,
@@ -344,7 +344,7 @@ def compare_explainers(
     return Comparison(entries, row_labels, column_labels, tuple(groups))
 
 
-def _find_visible_region(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
+def _find_visible_rows_and_columns(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
     """Return the rows and columns of the image that the model received. None: all of them, or unknown."""
     regions = set()
     for explanation in explanations:
@@ -360,7 +360,7 @@ def _find_visible_region(explanations: Sequence[Explanation]) -> tuple[slice, sl
     return slice(top, bottom), slice(left, right)
 
 
-def _format_legend_labels(scale: ScaleOption | Literal["shared"], colormap: str) -> tuple[str, str]:
+def _format_lowest_and_highest_label(scale: ScaleOption | Literal["shared"], colormap: str) -> tuple[str, str]:
     """Return the meanings of the lowest and the highest color, as two texts."""
     if isinstance(scale, tuple | list):
         return f"{scale[0]:.3g}", f"{scale[1]:.3g}"

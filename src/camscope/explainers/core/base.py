@@ -362,7 +362,7 @@ class Explainer(BaseMethod):
             rows = [i for i, item in enumerate(items) if item.x.shape == shape]
             batch_items, batch_inputs = [items[i] for i in rows], extra.select_rows(rows, len(items))
             explainer = apply_captum_settings(self, select_baseline_rows(self, for_method, rows, items))
-            target = explainer.bind_targets([image_targets[i] for i in rows], batch_items, batch_inputs)
+            target = explainer.prepare_targets([image_targets[i] for i in rows], batch_items, batch_inputs)
             result = run_methods([explainer], torch.stack([item.x for item in batch_items]), [target], batch_inputs)[0]
             digest = compute_model_digest(result.model_info.model)
             results.update(zip(rows, build_explanations(explainer, batch_items, result, 0, digest), strict=True))

@@ -21,8 +21,8 @@ from camscope.explainers.core.evaluation_context import (
     Mode,
     OnNonFinite,
     Precision,
-    device_and_dtype,
     evaluation_context,
+    get_device_and_dtype,
     inspect_model,
 )
 from camscope.explainers.core.inputs import ExtraInputs, ModelInput, read_model_input
@@ -164,7 +164,7 @@ class BaseMethod(ABC):
         """
         return [AttributionMaps(self.attribution(x, score)) for score in scores]
 
-    def resolve(self, x: Tensor, score: Score) -> Self:
+    def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
         """Return this method with all open choices made for an input, such as the layer.
 
         Args:
@@ -177,7 +177,7 @@ class BaseMethod(ABC):
         >>> from camscope import GradCAM, load_model
         >>> from camscope.targets import Score
         >>> model = load_model("phantom")
-        >>> GradCAM(model).resolve(torch.zeros(1, 1, 128, 128), Score(model, 1)).layer
+        >>> GradCAM(model).with_chosen_layers(torch.zeros(1, 1, 128, 128), Score(model, 1)).layer
         'layer4'
 
         """
@@ -262,10 +262,10 @@ class BaseMethod(ABC):
         """
         model = unwrap(self.model)
         return read_model_input(
-            image, self.preprocess, model, device_and_dtype(model), frames_first=bool(self.frames_first)
+            image, self.preprocess, model, get_device_and_dtype(model), frames_first=bool(self.frames_first)
         )
 
-    def bind_targets(
+    def prepare_targets(
         self, targets: Sequence[TargetLike], inputs: Sequence[ModelInput], extra_inputs: ExtraInputs
     ) -> TargetLike:
         """Bind each target to its image. Return one target if all are the same, otherwise a list.
@@ -281,7 +281,7 @@ class BaseMethod(ABC):
         >>> from camscope import Saliency, load_model
         >>> explainer = Saliency(load_model("phantom"))
         >>> inputs = [explainer.prepare_input(torch.zeros(1, 128, 128))] * 2
-        >>> explainer.bind_targets([1, 2], inputs, ExtraInputs())
+        >>> explainer.prepare_targets([1, 2], inputs, ExtraInputs())
         [1, 2]
 
         """
@@ -431,7 +431,7 @@ def _format_type_and_digest(value: Any) -> str:
 # --- maps
 
 
-def compute_or_return_error(compute: DeferredMap) -> AttributionMaps | CamscopeError:
+def compute_map_or_return_error(compute: DeferredMap) -> AttributionMaps | CamscopeError:
     """Return the computed map. An error is returned and not raised, so that other methods can continue."""
     try:
         return compute()
@@ -439,14 +439,14 @@ def compute_or_return_error(compute: DeferredMap) -> AttributionMaps | CamscopeE
         return error
 
 
-def resolve_map(entry: AttributionMaps | DeferredMap | CamscopeError) -> AttributionMaps:
+def compute_map_or_raise(entry: AttributionMaps | DeferredMap | CamscopeError) -> AttributionMaps:
     """Return the map of one entry of `compute_shared_maps`. A deferred map is computed now, and an error is raised."""
     if isinstance(entry, CamscopeError):
         raise entry
     return entry() if callable(entry) else entry
 
 
-def merge_maps(maps: Sequence[AttributionMaps], attribution: Tensor, *notes: str) -> AttributionMaps:
+def merge_notes_and_flags(maps: Sequence[AttributionMaps], attribution: Tensor, *notes: str) -> AttributionMaps:
     """Merge the notes and flags of several maps into one result with the given `attribution` (N,*s).
 
     Each note appears once. A zero gradient or a constant score is reported only if all maps have it.
@@ -471,7 +471,7 @@ def merge_maps(maps: Sequence[AttributionMaps], attribution: Tensor, *notes: str
     )
 
 
-def stack_samples(maps: Sequence[AttributionMaps], *notes: str) -> AttributionMaps:
+def concatenate_sample_maps(maps: Sequence[AttributionMaps], *notes: str) -> AttributionMaps:
     """Combine the maps of separately explained samples into the maps of one batch."""
     shared = tuple(note for note in maps[0].notes if all(note in sample.notes for sample in maps))
     return replace(

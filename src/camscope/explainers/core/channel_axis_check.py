@@ -19,15 +19,15 @@ MAX_IMAGE_CHANNELS = 4
 
 
 class _FirstConvolution(SpatialMapTracker):
-    """Tracks the input up to the first convolution: `shape` is that of its input, and `is_input_moved` whether it was moved."""
+    """Tracks the input up to the first convolution: `shape` is that of its input, and `is_input_misplaced` whether it was moved."""
 
     shape: tuple[int, ...] | None = None
-    is_input_moved = False
+    is_input_misplaced = False
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self.shape is None and function_name(func) in {f"conv{rank}d" for rank in SPATIAL_RANKS}:
             source = args[0] if args else kwargs["input"]
-            self.shape, self.is_input_moved = tuple(source.shape), self.is_moved(source)
+            self.shape, self.is_input_misplaced = tuple(source.shape), self.is_misplaced(source)
         return super().run_function(func, args, kwargs)
 
 
@@ -48,7 +48,7 @@ def check_channels_not_last(x: Tensor, score: Score) -> None:
     shape, size = first.shape, tuple(x.shape[1:-1])
     if shape is None or len(shape) != x.ndim or shape[1] != channels:
         return
-    if shape[2:] == size or first.is_input_moved:
+    if shape[2:] == size or first.is_input_misplaced:
         last = x.ndim - 1
         there, back = (0, last, *range(1, last)), (0, *range(2, last + 1), 1)
         raise InputError(

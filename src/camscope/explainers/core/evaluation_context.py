@@ -52,7 +52,7 @@ class ModelInfo:
     is_compiled: bool
     inference_tensor_name: str | None
 
-    def weight_versions(self) -> dict[int, int]:
+    def read_weight_versions(self) -> dict[int, int]:
         """Return the version counter of each parameter. A counter changes if another thread trains the model."""
         parameters = (value for module in self.modules for value in module._parameters.values() if value is not None)
         return {id(value): value._version for value in parameters if not value.is_inference()}
@@ -351,7 +351,7 @@ def check_differentiable(model_info: ModelInfo) -> None:
         )
 
 
-def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+def get_device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Return the device and dtype of the model's first floating-point parameter or buffer."""
     for value in itertools.chain(model.parameters(), model.buffers()):
         if value.is_floating_point():

@@ -45,7 +45,7 @@ def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64
     if gram.shape[1] <= MAX_ROWS_FOR_FULL_DECOMPOSITION:
         values, vectors = torch.linalg.eigh(gram)
         return _scale_leading_vectors(values, vectors, source_dtype)
-    axes, sure = _iterate_block_lanczos(gram, source_dtype)
+    axes, sure = _compute_leading_axes_by_lanczos(gram, source_dtype)
     if bool(sure.all()):
         return axes
     values, vectors = torch.linalg.eigh(gram[~sure])
@@ -69,7 +69,7 @@ def _find_tied_eigenvalues(values: Tensor, source_dtype: torch.dtype) -> Tensor:
     return (top > 0) & (values >= top * (1 - _tie_tolerance(source_dtype)))
 
 
-def _iterate_block_lanczos(gram: Tensor, source_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _compute_leading_axes_by_lanczos(gram: Tensor, source_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the leading axes (N,n,BLOCK) by restarted block Lanczos, and whether (N,) the iteration converged."""
     samples, n = gram.shape[:2]
     start = torch.randn(

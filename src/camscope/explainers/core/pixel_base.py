@@ -21,7 +21,7 @@ from camscope.explainers.core.batching import (
     read_memory_budget,
 )
 from camscope.explainers.core.evaluation_context import check_finite, check_one_of
-from camscope.hooks.gradients import compute_input_gradients
+from camscope.hooks.gradients import compute_scores_and_input_gradients
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision
 
@@ -95,7 +95,7 @@ class InputGradientExplainer(PixelExplainer):
             on_scores(values)
             return values
 
-        gradients = compute_input_gradients(x, compute_scores)[1]
+        gradients = compute_scores_and_input_gradients(x, compute_scores)[1]
         for gradient in gradients:
             check_finite("the gradient at the input", gradient, self.on_nonfinite)
         return gradients
@@ -184,11 +184,11 @@ class PerturbedEvaluator:
         check_finite("the score of a changed input", values, self.explainer.on_nonfinite)
         return values
 
-    def compute_gradients(
+    def compute_scores_and_gradients(
         self, sample: int, variants: Tensor, *, as_probability: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Return the scores (R,) of variants of one sample, or their probabilities, and the gradients (R,C,*S)."""
-        (values,), (gradients,) = compute_input_gradients(
+        (values,), (gradients,) = compute_scores_and_input_gradients(
             variants, lambda x: [self._evaluate(sample, x, as_probability)]
         )
         check_finite("the gradient at the input", gradients, self.explainer.on_nonfinite)

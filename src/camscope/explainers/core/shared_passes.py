@@ -13,9 +13,9 @@ from camscope.errors import CamscopeError, InputError, ModelError, TargetError, 
 from camscope.explainers.core.base_method import (
     AttributionMaps,
     BaseMethod,
+    compute_map_or_raise,
+    concatenate_sample_maps,
     determine_statuses,
-    resolve_map,
-    stack_samples,
 )
 from camscope.explainers.core.evaluation_context import (
     ModelInfo,
@@ -72,20 +72,20 @@ def run_methods(
     model_info = inspect_model(explainers[0].model)
     if any(explainer.uses_gradients for explainer in explainers):
         check_differentiable(model_info)
-    weights = model_info.weight_versions()
+    weights = model_info.read_weight_versions()
     results: dict[int, MethodResult] = {}
     for indices in group_by_share_key(explainers):
         group = [explainers[t] for t in indices]
         try:
             rows = _run_group(group, model_info, x, targets, extra_inputs, on_pass, errors)
         except RuntimeError as error:  # autograd notices some changes of the weights
-            if model_info.weight_versions() != weights:
+            if model_info.read_weight_versions() != weights:
                 raise ModelError(
                     f"{WEIGHTS_CHANGED_NOTE}; explain copy.deepcopy(model), or wait until the training stops"
                 ) from error
             raise
         results.update(zip(indices, rows, strict=True))
-    if model_info.weight_versions() != weights:
+    if model_info.read_weight_versions() != weights:
         warn_caller(WEIGHTS_CHANGED_NOTE)
         for maps in (maps for result in results.values() for maps in result.maps):
             maps.notes = (*maps.notes, WEIGHTS_CHANGED_NOTE)
@@ -154,7 +154,7 @@ def flag_constant_scores(
     uses_rival_scores = not getattr(explainer, "has_custom_backward", False) and (
         getattr(explainer, "runs_model", False) or getattr(explainer, "objective_key", "score") != "score"
     )  # the map uses more than the score of its class: probabilities, or scores of rival classes
-    weights_key = hash(frozenset(model_info.weight_versions().items()))
+    weights_key = hash(frozenset(model_info.read_weight_versions().items()))
     constant = find_constant_rows(x, score, rows, weights_key, include_probabilities=uses_rival_scores)
     if constant is not None and maps.constant_score is not None:
         constant = constant | maps.constant_score.to(constant.device)
@@ -176,7 +176,7 @@ def _join_samples(parts: Sequence[MethodResult]) -> MethodResult:
     scores = [Score.concatenate(samples) for samples in zip(*(part.scores for part in parts), strict=True)]
     by_target = zip(*(part.maps for part in parts), strict=False)
     return MethodResult(
-        parts[0].model_info, scores, [stack_samples(samples, SEPARATE_SAMPLES_NOTE) for samples in by_target]
+        parts[0].model_info, scores, [concatenate_sample_maps(samples, SEPARATE_SAMPLES_NOTE) for samples in by_target]
     )
 
 
@@ -210,7 +210,7 @@ def compute_group_maps(
             for entry in shared[t]:
                 if callable(entry) and on_pass is not None:
                     on_pass([explainers[t]])
-                maps.append(resolve_map(entry))
+                maps.append(compute_map_or_raise(entry))
             rows[t] = maps
     return rows
 
@@ -232,7 +232,7 @@ def explain_grid(
     check_compatible_explainers(explainers)
     main = explainers[0]
     item = main.prepare_input(image)
-    bound = [main.bind_targets([target], [item], extra_inputs) for target in targets]
+    bound = [main.prepare_targets([target], [item], extra_inputs) for target in targets]
     results = run_methods(explainers, item.x[None], bound, extra_inputs, on_pass, errors=errors)
     digest = compute_model_digest(unwrap(main.model))
     return [

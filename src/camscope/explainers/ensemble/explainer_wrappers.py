@@ -18,7 +18,7 @@ from camscope.errors import CamscopeError, InputError, TargetError
 from camscope.explainers.cam.base import BaseWeightedChannels
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.base_method import AttributionMaps, BaseMethod, merge_maps
+from camscope.explainers.core.base_method import AttributionMaps, BaseMethod, merge_notes_and_flags
 from camscope.explainers.core.linalg import project_on_first_component
 from camscope.explainers.core.resampling import resize_input, resize_maps
 from camscope.explainers.core.shared_passes import check_compatible_explainers, compute_group_maps
@@ -61,9 +61,9 @@ class Wrapper(Explainer):
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Compute one map per score of an input (N,C,*S), by combining the maps of the inner explainers."""
 
-    def resolve(self, x: Tensor, score: Score) -> Self:
+    def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
         """Return this wrapper around inner explainers that have chosen their layers for the input."""
-        return self._with_inner([explainer.resolve(x, score) for explainer in self.inner])
+        return self._with_inner([explainer.with_chosen_layers(x, score) for explainer in self.inner])
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
         """Return the attribution map (N,*s) of an input (N,C,*S)."""
@@ -283,7 +283,10 @@ class Augmented(Wrapper):
         """Compute the mean map over all views, for each score."""
         if len(scores) > 1 and any(callable(score.target) for score in scores):  # each may have its own layer
             return [self.compute_maps(x, [score])[0] for score in scores]
-        unchanged_maps, explainer = self.explainer.compute_maps(x, scores), self.explainer.resolve(x, scores[0])
+        unchanged_maps, explainer = (
+            self.explainer.compute_maps(x, scores),
+            self.explainer.with_chosen_layers(x, scores[0]),
+        )
         flips, views_by_scale = self._list_flip_axes(x.ndim - 2), []
         for scale in dict.fromkeys((1.0, *map(float, self.scales))):
             size = [max(1, round(scale * pixels)) for pixels in x.shape[2:]]
@@ -346,7 +349,7 @@ def _average_views(views_by_scale: Sequence[Sequence[AttributionMaps]]) -> Attri
     for total, size in zip(sums[1:], sizes[1:], strict=True):
         total_map = total_map + total * torch.where(size > 0, sizes[0] / size, 0)
     views = [view for group in views_by_scale for view in group]
-    return merge_maps(views, total_map / len(views), f"the mean of {plural(len(views), 'view')}")
+    return merge_notes_and_flags(views, total_map / len(views), f"the mean of {plural(len(views), 'view')}")
 
 
 def _mean_magnitude(attribution: Tensor) -> Tensor:

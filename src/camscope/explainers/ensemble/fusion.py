@@ -20,7 +20,7 @@ from camscope.explainers.core.base_method import (
     SETTINGS_WITHOUT_EFFECT,
     AttributionMaps,
     determine_statuses,
-    merge_maps,
+    merge_notes_and_flags,
 )
 from camscope.explainers.core.evaluation_context import check_one_of
 from camscope.explainers.core.resampling import resize_maps, scale_to_unit_range
@@ -154,7 +154,9 @@ def merge_layer_maps(layer_maps: Sequence[AttributionMaps], attribution: Tensor,
         statuses = set(determine_statuses(maps))
         if len(statuses) == 1 and STATUS_OK not in statuses:
             notes.append(f"{maps.layer}: {STATUS_MEANINGS[statuses.pop()]}")
-    return replace(merge_maps(layer_maps, attribution, *notes), layer=" + ".join(layers) or None, layout=None)
+    return replace(
+        merge_notes_and_flags(layer_maps, attribution, *notes), layer=" + ".join(layers) or None, layout=None
+    )
 
 
 def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -> Explanation:
@@ -301,7 +303,7 @@ class RefineCAM(Explainer):
             note = f"layer {layers[0]!r} was chosen: the model has one resolution, so that no layer refines the map"
         return [replace(layer_maps, notes=(note, *layer_maps.notes)) for layer_maps in merged]
 
-    def resolve(self, x: Tensor, score: Score) -> Self:
+    def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
         """Return this method with the layers that it chooses for the input."""
         return self if self.layers is not None else replace(self, layers=self._choose_layers(x, score))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from camscope.errors import TargetError
 from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.base_method import AttributionMaps, merge_maps
+from camscope.explainers.core.base_method import AttributionMaps, merge_notes_and_flags
 from camscope.explainers.core.evaluation_context import check_positive_integer, check_positive_number
 from camscope.explainers.core.resampling import resize_input, resize_maps
 from camscope.explainers.ensemble.explainer_wrappers import Wrapper
@@ -55,7 +55,7 @@ class SESS(Wrapper):
         if len(scores) > 1:
             return [self.compute_maps(x, [score])[0] for score in scores]
         (score,), size = scores, list(x.shape[2:])
-        whole, explainer = self.explainer.compute_maps(x, scores)[0], self.explainer.resolve(x, scores[0])
+        whole, explainer = self.explainer.compute_maps(x, scores)[0], self.explainer.with_chosen_layers(x, scores[0])
         if isinstance(score.target, Target):
             raise TargetError(
                 f"{self.name} moves windows over the input, so its target is a class: got {score.target!r:.80}"
@@ -71,11 +71,11 @@ class SESS(Wrapper):
                 with torch.no_grad():
                     probability = score.probability(score.forward(window), len(x)).clamp(min=0)
                     probability = probability.view(-1, *[1] * len(size)).to(x)
-                weighted = probability * _place(maps[-1].attribution, corner, grid, size)
+                weighted = probability * _place_window_map(maps[-1].attribution, corner, grid, size)
                 total, count = total + weighted, count + (weighted > 0)
                 best = torch.maximum(best, probability)
         mean = total / count.clamp(min=1) / torch.where(best > 0, best, 1)
-        return [merge_maps(maps, mean, f"joined from {plural(len(maps), 'window')}")]
+        return [merge_notes_and_flags(maps, mean, f"joined from {plural(len(maps), 'window')}")]
 
     def _list_grids(self, size: Sequence[int]) -> list[list[int]]:
         """Return the size of the input at each scale."""
@@ -95,7 +95,7 @@ def list_window_corners(size: Sequence[int], step: Sequence[int], window: Sequen
     return list(itertools.product(*starts))
 
 
-def _place(attribution: Tensor, corner: Sequence[int], grid: Sequence[int], size: Sequence[int]) -> Tensor:
+def _place_window_map(attribution: Tensor, corner: Sequence[int], grid: Sequence[int], size: Sequence[int]) -> Tensor:
     """Return the map (N,*s) of a window, from 0 to 1, as a part of the map (N,*S) of the input."""
     peak = attribution.flatten(1).amax(1).view(-1, *[1] * len(size))
     scaled = resize_maps(torch.where(peak > 0, attribution.relu() / peak, 0), size)

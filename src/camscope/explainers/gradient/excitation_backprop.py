@@ -15,7 +15,7 @@ from camscope.explainers.gradient.excitation_rules import (
     enable_contrast,
     excitation_backprop_scope,
 )
-from camscope.hooks.gradients import compute_input_gradients
+from camscope.hooks.gradients import compute_scores_and_input_gradients
 from camscope.targets import Score
 
 MIN_REPORTED_LOSS = 0.01  # of the probability
@@ -57,7 +57,7 @@ class ExcitationBackprop(LayerExplainer):
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Compute the maps of several scores. All share one forward pass, and each has one backward pass."""
         model = scores[0].model
-        explainer = self if self.to_pixels else self.resolve(x, scores[0])  # before the mode is on
+        explainer = self if self.to_pixels else self.with_chosen_layers(x, scores[0])  # before the mode is on
         with excitation_backprop_scope(model, to_pixels=self.to_pixels) as mode:
             if self.to_pixels:
                 maps = self._compute_input_maps(x, scores)
@@ -89,7 +89,7 @@ class ExcitationBackprop(LayerExplainer):
             return [self.objective(score, output, len(x)) for score in scores]
 
         maps = []
-        for score, p in zip(scores, compute_input_gradients(x, compute_scores)[1], strict=True):
+        for score, p in zip(scores, compute_scores_and_input_gradients(x, compute_scores)[1], strict=True):
             notes = tuple((note,) * bool(note) for note in self._describe_lost_probability(score, p))
             maps.append(AttributionMaps(p.sum(1), zero_gradient=~p.flatten(1).any(1), sample_notes=notes))
         return maps

@@ -152,7 +152,7 @@ class GuidedGradCAM(RectifiedGradientExplainer, LayerSelectionMixin):
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Compute the maps of several scores. All share two forward passes, and each has two backward passes."""
-        cams = self.resolve(x, scores[0]).create_sibling(GradCAM).compute_maps(x, scores)
+        cams = self.with_chosen_layers(x, scores[0]).create_sibling(GradCAM).compute_maps(x, scores)
         chosen = self.describe_chosen_layer(str(cams[0].layer), scores[0].model)
         maps = []
         for cam, signal in zip(cams, super().compute_maps(x, scores), strict=True):
@@ -187,13 +187,13 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """Compute the maps (N,*S) of one score."""
         evaluator = PerturbedEvaluator(self, x, score)
-        moments = [self._compute_moments(evaluator, sample) for sample in range(len(x))]
+        moments = [self._compute_mean_and_variance(evaluator, sample) for sample in range(len(x))]
         mean, variance = (torch.stack(moment) for moment in zip(*moments, strict=True))
         gradient = self.combine_moments(mean, variance).to(torch.promote_types(x.dtype, torch.float32))
         reached = (mean != 0) | (variance != 0)
         return AttributionMaps(self.reduce_channels(gradient), zero_gradient=~reached.flatten(1).any(1))
 
-    def _compute_moments(self, evaluator: PerturbedEvaluator, sample: int) -> tuple[Tensor, Tensor]:
+    def _compute_mean_and_variance(self, evaluator: PerturbedEvaluator, sample: int) -> tuple[Tensor, Tensor]:
         """Return mean and variance (C,*S) of the gradients. Differences to the first gradient avoid cancellation."""
         x = full_precision(evaluator.x[sample])
         spread = self.sigma * (x.amax() - x.amin())
@@ -203,7 +203,7 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
 
         def add_gradients(part: slice) -> None:
             noisy = x + spread * draw_normal(seeds[part], x)
-            gradients = evaluator.compute_gradients(sample, noisy.to(evaluator.x.dtype))[1].double()
+            gradients = evaluator.compute_scores_and_gradients(sample, noisy.to(evaluator.x.dtype))[1].double()
             differences = gradients - (first or gradients)[0]  # the last step that can run out of memory
             first.extend(gradients[:1].clone() if not first else ())
             for difference in differences:

@@ -155,7 +155,7 @@ def sum_gradients_on_line(evaluator: PerturbedEvaluator, sample: int, baseline: 
     def add_gradients(part: slice) -> None:
         shares = fractions[part].to(baseline).view(-1, *[1] * baseline.ndim)
         points = baseline + (evaluator.x[sample] - baseline) * shares
-        total.add_(evaluator.compute_gradients(sample, points)[1].sum(0, dtype=torch.float64))
+        total.add_(evaluator.compute_scores_and_gradients(sample, points)[1].sum(0, dtype=torch.float64))
 
     evaluator.process_chunks(sample, len(fractions), add_gradients, with_gradients=True)
     return total

@@ -93,7 +93,7 @@ class GuidedIG(BaselinePathExplainer):
         def advance_step(part: slice) -> None:
             nonlocal place, gradient
             nearer = place if part.start == 0 else self.advance_point(place, gradient, baseline, end, part.start)
-            new = evaluator.compute_gradients(sample, nearer[None].to(end.dtype))[1][0]
+            new = evaluator.compute_scores_and_gradients(sample, nearer[None].to(end.dtype))[1][0]
             total.add_((nearer - place) * (gradient + new) / 2)
             place, gradient = nearer, new
 
@@ -191,7 +191,7 @@ class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
         def add_gradients(part: slice) -> None:
             starts, ends = baselines[picks[part].to(x.device)], self.draw_path_ends(x, draws, part)
             shares = draws.fractions[part].to(x).view(-1, *[1] * x.ndim)
-            gradients = evaluator.compute_gradients(sample, starts + (ends - starts) * shares)[1]
+            gradients = evaluator.compute_scores_and_gradients(sample, starts + (ends - starts) * shares)[1]
             products = (full_precision(ends) - full_precision(starts)) * gradients
             total.add_(products.sum(0, dtype=torch.float64))
 
@@ -271,7 +271,7 @@ class BlurIG(AdditiveExplainer):
         def add_gradients(part: slice) -> None:
             factors = blurs.compute_frequency_factors(widths[part.start : part.stop + 1])
             midpoints = blurs.apply_factors((factors[:-1] + factors[1:]) / 2) + blurs.channel_offset
-            gradients = evaluator.compute_gradients(sample, midpoints.to(x.dtype))[1]
+            gradients = evaluator.compute_scores_and_gradients(sample, midpoints.to(x.dtype))[1]
             total.add_((blurs.apply_factors(factors.diff(dim=0)) * gradients).sum(0, dtype=torch.float64))
 
         evaluator.process_chunks(sample, self.n_steps, add_gradients, with_gradients=True)

@@ -65,13 +65,15 @@ class MaskedInput:
         self.evaluator.process_chunks(self.sample, n_masks, score_chunk)
         return scores
 
-    def compute_mask_gradients(self, masks: Tensor, *, as_probability: bool = False) -> tuple[Tensor, Tensor]:
+    def compute_scores_and_mask_gradients(
+        self, masks: Tensor, *, as_probability: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Return scores (R,) under R masks, and gradients with respect to the masks (R,*S), averaged over the baselines."""
         values, slopes = (torch.zeros_like(like, dtype=torch.float64) for like in (masks.flatten(1)[:, 0], masks))
 
         def add_gradients(part: slice) -> None:
             each = [
-                self.evaluator.compute_gradients(
+                self.evaluator.compute_scores_and_gradients(
                     self.sample, self.apply_masks(masks[part], baseline), as_probability=as_probability
                 )
                 for baseline in self.baselines

@@ -102,7 +102,7 @@ class ExtremalPerturbation(PerturbationExplainer):
             n_hidden = torch.tensor([[int(n_pixels * (1 - area))] for area in self.areas], device=ordered.device)
             reference = (torch.arange(n_pixels, device=ordered.device) >= n_hidden).to(ordered)
             misfit = (ordered - reference).square().mean(1).sum()
-        slopes = masked_input.compute_mask_gradients(masks.detach())[1]
+        slopes = masked_input.compute_scores_and_mask_gradients(masks.detach())[1]
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad((masks * slopes).sum() - area_weight * misfit, leaf)
         return gradient
@@ -187,7 +187,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
         with torch.enable_grad():
             leaf = coarse_mask.detach().requires_grad_()
             mask = enlarge_to_input(leaf, masked_input.evaluator.x)
-        values, slope = masked_input.compute_mask_gradients(mask.detach(), as_probability=True)
+        values, slope = masked_input.compute_scores_and_mask_gradients(mask.detach(), as_probability=True)
         with torch.enable_grad():
             rough = sum((leaf.diff(dim=axis).abs() ** SMOOTHNESS_EXPONENT).sum() for axis in range(1, leaf.ndim))
             penalty = self.size_weight * (1 - leaf).sum() + self.smooth_weight * rough
