@@ -24,16 +24,17 @@ from torch import Tensor, nn
 
 from camscope import GradCAM
 from camscope.errors import CamscopeError
+from camscope.layers.choose_layer import choose_layer
 from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
-from camscope.layers.layout_probe import (
+from camscope.layers.layout_noise_probe import (
     MAX_TOKENS_WITHOUT_BLOCKS,
     OutputLocation,
     _read_layer_outputs,
     probe_layout,
     probe_output_layouts,
 )
-from camscope.layers.layout_verification import LayoutProbeResult, LayoutVerdict
-from camscope.layers.selection import SpatialLayer, choose_layer, find_spatial_layers
+from camscope.layers.layout_verdict import LayoutProbeResult, LayoutVerdict
+from camscope.layers.spatial_layers import SpatialLayer, find_spatial_layers
 
 SIZES = (160, 224)
 SMALL = (

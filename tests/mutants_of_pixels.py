@@ -6,8 +6,8 @@ from torch import nn
 from camscope import Occlusion
 from camscope.explainers import RISE, IntegratedGradients, SegmentAblation, SmoothGrad
 from camscope.explainers.core import baselines
-from camscope.explainers.gradient.input_gradients import NoisyGradientExplainer
-from camscope.explainers.path import base
+from camscope.explainers.gradient.smoothgrad import NoisyGradientExplainer
+from camscope.explainers.path import straight_line_integral
 from camscope.explainers.perturbation import occlusion
 from camscope.explainers.perturbation.rise import SampledExplainer
 from camscope.hooks import incremental_forward
@@ -81,7 +81,7 @@ def each_segment_has_what_it_alone_loses() -> None:
 OF_PIXELS = [
     Mutant(
         "ends, not middles",
-        base,
+        straight_line_integral,
         "compute_step_midpoints",
         "places) + 0.5)",
         "places) + 1.0)",

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from camscope import Occlusion
-from camscope.explainers.perturbation import occlusion as strategy
+from camscope.explainers.perturbation import window_scorer as strategy
 from camscope.hooks.incremental_forward import CostTracker, WindowTensor, cut_windows, to_full_tensor
 from tests.nets import CASES
 

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from camscope.errors import LayerError
 from camscope.explainers import GradCAM
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
-from camscope.layers import layout_probe, selection
-from camscope.layers.layout_verification import LayoutProbeResult, LayoutVerdict
-from camscope.layers.selection import find_spatial_layers
+from camscope.layers import choose_layer as layer_choice
+from camscope.layers import layout_noise_probe
+from camscope.layers.layout_verdict import LayoutProbeResult, LayoutVerdict
+from camscope.layers.spatial_layers import find_spatial_layers
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -183,9 +184,9 @@ def net(move, where: str = "middle", size: int = 64) -> tuple[Net, Tensor]:
 @pytest.fixture
 def probes(monkeypatch):
     """The number of probes, of three forward passes each, counted by their calls."""
-    calls, probe = [], layout_probe.probe_output_layouts
+    calls, probe = [], layout_noise_probe.probe_output_layouts
     monkeypatch.setattr(
-        layout_probe, "probe_output_layouts", lambda *args, **kwargs: (calls.append(1), probe(*args, **kwargs))[1]
+        layout_noise_probe, "probe_output_layouts", lambda *args, **kwargs: (calls.append(1), probe(*args, **kwargs))[1]
     )
     return calls
 
@@ -405,15 +406,15 @@ def test_no_earlier_moved_layer_takes_the_place_of_a_rejected_one(where, monkeyp
     model, x = net(MOVES["mirrored"], where)
     verdicts = {"last": LayoutVerdict.CONTRADICTED}
     monkeypatch.setattr(
-        selection,
-        "_probe_layer",
+        layer_choice,
+        "probe_layer_layout",
         lambda model, layer, *others: LayoutProbeResult(verdicts.get(layer.name, LayoutVerdict.UNDECIDED)),
     )
     if where == "image":
         with pytest.raises(LayerError, match="layer 'last'"):
-            selection.choose_layer(model, lambda batch: model(batch)[:, 1], x[None])
+            layer_choice.choose_layer(model, lambda batch: model(batch)[:, 1], x[None])
     else:
-        assert selection.choose_layer(model, lambda batch: model(batch)[:, 1], x[None]).name == "second"
+        assert layer_choice.choose_layer(model, lambda batch: model(batch)[:, 1], x[None]).name == "second"
 
 
 def test_the_error_of_a_moved_plane_names_the_cause_and_a_remedy():

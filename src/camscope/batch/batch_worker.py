@@ -24,13 +24,13 @@ from camscope.errors import (
     is_transient,
 )
 from camscope.explainers import Explainer
-from camscope.explainers.comparison.supported_methods import MethodTimer
-from camscope.explainers.core.base_method import format_without_address
+from camscope.explainers.comparison.explain_supported import MethodTimer
 from camscope.explainers.core.evaluation_context import get_device_and_dtype
-from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ModelInput, require_preprocess
+from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ModelInput, require_preprocess
+from camscope.explainers.core.settings_as_text import format_without_address
 from camscope.explainers.core.shared_passes import build_explanations, check_compatible_explainers, run_methods
 from camscope.explanation import Explanation, PixelArray
-from camscope.hooks.base import unwrap
+from camscope.hooks.find_layers import unwrap
 from camscope.images.preprocess import Preprocess
 from camscope.model_metadata import compute_model_digest
 from camscope.targets import TargetLike

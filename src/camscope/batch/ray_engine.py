@@ -20,7 +20,7 @@ from camscope.batch.local_engine import ChunkPlan, ChunkProgress, ChunkTask, Fai
 from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, RunError
 from camscope.explainers.core.evaluation_context import get_device_and_dtype
-from camscope.hooks.base import unwrap
+from camscope.hooks.find_layers import unwrap
 from camscope.model_metadata import attach_card, get_card
 from camscope.optional import require
 from camscope.plurals import plural

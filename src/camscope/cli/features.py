@@ -56,13 +56,13 @@ def run(
 def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":
     """Return the activations (K,h,w) of a layer for one image."""
     from camscope.explainers.core.evaluation_context import get_device_and_dtype, inspect_model
-    from camscope.explainers.core.inputs import read_model_input
+    from camscope.explainers.core.model_input import read_model_input
     from camscope.hooks import extract_features, find_layer
     from camscope.images.preprocess import as_preprocess
     from camscope.layers.layout import CHANNELS_FIRST_MODULES
-    from camscope.layers.layout_probe import OutputLocation, build_contradicted_layout_error, probe_layout
-    from camscope.layers.layout_verification import LayoutVerdict
-    from camscope.layers.selection import find_doubt_reason, infer_layer_layout, record_layout_hints
+    from camscope.layers.layout_noise_probe import OutputLocation, build_contradicted_layout_error, probe_layout
+    from camscope.layers.layout_verdict import LayoutVerdict
+    from camscope.layers.spatial_layers import find_doubt_reason, infer_layer_layout, record_layout_hints
     from camscope.model_metadata import get_card
 
     inner, card = inspect_model(model).model, get_card(model)

@@ -69,7 +69,7 @@ def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
     from torch.nn.modules.conv import _ConvNd
 
     from camscope.explainers.core.evaluation_context import get_device_and_dtype, inspect_model
-    from camscope.explainers.core.inputs import infer_spatial_rank
+    from camscope.explainers.core.model_input import infer_spatial_rank
     from camscope.model_metadata import get_card
 
     inner = inspect_model(model).model
@@ -99,7 +99,8 @@ def _parse_size(text: str, n_dimensions: int) -> list[int]:
 def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> tuple[set[str], str | None]:
     """Return the names of all layers with a spatial grid, and the name of the default layer if there is one."""
     from camscope.explainers.core.evaluation_context import inference_scope, inspect_model
-    from camscope.layers.selection import choose_layer, find_spatial_layers
+    from camscope.layers.choose_layer import choose_layer
+    from camscope.layers.spatial_layers import find_spatial_layers
     from camscope.model_metadata import get_card
     from camscope.targets import Score
 

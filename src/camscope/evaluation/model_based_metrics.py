@@ -24,7 +24,7 @@ from camscope.evaluation.run_replay import RunReplay, format_method_key
 from camscope.explainers import METHODS, Explainer
 from camscope.explainers.core.evaluation_context import Mode, get_device_and_dtype
 from camscope.geometry import Placement
-from camscope.hooks.base import unwrap
+from camscope.hooks.find_layers import unwrap
 from camscope.metrics import Metric
 from camscope.metrics.explainer_probe import ExplainerProbe
 from camscope.metrics.model_scorer import ModelScorer, scoring_scope

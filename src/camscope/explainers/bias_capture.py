@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.hooks.base import register_gradient_hook
 from camscope.hooks.function_mode import BaseFunctionMode
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
-from camscope.layers.layout import CHANNELS_FIRST, Layout, LayoutHints, infer_image_token_layout, infer_layout
-from camscope.layers.layout_probe import OutputLocation, probe_layout
-from camscope.layers.layout_verification import LayoutVerdict
+from camscope.hooks.thread_local_hooks import register_gradient_hook
+from camscope.layers.infer_layout import infer_image_token_layout, infer_layout
+from camscope.layers.layout import CHANNELS_FIRST, Layout
+from camscope.layers.layout_hints import LayoutHints
+from camscope.layers.layout_noise_probe import OutputLocation, probe_layout
+from camscope.layers.layout_verdict import LayoutVerdict
 from camscope.pytree import iter_leaves, replace_leaf
 from camscope.targets import Score
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.explainers.bias_capture import Bias, BiasCapture, infer_output_layouts, is_any_map_unverified
-from camscope.explainers.core.base import Explainer, register
-from camscope.explainers.core.base_method import AttributionMaps, is_below_precision
+from camscope.explainers.core.attribution_maps import AttributionMaps, is_below_precision
 from camscope.explainers.core.evaluation_context import (
     check_differentiable,
     check_finite,
@@ -19,13 +18,14 @@ from camscope.explainers.core.evaluation_context import (
     has_interacting_samples,
     inspect_model,
 )
-from camscope.explainers.core.resampling import resize_maps
+from camscope.explainers.core.explainer import Explainer, register
+from camscope.explainers.core.resize_and_blur import resize_maps
 from camscope.explainers.core.shared_passes import select_sample_target
-from camscope.hooks.base import unwrap
-from camscope.hooks.gradients import GradientScope, run_with_gradients
+from camscope.hooks.find_layers import unwrap
+from camscope.hooks.input_gradients import GradientScope, run_with_gradients
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.layers.layout import Layout
-from camscope.layers.selection import record_layout_hints
+from camscope.layers.spatial_layers import record_layout_hints
 from camscope.targets import Score, TargetLike, full_precision
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from camscope.hooks.hook_free_copies import ExcludedFromCopies, hooks_excluded_from_copies
+from camscope.hooks.exclude_hooks_from_copies import ExcludedFromCopies, hooks_excluded_from_copies
 
 
 class BaseFunctionMode(TorchFunctionMode):

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, LayerError
-from camscope.hooks.base import Hooks, check_initialized, evaluation_mode, thread_local_hook, unwrap
+from camscope.hooks.evaluation_mode import evaluation_mode
+from camscope.hooks.find_layers import check_initialized, unwrap
+from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves
 

@@ -12,15 +12,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from camscope.hooks.base import (
-    Hooks,
-    find_layer,
-    has_global_hooks,
-    reentrant_checkpoints_disabled,
-    thread_local_hook,
-    unwrap,
-)
+from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.hooks.function_mode import has_instance_forward, override_forward
+from camscope.hooks.thread_local_hooks import Hooks, has_global_hooks, reentrant_checkpoints_disabled, thread_local_hook
 from camscope.pytree import find_main_tensor, iter_leaves, replace_leaf
 from camscope.tensor_kinds import find_unusual_kind
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError, TargetError
-from camscope.explainers.core.base import Explainer
 from camscope.explainers.core.evaluation_context import evaluation_context, inspect_model
+from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.shared_passes import run_methods
 from camscope.metrics.base import FloatArray
 from camscope.targets import Score, TargetLike

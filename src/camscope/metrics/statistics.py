@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
-from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.metrics.base import FloatArray, check_no_infinity
 from camscope.metrics.cluster_variance import (
     MIN_EFFECTIVE_GROUPS,

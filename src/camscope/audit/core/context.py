@@ -78,7 +78,7 @@ class AuditContext:
     @cached_property
     def explainers(self) -> list[Explainer]:
         """The explainers of the config. CAM methods use the configured layer or the model's default layer."""
-        from camscope.explainers.comparison.grid_layout import accepts_layer_choice
+        from camscope.explainers.comparison.comparison_grid import accepts_layer_choice
 
         config, explainers = self.config.explain, []
         for name in config.methods:

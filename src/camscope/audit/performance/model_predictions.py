@@ -15,7 +15,7 @@ from camscope.explainers.core.evaluation_context import (
     has_interacting_samples,
     inspect_model,
 )
-from camscope.hooks.record import record_layers
+from camscope.hooks.record_layers import record_layers
 from camscope.metrics.model_scorer import ScoringSettings
 from camscope.plurals import plural
 from camscope.pytree import find_main_tensor

@@ -23,7 +23,7 @@ from camscope.compat.pytorch_grad_cam.utils.model_targets import ClassifierOutpu
 from camscope.compat.pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from camscope.errors import LayerError, warn_caller
 from camscope.explainers import LayerExplainer, LayerFeatures
-from camscope.explainers.cam.layer_pass import SharedLayerPass
+from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
 from camscope.hooks import find_layer, find_layers
 from camscope.targets import Score
 

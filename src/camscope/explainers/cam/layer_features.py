@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.explainers.core.batching import ActivationBytes, count_copies_in_memory, map_chunks
-from camscope.hooks.base import Hooks, thread_local_hook
+from camscope.explainers.core.memory_chunks import ActivationBytes, count_copies_in_memory, map_chunks
 from camscope.hooks.partial_forward import PrefixCache, replace_output_by_variants
+from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.layers.layout import Layout
 from camscope.targets import Score
 

@@ -6,10 +6,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from camscope.errors import LayerError, ModelError, TargetError
-from camscope.explainers.cam.base import SPATIAL_AXIS, BaseWeightedChannels
 from camscope.explainers.cam.layer_features import SCORE_TOLERANCE_BY_DTYPE, LayerFeatures
-from camscope.explainers.core.base import register
-from camscope.hooks.base import find_layer, unwrap
+from camscope.explainers.cam.weighted_channels import SPATIAL_AXIS, BaseWeightedChannels
+from camscope.explainers.core.explainer import register
+from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.plurals import plural
 
 LinearHeads = dict[str, tuple[Tensor, Tensor]]

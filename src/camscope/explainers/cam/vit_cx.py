@@ -6,11 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.base import LayerExplainer, compute_value_range
+from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.core.base import register
-from camscope.explainers.core.batching import BatchedMixin, RandomMixin
-from camscope.explainers.core.resampling import enlarge_to_input, resize_maps, scale_to_unit_range
+from camscope.explainers.cam.weighted_channels import compute_value_range
+from camscope.explainers.core.explainer import register
+from camscope.explainers.core.memory_chunks import BatchedMixin
+from camscope.explainers.core.random_mixin import RandomMixin
+from camscope.explainers.core.resize_and_blur import enlarge_to_input, resize_maps, scale_to_unit_range
 from camscope.explainers.core.setting_types import NonNegativeNumber
 
 

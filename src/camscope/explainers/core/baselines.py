@@ -11,8 +11,8 @@ from torch import Tensor
 
 from camscope.errors import InputError, Remedy
 from camscope.explainers.core.base_method import BaseMethod
-from camscope.explainers.core.batching import RandomMixin
-from camscope.explainers.core.resampling import blur_input
+from camscope.explainers.core.random_mixin import RandomMixin
+from camscope.explainers.core.resize_and_blur import blur_input
 from camscope.plurals import plural
 from camscope.tensor_kinds import find_unusual_kind
 

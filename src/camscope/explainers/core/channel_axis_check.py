@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.hooks.base import unwrap
+from camscope.hooks.find_layers import unwrap
 from camscope.hooks.function_mode import SPATIAL_RANKS, function_name
-from camscope.hooks.isolation import hooks_muted
+from camscope.hooks.run_without_hooks import hooks_muted
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.plurals import plural
 from camscope.targets import Score

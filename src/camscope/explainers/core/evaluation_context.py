@@ -1,8 +1,6 @@
-"""The context of one call: the model in eval mode without side effects, and checks of settings and inputs."""
+"""The context of one call: the model in eval mode without side effects, and a checked input."""
 
 import itertools
-import math
-import numbers
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -16,11 +14,13 @@ from torch.nn.parameter import is_lazy
 
 from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
 from camscope.explainers.core.channel_axis_check import check_channels_not_last
-from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs, check_dense_tensor
-from camscope.explainers.core.noise_tests import samples_interact
-from camscope.hooks.base import autocast_uncached, check_initialized, evaluation_mode, unwrap
-from camscope.hooks.hook_free_copies import hooks_excluded_from_copies
-from camscope.hooks.isolation import buffers_and_rng_restored, eval_mode_buffers_restored, rng_restored
+from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs, check_dense_tensor
+from camscope.explainers.core.noise_checks import samples_interact
+from camscope.hooks.evaluation_mode import evaluation_mode
+from camscope.hooks.exclude_hooks_from_copies import hooks_excluded_from_copies
+from camscope.hooks.find_layers import check_initialized, unwrap
+from camscope.hooks.restore_buffers_and_rng import buffers_and_rng_restored, eval_mode_buffers_restored, rng_restored
+from camscope.hooks.thread_local_hooks import autocast_uncached
 from camscope.plurals import plural
 from camscope.pytree import map_leaves
 from camscope.targets import Score, TargetLike
@@ -30,8 +30,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Mode = Literal["eval", "as_is"]
 CHANNELS_LAST_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the rank of an input
-MAX_COUNT_SETTING = 1_000_000  # samples, steps, cells, images in a pass
-MAX_REPR_LENGTH = 60  # characters of a value in an error
 OnNonFinite = Literal["raise", "warn"]
 Precision = Literal["bf16"]
 AutocastFactory = Callable[[], AbstractContextManager[None]]
@@ -214,72 +212,6 @@ def has_interacting_samples(
     return samples_interact(
         model_info.model, clone_inference_tensor(x).detach(), extra_inputs, explainer.forward_options
     )
-
-
-def check_one_of(setting: str, value: object, *options: object) -> None:
-    """Raise InputError unless the value of a setting is one of `options`."""
-    if value not in options:
-        raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, options))}")
-
-
-def check_positive_number(*allowed: object, high: float = math.inf, **settings: object) -> None:
-    """Raise InputError unless each setting is one of `allowed`, or a positive number up to `high`."""
-    _check_settings("a positive number", lambda value: _is_finite_number(value) and value > 0, high, allowed, settings)
-
-
-def check_number(*allowed: object, low: float = -math.inf, high: float = math.inf, **settings: object) -> None:
-    """Raise InputError unless each setting is one of `allowed`, or a number from `low` to `high`."""
-    expectation = "a number" if low == -math.inf else f"a number, {low:g} or more"
-    _check_settings(expectation, lambda value: _is_finite_number(value) and value >= low, high, allowed, settings)
-
-
-def check_positive_integer(*allowed: object, **settings: object) -> None:
-    """Raise InputError unless each setting is one of `allowed`, or an integer from 1 to `MAX_COUNT_SETTING`."""
-    expectation, high = "a whole number, 1 or more", MAX_COUNT_SETTING
-    _check_settings(expectation, lambda value: _is_integer(value) and value >= 1, high, allowed, settings)
-
-
-def check_integer(*allowed: object, **settings: object) -> None:
-    """Raise InputError unless each setting is one of `allowed`, or a 64-bit integer."""
-    expectation, high = "a whole number of 64 bits", 2**64
-    _check_settings(expectation, lambda value: _is_integer(value) and -(2**63) <= value < high, high, allowed, settings)
-
-
-def _check_settings(
-    expectation: str,
-    is_valid: Callable[[Any], bool],
-    high: float,
-    allowed: tuple[object, ...],
-    settings: Mapping[str, Any],
-) -> None:
-    for name, value in settings.items():
-        if any(value is option for option in allowed):
-            continue
-        if not is_valid(value) or value > high:
-            expected = f"{high:,} at most" if is_valid(value) else expectation
-            raise InputError(f"{name}={_shorten_repr(value)}: expected {' or '.join([expected, *map(repr, allowed)])}")
-
-
-def _shorten_repr(value: object) -> str:
-    """Return the repr of a value, cut to `MAX_REPR_LENGTH` characters."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not convert integers of more than 4,300 digits
-        return "a number of thousands of digits"
-    return text if len(text) <= MAX_REPR_LENGTH else f"{text[:MAX_REPR_LENGTH]}…"
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def _is_finite_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer too large for a float
-        return False
 
 
 def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:

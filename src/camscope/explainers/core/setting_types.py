@@ -5,7 +5,7 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from camscope.explainers.core.evaluation_context import (
+from camscope.explainers.core.setting_checks import (
     check_number,
     check_one_of,
     check_positive_integer,

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from camscope.errors import CamscopeError, InputError, ModelError, TargetError, warn_caller
-from camscope.explainers.core.base_method import (
+from camscope.explainers.core.attribution_maps import (
     AttributionMaps,
-    BaseMethod,
     compute_map_or_raise,
     concatenate_sample_maps,
     determine_statuses,
 )
+from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.evaluation_context import (
     ModelInfo,
     check_differentiable,
@@ -25,10 +25,10 @@ from camscope.explainers.core.evaluation_context import (
     has_interacting_samples,
     inspect_model,
 )
-from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs, ModelInput
-from camscope.explainers.core.noise_tests import find_constant_rows
+from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs, ModelInput
+from camscope.explainers.core.noise_checks import find_constant_rows
 from camscope.explanation import STATUS_MEANINGS, STATUS_OK, ClassScore, Explanation
-from camscope.hooks.base import unwrap
+from camscope.hooks.find_layers import unwrap
 from camscope.model_metadata import compute_model_digest
 from camscope.plurals import plural
 from camscope.registry import METHODS

@@ -6,16 +6,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from camscope.explainers.cam.base import LayerExplainer
+from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.core.base import register
-from camscope.explainers.core.base_method import AttributionMaps, BaseMethod
+from camscope.explainers.core.attribution_maps import AttributionMaps
+from camscope.explainers.core.base_method import BaseMethod
+from camscope.explainers.core.explainer import register
 from camscope.explainers.gradient.excitation_rules import (
     check_excitation_rules,
     enable_contrast,
     excitation_backprop_scope,
 )
-from camscope.hooks.gradients import compute_scores_and_input_gradients
+from camscope.hooks.input_gradients import compute_scores_and_input_gradients
 from camscope.targets import Score
 
 MIN_REPORTED_LOSS = 0.01  # of the probability

@@ -16,7 +16,6 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.autograd.graph import Node
 
 from camscope.errors import ModelError
-from camscope.hooks.base import Hooks, thread_local_hook
 from camscope.hooks.function_mode import (
     ACTIVATIONS,
     AVERAGING_FUNCTIONS,
@@ -28,7 +27,8 @@ from camscope.hooks.function_mode import (
     function_name,
     has_negative_weights,
 )
-from camscope.hooks.gradients import iter_graph_nodes, operation_name
+from camscope.hooks.relu_backward_rules import iter_graph_nodes, operation_name
+from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.pytree import iter_leaves
 from camscope.targets import full_precision
 

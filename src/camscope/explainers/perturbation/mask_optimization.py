@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.base import register
 from camscope.explainers.core.baselines import BaselineLike
-from camscope.explainers.core.batching import ADAM_EPSILON
-from camscope.explainers.core.resampling import enlarge_to_input
+from camscope.explainers.core.explainer import register
+from camscope.explainers.core.random_mixin import ADAM_EPSILON
+from camscope.explainers.core.resize_and_blur import enlarge_to_input
 from camscope.explainers.core.setting_types import NonNegativeNumber, PositiveInteger, PositiveNumber
-from camscope.explainers.perturbation.base import (
+from camscope.explainers.perturbation.masked_input import (
     MaskedInput,
     PerturbationAttribution,
     PerturbationExplainer,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.base import register
+from camscope.explainers.core.explainer import register
 from camscope.explainers.core.setting_types import PositiveInteger, PositiveNumber
-from camscope.explainers.perturbation.base import (
+from camscope.explainers.perturbation.masked_input import (
     MaskChunkBuilder,
     MaskedInput,
     PerturbationAttribution,

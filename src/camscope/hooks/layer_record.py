@@ -1,0 +1,217 @@
+"""Recorded calls of layers: snapshots of their inputs and outputs, and the gradients that arrived there."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from camscope.errors import LayerError
+from camscope.plurals import plural
+from camscope.pytree import LeafPath, iter_leaves, replace_leaf
+
+
+class GradientAccumulator:
+    """The gradient at one tensor, summed over the paths on which it arrives in one backward pass. The last pass counts.
+
+    A view that is changed in place gets another node in the graph, and the old node receives part of its gradient or none. That
+    is detected by the view's version counter, and no gradient is returned then.
+    """
+
+    def __init__(self, tensor: Tensor, take_snapshot: Callable[[Tensor], Tensor]) -> None:
+        self._take_snapshot = take_snapshot
+        self._alias = tensor.detach() if tensor._is_view() else None
+        self._version = tensor._version
+        self._backward_pass_id, self._was_lost = -1, False
+        self._sum: Tensor | None = None
+
+    def add_gradient(self, gradient: Tensor | None) -> None:
+        """Add a gradient that arrives at the tensor."""
+        if gradient is None:
+            return
+        this_pass, copy = torch._C._current_graph_task_id(), self._take_snapshot(gradient)
+        self._sum = copy if self._sum is None or this_pass != self._backward_pass_id else self._sum + copy
+        self._backward_pass_id = this_pass
+
+    def add_node_gradient(self, index: int, input_gradients: tuple[Tensor | None, ...], _: object) -> None:
+        """Add the gradient that a graph node sends to its input number `index`."""
+        self.add_gradient(input_gradients[index])
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the gradient is unknown, because the tensor is a view that was changed in place."""
+        return self._was_lost or (self._alias is not None and self._alias._version != self._version)
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """The total gradient, or None if no gradient arrived."""
+        return None if self.is_lost else self._sum
+
+    def release_view(self) -> None:
+        """Release the tensor's memory."""
+        self._was_lost, self._alias = self.is_lost, None
+
+
+@dataclass(eq=False)
+class TensorGradients:
+    """The gradients at the tensors of a structure, each in its own accumulator."""
+
+    structure: Any = None
+    accumulators: dict[LeafPath, GradientAccumulator] = field(default_factory=dict)
+
+    def fill_structure(self) -> Any:
+        """Return the structure with gradients in place of the tensors."""
+        result = self.structure
+        for path, accumulator in self.accumulators.items():
+            result = replace_leaf(result, path, accumulator.gradient)
+        return result
+
+
+@dataclass(eq=False)
+class LayerCall:
+    """One call of one layer: snapshots of its inputs and outputs, in the dtypes of the model.
+
+    Attributes:
+        inputs: The positional inputs. None: not recorded.
+        kwargs: The keyword inputs. None: not recorded.
+        output: The output. None: not recorded.
+
+    >>> model = nn.Sequential(nn.ReLU())
+    >>> with record_layers(model, "0", inputs=True) as recording:
+    ...     _ = model(torch.tensor([[-1.0, 2.0]]))
+    >>> call = recording["0"].calls[0]
+    >>> call.inputs[0].tolist(), call.output.tolist()
+    ([[-1.0, 2.0]], [[0.0, 2.0]])
+
+    """
+
+    inputs: tuple[Any, ...] | None = None
+    kwargs: dict[str, Any] | None = None
+    output: Any = None
+    _at_inputs: TensorGradients = field(default_factory=lambda: TensorGradients(((), {})), repr=False)
+    _at_output: TensorGradients = field(default_factory=TensorGradients, repr=False)
+
+    @property
+    def gradient(self) -> Any:
+        """The gradient with respect to the output, in the structure of the output. None: no gradient arrived."""
+        return self._at_output.fill_structure()
+
+    @property
+    def input_gradients(self) -> tuple[Any, ...]:
+        """The gradients with respect to the positional inputs, through this call alone."""
+        return tuple(self._at_inputs.fill_structure()[0])
+
+    @property
+    def kwarg_gradients(self) -> dict[str, Any]:
+        """The gradients with respect to the keyword inputs, through this call alone."""
+        return dict(self._at_inputs.fill_structure()[1])
+
+    def iter_accumulators(self) -> Iterator[GradientAccumulator]:
+        """Yield every gradient accumulator of the call."""
+        return chain(self._at_inputs.accumulators.values(), self._at_output.accumulators.values())
+
+
+class LayerRecord:
+    """All calls of one layer, in the order in which they ended. The properties refer to the last one.
+
+    Args:
+        name: Name of the layer.
+        recorded_kinds: What is recorded: "inputs", "outputs", "gradients".
+
+    >>> layer = nn.ReLU()
+    >>> model = nn.Sequential(layer, layer)
+    >>> with record_layers(model, "0") as recording:
+    ...     _ = model(torch.ones(1, 2))
+    >>> recording["0"].name, len(recording["0"].calls)
+    ('0', 2)
+
+    """
+
+    def __init__(self, name: str, recorded_kinds: frozenset[str]) -> None:
+        self.name, self.calls = name, list[LayerCall]()
+        self._recorded_kinds = recorded_kinds
+
+    @property
+    def last_call(self) -> LayerCall:
+        """The last call."""
+        if not self.calls:
+            raise LayerError(f"layer {self.name!r} did not run inside the `with`")
+        return self.calls[-1]
+
+    @property
+    def output(self) -> Any:
+        """The output of the layer in its last call, in the same structure."""
+        return self.last_call.output if "outputs" in self._recorded_kinds else self._raise_not_recorded("outputs")
+
+    @property
+    def input(self) -> Any:
+        """The positional input of the last call, or a tuple of several inputs."""
+        inputs = self.last_call.inputs
+        return _unwrap_single(inputs) if inputs is not None else self._raise_not_recorded("inputs")
+
+    @property
+    def gradient(self) -> Any:
+        """The gradient with respect to `output`, of the same shape."""
+        return self._check_gradient(self.last_call.gradient, "output")
+
+    @property
+    def input_gradient(self) -> Any:
+        """The gradient with respect to `input`, through this layer alone."""
+        return self._check_gradient(_unwrap_single(self.last_call.input_gradients), "input")
+
+    def _check_gradient(self, gradient: object, location: str) -> Any:
+        if "gradients" not in self._recorded_kinds:
+            self._raise_not_recorded("gradients")
+        if next(iter_leaves(gradient), None) is not None:
+            return gradient
+        if any(accumulator.is_lost for accumulator in self.last_call.iter_accumulators()):
+            changed = "is a view that the model changes in place"
+            raise LayerError(f"the {location} of layer {self.name!r} {changed}: no gradient")
+        raise LayerError(
+            f"no gradient at the {location} of layer {self.name!r}: inside the `with`, run the model with gradients enabled "
+            f"and call backward; a tensor at or before the {location} must require gradients"
+        )
+
+    def _raise_not_recorded(self, kind: str) -> NoReturn:
+        raise LayerError(f"{kind} of layer {self.name!r} were not recorded: pass {kind}=True to record_layers")
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __repr__(self) -> str:
+        text = f"{self.name or '(model)'}  {plural(len(self.calls), 'call')}"
+        if not self.calls:
+            return text
+        gradient = self.last_call.gradient if "gradients" in self._recorded_kinds else None
+        values = [("input", self.last_call.inputs), ("output", self.last_call.output), ("gradient", gradient)]
+        return text + "".join(f"  {what} {_format_shapes(value)}" for what, value in values if _format_shapes(value))
+
+
+class Recording(dict[str, LayerRecord]):
+    """Layers by name, in the model's order. A layer that never ran has no calls.
+
+    recording["layer4"].output, recording["layer4"].input, recording["layer4"].gradient  # of the last call
+    recording["layer4"].calls[0].output                                                  # of any call
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    >>> with record_layers(model, ["0", "1"]) as recording:
+    ...     _ = model(torch.ones(1, 2))
+    >>> {name: tuple(record.output.shape) for name, record in recording.items()}
+    {'0': (1, 3), '1': (1, 3)}
+    """
+
+    def __missing__(self, name: object) -> NoReturn:
+        raise LayerError(f"layer {name!r} was not recorded; recorded layers: {', '.join(map(repr, self)) or 'none'}")
+
+    def __repr__(self) -> str:
+        return "\n".join([f"Recording of {plural(len(self), 'layer')}", *map(repr, self.values())])
+
+
+def _unwrap_single(values: tuple[Any, ...]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def _format_shapes(value: object) -> str:
+    return " ".join(f"({', '.join(map(str, leaf.shape))})" for _, leaf in iter_leaves(value))
