@@ -78,6 +78,9 @@ class LayerCall:
         kwargs: The keyword inputs. None: not recorded.
         output: The output. None: not recorded.
 
+    >>> import torch
+    >>> from torch import nn
+    >>> from camscope.hooks import record_layers
     >>> model = nn.Sequential(nn.ReLU())
     >>> with record_layers(model, "0", inputs=True) as recording:
     ...     _ = model(torch.tensor([[-1.0, 2.0]]))
@@ -120,6 +123,9 @@ class LayerRecord:
         name: Name of the layer.
         recorded_kinds: What is recorded: "inputs", "outputs", "gradients".
 
+    >>> import torch
+    >>> from torch import nn
+    >>> from camscope.hooks import record_layers
     >>> layer = nn.ReLU()
     >>> model = nn.Sequential(layer, layer)
     >>> with record_layers(model, "0") as recording:
@@ -195,6 +201,9 @@ class Recording(dict[str, LayerRecord]):
     recording["layer4"].output, recording["layer4"].input, recording["layer4"].gradient  # of the last call
     recording["layer4"].calls[0].output                                                  # of any call
 
+    >>> import torch
+    >>> from torch import nn
+    >>> from camscope.hooks import record_layers
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
     >>> with record_layers(model, ["0", "1"]) as recording:
     ...     _ = model(torch.ones(1, 2))

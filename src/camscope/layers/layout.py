@@ -34,6 +34,7 @@ class Layout:
         grid: Cells along each axis.
         prefix: Number of tokens before those of the grid, such as the class token.
 
+    >>> import torch
     >>> Layout("tokens", (2, 2), prefix=1).to_maps(torch.zeros(1, 5, 8)).shape
     torch.Size([1, 8, 2, 2])
 
@@ -52,6 +53,7 @@ class Layout:
         Returns:
             (N,K,*grid).
 
+        >>> import torch
         >>> Layout("channels_last", (2, 3)).to_maps(torch.zeros(1, 2, 3, 8)).shape
         torch.Size([1, 8, 2, 3])
 

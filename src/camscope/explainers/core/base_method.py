@@ -101,6 +101,7 @@ class BaseMethod(ABC):
         Returns:
             The signed raw map (N,*s), in units of the score.
 
+        >>> import torch
         >>> from camscope import Saliency, load_model
         >>> from camscope.targets import Score
         >>> model = load_model("phantom")
@@ -119,6 +120,7 @@ class BaseMethod(ABC):
         Returns:
             One result per score, with a map (N,*s) in units of the score.
 
+        >>> import torch
         >>> from camscope import Saliency, load_model
         >>> from camscope.targets import Score
         >>> model = load_model("phantom")
@@ -139,6 +141,7 @@ class BaseMethod(ABC):
         Returns:
             This method, or a copy with the choices made.
 
+        >>> import torch
         >>> from camscope import GradCAM, load_model
         >>> from camscope.targets import Score
         >>> model = load_model("phantom")
@@ -199,6 +202,7 @@ class BaseMethod(ABC):
         Returns:
             Entries [method][score].
 
+        >>> import torch
         >>> from camscope import GradCAM, LayerCAM, load_model
         >>> from camscope.targets import Score
         >>> model = load_model("phantom")
@@ -243,6 +247,7 @@ class BaseMethod(ABC):
         Returns:
             The bound target, or a list with one per image.
 
+        >>> import torch
         >>> from camscope import Saliency, load_model
         >>> explainer = Saliency(load_model("phantom"))
         >>> inputs = [explainer.prepare_input(torch.zeros(1, 128, 128))] * 2
