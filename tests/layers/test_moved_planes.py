@@ -420,9 +420,7 @@ def test_no_earlier_moved_layer_takes_the_place_of_a_rejected_one(where, monkeyp
 def test_the_error_of_a_moved_plane_names_the_cause_and_a_remedy():
     model, x = net(MOVES["mirrored"])
     for _ in range(2):  # the second time from the cache
-        with pytest.raises(
-            LayerError, match="the model crops, pads or moves its planes: apply that to the image first"
-        ):
+        with pytest.raises(LayerError, match="the model crops, pads or shifts its maps: apply that to the image first"):
             GradCAM(model, "last").explain(x, 1)
 
 

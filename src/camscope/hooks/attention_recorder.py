@@ -1,4 +1,4 @@
-"""Self-attentions of a forward pass, in whatever layer and by whatever kernel they are computed.
+"""Record the self-attentions of a forward pass, for any layer and any attention kernel.
 
 - `AttentionRecorder` records probabilities and values. It replaces fused kernels by the same computation in steps.
 - `AttentionBlockFinder` finds the module around each self-attention, and `blocks_skipped` runs a model without them.
@@ -76,7 +76,8 @@ MATMUL_LEFT_ARGUMENT = {"matmul": 0, "bmm": 0, "baddbmm": 1}  # and which argume
 
 @dataclass
 class Attention:
-    """One self-attention: probabilities (N,heads,T,T), at least float32, and query, key and value (N,heads,T,d) where known.
+    """One self-attention: probabilities (N,heads,T,T) in at least float32. Query, key and value (N,heads,T,d) may be
+    unknown.
 
     All are parts of the graph, which starts at the probabilities of the first attention.
     """
@@ -89,7 +90,7 @@ class Attention:
 
 
 class AttentionCapture(BaseFunctionMode):
-    """A function mode that records which calls of the model are an attention."""
+    """A function mode that finds the attentions among the function calls of a model, and records them."""
 
     def __init__(self, attentions: list[Attention]) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ class AttentionCapture(BaseFunctionMode):
             self._is_recording, self._last_product, self._last_probabilities = False, None, None
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function and return its result. An attention is computed through its recorded probabilities."""
+        """Call a function and return its result. If the function is part of an attention, record what it computes."""
         name = function_name(func)
         if func in FUNCTIONS_TO_ENTER:
             return self._call_body(func, args, kwargs)
@@ -125,7 +126,7 @@ class AttentionCapture(BaseFunctionMode):
         return self._replace_product(args[place], args[place + 1], result) if len(args) >= place + 2 else result
 
     def _call_body(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run the body of a PyTorch function, and intercept the functions that it calls."""
+        """Run a PyTorch function, and also intercept the functions that it calls."""
         before = self._n_heads
         if func is F.multi_head_attention_forward:
             self._n_heads = kwargs["num_heads"] if "num_heads" in kwargs else args[4]
@@ -174,7 +175,9 @@ class AttentionCapture(BaseFunctionMode):
         return probabilities
 
     def _replace_product(self, left: Tensor, right: Tensor, result: Tensor) -> Tensor:
-        """Record a matrix product: of queries and keys before a softmax, or of probabilities and values after it."""
+        """Record a matrix product that belongs to an attention. Before the softmax it has queries and keys, afterwards
+        values.
+        """
         if self._last_probabilities is not None and left is self._last_probabilities[0]:
             attention, self._last_probabilities = self._last_probabilities[1], None
             attention.value = self._add_head_axis(_widen_to_float32(right))
@@ -196,14 +199,18 @@ class AttentionCapture(BaseFunctionMode):
         return attention
 
     def _add_head_axis(self, values: Tensor) -> Tensor:
-        """Split the batch axis of a tensor with three axes into (N,heads,…)."""
+        """Return a tensor with an axis of heads: (N·heads,…) becomes (N,heads,…). Tensors of four axes stay
+        unchanged.
+        """
         if values.ndim != 3:
             return values
         return values.unflatten(0, (-1, self._n_heads)) if self._n_heads else values[:, None]
 
 
 def _compute_probabilities(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Compute attention probabilities (…,T,T). A row with all positions masked is zero."""
+    """Compute attention probabilities (…,T,T) from queries and keys. If all positions of a row are masked, the row is
+    zero.
+    """
     scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -215,7 +222,7 @@ def _compute_probabilities(q: Tensor, k: Tensor, mask: Tensor | None, is_causal:
 
 
 def _copy_for_model(values: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a copy of recorded values for the model, connected to the graph. The model may change it in place."""
+    """Return a copy of recorded values that the model may change in place. Gradients flow through the copy."""
     return values.view(shape).to(dtype, copy=True)
 
 
@@ -229,7 +236,7 @@ def _is_square(shape: Sequence[int]) -> bool:
 
 @dataclass
 class AttentionBlock:
-    """A module that holds one self-attention of a forward pass. `output` (N,T,K) is part of the graph."""
+    """A module that computes one self-attention of a forward pass. Its `output` (N,T,K) is part of the graph."""
 
     name: str
     module: nn.Module
@@ -239,10 +246,9 @@ class AttentionBlock:
 
 
 class AttentionBlockFinder(Hooks):
-    """Finds the module around each attention of a list that forward passes inside the `with` fill.
+    """Finds the module around each recorded attention, in forward passes inside the `with`.
 
-    A block is recognized by its behavior. It is the outermost module that holds one attention and no other, and that returns
-    one tensor with the same number of tokens.
+    A block is the outermost module that computes exactly one attention and returns one tensor with as many tokens.
     """
 
     def __init__(self, model: nn.Module, attentions: list[Attention]) -> None:
@@ -258,7 +264,9 @@ class AttentionBlockFinder(Hooks):
                 self.add_handle(module.register_forward_hook(thread_local_hook(partial(self._leave_module, name))))
 
     def find_blocks(self, attentions: Sequence[Attention]) -> list[AttentionBlock]:
-        """Return the block around each attention. Raise LayerError if a block is missing, or if blocks differ in type."""
+        """Return the block around each attention. Raise LayerError if an attention has no block, or if blocks differ in
+        type.
+        """
         number_by_id = {id(recorded): number for number, recorded in enumerate(self._attentions)}
         numbers = [number_by_id[id(attention)] for attention in attentions]
         blocks = [self._blocks[i] for i in numbers if i in self._blocks]
@@ -297,7 +305,7 @@ class AttentionBlockFinder(Hooks):
 
 @contextmanager
 def blocks_skipped(blocks: Sequence[AttentionBlock], output: Tensor) -> Iterator[None]:
-    """Skip the attention blocks inside the `with`: each returns its recorded output, and the last one returns `output`."""
+    """Skip attention blocks inside the `with`. Each returns its recorded output, but the last one returns `output`."""
     for block in blocks:
         if has_instance_forward(block.module):
             patched = f"block {block.name!r} has a forward on the instance"

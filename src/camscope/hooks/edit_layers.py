@@ -1,4 +1,4 @@
-"""Edit the inputs, outputs and gradients of layers inside a `with`. A function returns the new value."""
+"""Edit the inputs, outputs and gradients of layers inside a `with`, by functions that return the new value."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -67,13 +67,13 @@ def edit_layers(
 
 @contextmanager
 def clip_gradients(model: nn.Module, max_abs: float) -> Iterator[None]:
-    """Clamp every parameter's gradient to [-max_abs, max_abs] in each backward pass inside the `with`.
+    """Clamp the gradients of all parameters to [-max_abs, max_abs] in each backward pass inside the `with`.
 
-    Each backward pass is clamped by itself, so the sum in `.grad` over several may exceed the limit. NaN stays NaN.
+    Each backward pass is clamped separately, so the sum of several in `.grad` may be larger. NaN stays NaN.
 
     Args:
         model: The model.
-        max_abs: Positive limit in units of the gradient (score per unit of the parameter).
+        max_abs: Largest absolute value of a gradient, a positive number.
 
     Raises:
         InputError: `max_abs` is not positive.
@@ -98,7 +98,7 @@ def clip_gradients(model: nn.Module, max_abs: float) -> Iterator[None]:
 
 
 def _hook_in_thread_or_autograd(hook: Callable[P, T]) -> Callable[P, T | None]:
-    """Return a hook that runs only in this thread and in autograd's threads."""
+    """Return a hook that runs only in this thread, and in threads that autograd started."""
     owner = threading.get_ident()
 
     def call_in_allowed_thread(*args: P.args, **kwargs: P.kwargs) -> T | None:

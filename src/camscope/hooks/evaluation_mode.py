@@ -20,7 +20,9 @@ _original_flags: dict[int, tuple[int, bool]] = {}
 
 
 class _ThreadTrainingFlag:
-    """`nn.Module.training` during an explanation: a thread inside `evaluation_mode` reads and sets its own flags."""
+    """The attribute `nn.Module.training` during an explanation. Each thread inside `evaluation_mode` has its own
+    flags.
+    """
 
     def __get__(self, module: nn.Module | None, owner: type | None = None) -> bool:
         for flags in _flags_of_this_thread():
@@ -39,13 +41,15 @@ class _ThreadTrainingFlag:
         vars(module)["training"] = training
 
     def __delete__(self, module: nn.Module) -> None:
-        """Delete the flag of a module, as TorchScript does for one that it has just created."""
+        """Delete the flag of a module. TorchScript does so for a module that it has just created."""
         if vars(module).pop("training", None) is None:
             raise AttributeError("training")
 
 
 def _flags_of_this_thread() -> Iterable[dict[int, bool]]:
-    """Return the `training` flags that apply to this thread. Autograd's threads see the flags of all threads."""
+    """Return the `training` flags by module id that apply to this thread. Autograd's threads see those of all
+    threads.
+    """
     if (flags := _flags_by_thread.get(threading.get_ident())) is not None:
         return (flags,)
     return tuple(_flags_by_thread.values()) if is_autograd_thread() else ()
@@ -53,10 +57,10 @@ def _flags_of_this_thread() -> Iterable[dict[int, bool]]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put every submodule in eval mode inside the `with`, for this thread only.
+    """Put a model and its submodules in eval mode inside the `with`, for this thread only.
 
-    The flags of the modules stay unchanged. Where a module stores its flag in another way (TorchScript, a property), or is run
-    by other threads (DataParallel), the flag itself is set, and restored when the last thread leaves.
+    Other threads see the flags unchanged. TorchScript, and modules that DataParallel runs in other threads, need a real
+    change of the flag. It is restored when the last thread leaves.
     """
     modules = list(model.modules())
     flagged_modules = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]

@@ -1,4 +1,4 @@
-"""Keep hooks out of the copies and pickles that other threads make of a model during an explanation."""
+"""Exclude hooks from copies and pickles that other threads make of a model during an explanation."""
 
 import copyreg
 import threading
@@ -12,20 +12,20 @@ from torch.utils.hooks import RemovableHandle
 
 ReducedValue = str | tuple[Any, ...]
 _copy_lock = threading.Lock()
-_open_contexts: list[object] = []  # one for each `clean_copies` that is open
+_open_contexts: list[object] = []  # one for each open `hooks_excluded_from_copies`
 _previous_reducers: dict[type, Callable[[Any], ReducedValue]] = {}  # what others had registered for the same type
 _original_reduce = nn.Module.__reduce_ex__
 
 
 class ExcludedFromCopies:
-    """A value that copies of a dictionary of hooks leave out, with its key."""
+    """Base class of hooks that are left out when a dictionary of hooks is copied or pickled."""
 
 
 EXCLUDED_FLAG = ExcludedFromCopies()
 
 
 def exclude_flags_from_copies(handle: object) -> None:
-    """Exclude PyTorch's flags of a hook (`with_kwargs`, `always_call`) from copies of the model."""
+    """Exclude the flags that PyTorch stores for a hook (`with_kwargs`, `always_call`) from copies of the model."""
     if not isinstance(handle, RemovableHandle):
         return
     hooks = handle.hooks_dict_ref()
@@ -39,10 +39,10 @@ def exclude_flags_from_copies(handle: object) -> None:
 
 @contextmanager
 def hooks_excluded_from_copies() -> Iterator[None]:
-    """Exclude hooks of the type `ExcludedFromCopies` from copies and pickles of a model, inside the `with`.
+    """Inside the `with`, copies and pickles of any model leave out hooks of the type `ExcludedFromCopies`.
 
-    Hooks are in an OrderedDict of each module, so they are left out there. A forward on the instance is in the module's own
-    attributes.
+    PyTorch stores the hooks of a module in an OrderedDict, so the copy of each OrderedDict is filtered. A replaced
+    forward is an attribute of the module, so the copy of the attributes is filtered, too.
     """
     user = object()
     with _copy_lock:
@@ -66,7 +66,7 @@ def hooks_excluded_from_copies() -> Iterator[None]:
 
 
 def _reduce_without_excluded_hooks(hooks: "OrderedDict[Any, Any]") -> ReducedValue:
-    """Return the pickle data of a dictionary of hooks, without the excluded hooks."""
+    """Return what pickle stores of a dictionary of hooks, without the excluded hooks."""
     unmarked = OrderedDict(
         (key, value) for key, value in list(hooks.items()) if not isinstance(value, ExcludedFromCopies)
     )
@@ -77,7 +77,7 @@ def _reduce_without_excluded_hooks(hooks: "OrderedDict[Any, Any]") -> ReducedVal
 
 
 def _reduce_without_forward(module: nn.Module, protocol: Any) -> ReducedValue:
-    """Return the pickle data of a module, without its temporarily replaced `forward`."""
+    """Return what pickle stores of a module, without a temporarily replaced `forward`."""
     reduced: ReducedValue = _original_reduce(module, protocol)
     if isinstance(reduced, str) or len(reduced) < 3 or not isinstance(reduced[2], dict):
         return reduced

@@ -61,7 +61,7 @@ def check_initialized(model: nn.Module) -> None:
 
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
-    """Return the name and the module of one layer.
+    """Return one layer as a pair: its name and its module.
 
     The prefix of a wrapper is optional: `layer4`, `module.layer4` and `_orig_mod.layer4` are the same layer.
 
@@ -73,8 +73,7 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module
         The name without the prefix of a wrapper, and the module.
 
     Raises:
-        LayerError: The name is unknown, and the message lists the nearest names, or the module is not a part of the
-            model.
+        LayerError: The name is unknown, or the module is not a part of the model. The message lists the nearest names.
 
     >>> find_layer(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), "1")
     ('1', ReLU())
@@ -112,7 +111,8 @@ def strip_wrapper_names(name: str) -> str:
 
 
 def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, nn.Module]:
-    """Return layers by name, selected by names, glob patterns (`"layer*.conv1"`) or modules. The order is the model's.
+    """Return layers by name, in the order of the model. Select them by names, glob patterns (`"layer*.conv1"`) or
+    modules.
 
     Args:
         model: The model.

@@ -19,11 +19,11 @@ HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)  # of a score whose grad
 def compute_scores_and_input_gradients(
     x: Tensor, score_function: Callable[[Tensor], Sequence[Tensor]]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the scores (N,) of an input x (N,C,*S), and the gradient of each score at x.
+    """Return two lists for an input x (N,C,*S): its scores (N,), and the gradient (N,C,*S) of each score at x.
 
-    It takes one forward pass and one backward pass per score. Where the model turns gradients off, a second forward pass
-    prevents that. A float16 gradient that vanishes is computed again from the score times 2^k.
-    Raises ModelError where no gradient reaches the input.
+    There is one forward pass, and one backward pass per score. If the model turns gradients off, a second forward pass
+    prevents that. A float16 gradient that is rounded to zero is computed again from the score times 2^k. Raise
+    ModelError if no gradient reaches the input.
     """
 
     def compute_in_scope(scope: GradientScope) -> tuple[list[Tensor], list[Tensor]] | None:
@@ -42,8 +42,8 @@ def compute_scores_and_input_gradients(
 def run_with_gradients(run_in_scope: Callable[[GradientScope], T | None]) -> T:
     """Run a function with gradients enabled, and return its result.
 
-    None means that no gradient arrived. It then runs once more in a scope in which the model cannot turn gradients off.
-    Raises ModelError where that does not help.
+    If the function returns None, no gradient arrived. It then runs again in a scope in which the model cannot turn
+    gradients off. Raise ModelError if the second run also returns None.
     """
     for scope in (nullcontext(), GradientsEnabledMode()):
         with torch.enable_grad(), autocast_uncached(), reentrant_checkpoints_disabled():
@@ -57,15 +57,15 @@ def run_with_gradients(run_in_scope: Callable[[GradientScope], T | None]) -> T:
 
 
 class GradientsEnabledMode(BaseFunctionMode):
-    """A function mode in which nothing turns gradients off in this thread."""
+    """A function mode that ignores every attempt to turn gradients off in this thread."""
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function and return its result. Calls that switch gradients on or off are ignored."""
+        """Call the function and return its result, but ignore a call that turns gradients on or off."""
         return None if func is torch._C._set_grad_enabled else func(*args, **kwargs)
 
 
 def _compute_gradient(values: Tensor, leaf: Tensor, *, retain_graph: bool) -> Tensor | None:
-    """Return the gradient (N,C,*S) of the values at the leaf, or None if the values do not depend on the leaf."""
+    """Return the gradient (N,C,*S) of values at an input `leaf`. Return None if the values do not depend on it."""
     if not values.requires_grad:
         return None
     if leaf.dtype != torch.float16:

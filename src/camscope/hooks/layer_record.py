@@ -14,10 +14,10 @@ from camscope.pytree import LeafPath, iter_leaves, replace_leaf
 
 
 class GradientAccumulator:
-    """The gradient at one tensor, summed over the paths on which it arrives in one backward pass. The last pass counts.
+    """The gradient at one tensor in the last backward pass, summed over all paths on which it arrives.
 
-    A view that is changed in place gets another node in the graph, and the old node receives part of its gradient or none. That
-    is detected by the view's version counter, and no gradient is returned then.
+    If a view is changed in place, autograd sends only a part of its gradient here, or none. The view's version counter
+    shows this, and then no gradient is returned.
     """
 
     def __init__(self, tensor: Tensor, take_snapshot: Callable[[Tensor], Tensor]) -> None:
@@ -28,7 +28,7 @@ class GradientAccumulator:
         self._sum: Tensor | None = None
 
     def add_gradient(self, gradient: Tensor | None) -> None:
-        """Add a gradient that arrives at the tensor."""
+        """Add a gradient that arrives at the tensor. The first one of a backward pass replaces the sum."""
         if gradient is None:
             return
         this_pass, copy = torch._C._current_graph_task_id(), self._take_snapshot(gradient)
@@ -36,7 +36,7 @@ class GradientAccumulator:
         self._backward_pass_id = this_pass
 
     def add_node_gradient(self, index: int, input_gradients: tuple[Tensor | None, ...], _: object) -> None:
-        """Add the gradient that a graph node sends to its input number `index`."""
+        """Add the gradient that a node of the autograd graph sends to its input number `index`."""
         self.add_gradient(input_gradients[index])
 
     @property
@@ -50,19 +50,19 @@ class GradientAccumulator:
         return None if self.is_lost else self._sum
 
     def release_view(self) -> None:
-        """Release the tensor's memory."""
+        """Release the memory of the tensor, after a last check whether its gradient is lost."""
         self._was_lost, self._alias = self.is_lost, None
 
 
 @dataclass(eq=False)
 class TensorGradients:
-    """The gradients at the tensors of a structure, each in its own accumulator."""
+    """The gradients at the tensors of a nested input or output, one accumulator for each tensor."""
 
     structure: Any = None
     accumulators: dict[LeafPath, GradientAccumulator] = field(default_factory=dict)
 
     def fill_structure(self) -> Any:
-        """Return the structure with gradients in place of the tensors."""
+        """Return the nested input or output with gradients in place of its tensors."""
         result = self.structure
         for path, accumulator in self.accumulators.items():
             result = replace_leaf(result, path, accumulator.gradient)
@@ -74,9 +74,9 @@ class LayerCall:
     """One call of one layer: snapshots of its inputs and outputs, in the dtypes of the model.
 
     Attributes:
-        inputs: The positional inputs. None: not recorded.
-        kwargs: The keyword inputs. None: not recorded.
-        output: The output. None: not recorded.
+        inputs: The positional inputs, or None if they were not recorded.
+        kwargs: The keyword inputs, or None if they were not recorded.
+        output: The output, or None if it was not recorded.
 
     >>> import torch
     >>> from torch import nn
@@ -98,26 +98,28 @@ class LayerCall:
 
     @property
     def gradient(self) -> Any:
-        """The gradient with respect to the output, in the structure of the output. None: no gradient arrived."""
+        """The gradient with respect to the output, in the structure of the output. It is None if no gradient
+        arrived.
+        """
         return self._at_output.fill_structure()
 
     @property
     def input_gradients(self) -> tuple[Any, ...]:
-        """The gradients with respect to the positional inputs, through this call alone."""
+        """The gradients with respect to the positional inputs. Paths that bypass this call do not count."""
         return tuple(self._at_inputs.fill_structure()[0])
 
     @property
     def kwarg_gradients(self) -> dict[str, Any]:
-        """The gradients with respect to the keyword inputs, through this call alone."""
+        """The gradients with respect to the keyword inputs. Paths that bypass this call do not count."""
         return dict(self._at_inputs.fill_structure()[1])
 
     def iter_accumulators(self) -> Iterator[GradientAccumulator]:
-        """Yield every gradient accumulator of the call."""
+        """Yield the gradient accumulators of all inputs and outputs of the call."""
         return chain(self._at_inputs.accumulators.values(), self._at_output.accumulators.values())
 
 
 class LayerRecord:
-    """All calls of one layer, in the order in which they ended. The properties refer to the last one.
+    """All calls of one layer, in the order in which they ended. The properties are those of the last call.
 
     Args:
         name: Name of the layer.
@@ -141,7 +143,7 @@ class LayerRecord:
 
     @property
     def last_call(self) -> LayerCall:
-        """The last call."""
+        """The last call. Raises LayerError if the layer did not run."""
         if not self.calls:
             raise LayerError(f"layer {self.name!r} did not run inside the `with`")
         return self.calls[-1]
@@ -159,12 +161,12 @@ class LayerRecord:
 
     @property
     def gradient(self) -> Any:
-        """The gradient with respect to `output`, of the same shape."""
+        """The gradient of the last backward pass with respect to `output`, of the same shape."""
         return self._check_gradient(self.last_call.gradient, "output")
 
     @property
     def input_gradient(self) -> Any:
-        """The gradient with respect to `input`, through this layer alone."""
+        """The gradient with respect to `input`. Paths that bypass this layer do not count."""
         return self._check_gradient(_unwrap_single(self.last_call.input_gradients), "input")
 
     def _check_gradient(self, gradient: object, location: str) -> Any:

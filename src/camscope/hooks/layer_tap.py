@@ -1,4 +1,4 @@
-"""Tap: record a layer's output and the gradient of a score with respect to that output."""
+"""`Tap`: record the output of a layer, and the gradient of a score with respect to this output."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,7 +20,9 @@ T = TypeVar("T")
 
 @dataclass
 class TappedCall:
-    """One call of one layer: a snapshot of its output and, after `backward`, the score's gradient there (or None)."""
+    """One call of one layer: a copy of its output, and the score's gradient there. The gradient is None before
+    `backward`.
+    """
 
     activation: Tensor
     gradient: Tensor | None = None
@@ -43,9 +45,9 @@ class Tap(Hooks):
         model: The model.
         layers: Names, glob patterns or modules.
         output_index: Key of the tensor, for a layer that returns several.
-        call_index: Which call counts, for a layer that runs several times. The default is the last one that the score depends
-            on.
-        gradients: False stores the outputs only, and builds no graph.
+        call_index: Which call is read, for a layer that runs several times. The default is the last one that the score
+            depends on.
+        gradients: Whether to record gradients. If False, no graph is built.
 
     >>> model = nn.Sequential(nn.Identity(), nn.Linear(2, 1))
     >>> with Tap(model, "0", gradients=False) as tap:
@@ -83,7 +85,8 @@ class Tap(Hooks):
     def run(self, forward: Callable[[], T]) -> T:
         """Run a forward pass and return its result. If the model turned gradients off, run it again with gradients on.
 
-        Nothing in the result shows whether part of its graph is missing, so it runs again in every such case.
+        The result does not show whether a part of its graph is missing. So the forward pass runs again whenever
+        gradients were off.
         """
         result = forward()
         self._check_calls()
@@ -99,7 +102,7 @@ class Tap(Hooks):
         return result
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
-        """Compute the gradient of a scalar score at every recorded call. No `.grad` changes."""
+        """Compute the gradient of a scalar score at every recorded call. The `.grad` of tensors stays unchanged."""
         self._check_calls()
         unrelated = f"the score does not depend on {self._format_layer_names()}"
         if not score.requires_grad:
@@ -132,7 +135,9 @@ class Tap(Hooks):
         return gradient
 
     def select_call(self, layer: str | None = None) -> TappedCall:
-        """Return the selected call of a layer. The name is optional if only one layer is tapped."""
+        """Return the call of a layer that `call_index` selects. The name may be omitted if only one layer is
+        recorded.
+        """
         names = self._format_layer_names()
         if layer is None and len(self.calls) != 1:
             tapped = plural(len(self.calls), "layer is", "layers are")

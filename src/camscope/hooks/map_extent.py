@@ -1,8 +1,8 @@
-"""Extents: which part of the input a map lies over, after padding, crops and windows.
+"""Compute which part of the input a map covers, after padding, crops, convolutions and poolings.
 
-A plane of cells that were padded, cropped or moved lies over another part of the input than the one it is drawn on.
-Convolutions without padding also leave out a border, but by less than their receptive fields: that is tolerated up to a
-part of a cell. What a model crops or pads beyond what its kernels need is tolerated only up to a small part of the axis.
+If a model pads, crops or shifts a map, its cells no longer cover the part of the input over which they are drawn. A
+border that convolutions without padding leave out is tolerated up to a part of a cell. Crops and pads that no kernel
+needs are tolerated up to a small part of the axis.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,17 +20,18 @@ STRIDE_ARGUMENTS = {
     "avg_pool": (2, 1),
 }
 RESIZE_FUNCTIONS = ("adaptive_", "interpolate", "upsample")
-MAX_SHIFT = 0.75  # of a cell, by which a plane in place may lie off
-MAX_MARGIN = 0.15  # of an axis, which a plane in place with small cells may leave out, or add, on each side
-MAX_CUT = 0.032  # of an axis, by which crops and pads may move an end of a plane in place
+MAX_SHIFT = 0.75  # largest shift of a map that still covers the input evenly, in cells
+MAX_MARGIN = 0.15  # largest margin on each side that such a map may leave out or add, as a share of the axis
+MAX_CUT = 0.032  # by how much crops and pads may move an end of such a map, as a share of the axis
 EXTENT_DIGITS = 9
 
 
 class AxisExtent(NamedTuple):
-    """Where a plane starts and ends along one axis, as shares of the input.
+    """The part of one axis of the input that a map covers, from `low` to `high`, as shares of the axis.
 
-    `low_cut`, `high_cut`: by how much crops moved each end inward; negative for pads. Windows do not count, and neither
-    does a crop or a pad by one cell. `low_pad`, `high_pad`: what was padded since the last window, which may need it.
+    `low_cut` and `high_cut` say how far crops moved each end inward. They are negative for pads, and ignore a crop or a
+    pad by one cell. `low_pad` and `high_pad` are the padding since the last convolution or pooling, which the next one
+    may need.
     """
 
     low: float = 0.0
@@ -52,7 +53,7 @@ def compute_output_extent(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Extent:
-    """Return the extent of a function's output, from that of its input."""
+    """Compute the extent of a function's output from the extent of its input. `size` is that of the input in cells."""
     if name == "pad":
         widths = list(args[1] if len(args) > 1 else kwargs["pad"])
         pairs = reversed([*zip(widths[::2], widths[1::2], strict=True), *[(0, 0)] * len(size)][: len(size)])
@@ -73,7 +74,7 @@ def compute_output_extent(
     if kernel_place and stride in (None, [], ()):
         stride = args[kernel_place] if len(args) > kernel_place else kwargs["kernel_size"]
     strides = list(stride) if isinstance(stride, list | tuple) else [stride or 1]
-    # without padding, a window returns fewer cells than it takes, on both sides
+    # without padding, a convolution returns fewer cells than it takes, on both sides
     scaled = []
     for axis, before, after, step in zip(extent, size, output_size, strides * len(size), strict=False):
         share = after / (before * step) if kind == "conv_transpose" else after * step / before
@@ -83,22 +84,33 @@ def compute_output_extent(
 
 
 def _crop_or_pad_axis(axis: AxisExtent, low: float, high: float, cell: float) -> AxisExtent:
-    """Return the extent of a plane that is cropped or padded to other ends. `cell`: the size of a cell."""
+    """Return the extent of a map after a crop or a pad that moves its ends to `low` and `high`."""
     low_cut, low_pad = _move_end_inward(axis.low_cut, axis.low_pad, low - axis.low, cell)
     high_cut, high_pad = _move_end_inward(axis.high_cut, axis.high_pad, axis.high - high, cell)
     return _round_extent(AxisExtent(low, high, low_cut, high_cut, low_pad, high_pad))
 
 
-def _move_end_inward(cut: float, pad: float, change: float, cell: float) -> tuple[float, float]:
-    """Return the cut and the padding at one end that moves inward by `change`. A crop first removes the padding."""
-    cropped = change - pad
+class AxisEnd(NamedTuple):
+    """What happened to one end of an axis: how far crops moved it inward, and its padding since the last window."""
+
+    cut: float
+    pad: float
+
+
+def _move_end_inward(cut: float, pad: float, distance: float, cell_size: float) -> AxisEnd:
+    """Move one end of a map inward by a distance. A crop first removes padding, and a negative distance adds
+    padding.
+    """
+    cropped = distance - pad
     if cropped <= 0:
-        return cut, -cropped
-    return (cut + cropped if cropped > _round_up(cell) else cut), 0.0
+        return AxisEnd(cut, -cropped)
+    return AxisEnd(cut + cropped if cropped > _round_up(cell_size) else cut, 0.0)
 
 
 def _apply_window_margin(axis: AxisExtent, margin: float, cell: float) -> AxisExtent:
-    """Return the extent of what a window makes of a plane, which moves each end outward by `margin`."""
+    """Return the extent after a convolution or pooling that moves each end outward by `margin`. It uses up the
+    padding.
+    """
     unused = [max(0.0, pad + min(margin, 0.0)) for pad in (axis.low_pad, axis.high_pad)]
     low_left, high_left = (share if share > _round_up(cell) else 0.0 for share in unused)
     low, high = axis.low - margin, axis.high + margin
@@ -114,7 +126,7 @@ def _round_extent(axis: AxisExtent) -> AxisExtent:
 
 
 def covers_input_evenly(extent: Extent | None, grid: Sequence[int]) -> bool:
-    """Whether the cells of a plane with this extent lie about where they are drawn, evenly over the whole input."""
+    """Whether a map with this extent covers the whole input evenly, up to a small shift or margin."""
     for axis, cells in zip(extent or (), grid, strict=False):
         low, high = axis.low, axis.high
         shift, margin = abs(low + high - 1) / 2, abs(high - low - 1) / 2
@@ -127,9 +139,9 @@ def covers_input_evenly(extent: Extent | None, grid: Sequence[int]) -> bool:
 
 
 def join_extents(extents: Sequence[Extent | None], grid: Sequence[int]) -> Extent | None:
-    """Return the mean extent of several planes of one grid, or None if they lie over different parts of the input.
+    """Return the mean extent of several maps on one grid. Return None if they cover different parts of the input.
 
-    A crop that makes a plane fit to what convolutions left of another one is no cut.
+    A crop that fits one map to a smaller one, which convolutions without padding made, does not count as a crop.
     """
     in_order = [extent for extent in dict.fromkeys(extents) if extent is not None]
     if not in_order or None in extents:
@@ -155,9 +167,10 @@ def join_extents(extents: Sequence[Extent | None], grid: Sequence[int]) -> Exten
 
 
 def find_channel_extents(positions: Tensor, axis: int, length: int, extent: AxisExtent) -> list[AxisExtent | None]:
-    """Return for each plane (planes,*grid) of positions where it starts and ends along one axis, within the extent.
+    """Return the extent of each channel along one axis, from the source positions of its cells (channels,*grid).
 
-    None: the positions do not ascend evenly along this axis, or differ along another one.
+    `length` and `extent` are those of the source map. The extent of a channel is None if its positions do not ascend
+    evenly along the axis, or if they vary along another axis.
     """
     n_after = positions.ndim - axis - 2
     lines = positions  # (planes, cells)

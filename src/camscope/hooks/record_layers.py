@@ -46,8 +46,8 @@ def record_layers(
             model(x)[:, 3].sum().backward()
         recording["layer3"].input, recording["layer3"].output, recording["layer3"].gradient
 
-    The values equal those of PyTorch's full backward hooks. Those put a node around the layer, so an in-place operation next
-    to it (ResNet's ReLU, `+=`) raises an error. This recorder inserts nothing.
+    The gradients equal those of PyTorch's full backward hooks. Those hooks put a node around the layer, so that an
+    in-place operation next to it (ResNet's ReLU, `+=`) raises an error. This function adds no node.
 
     Args:
         model: The model.
@@ -55,9 +55,8 @@ def record_layers(
         inputs: Whether to record inputs.
         outputs: Whether to record outputs.
         gradients: Whether to record gradients. They need a backward pass (`.backward()` or `torch.autograd.grad`)
-            inside the
-            `with`.
-        device: Where snapshots are stored, or None for the device of the layer.
+            inside the `with`.
+        device: Device on which the copies are stored, or None for the device of the layer.
 
     Yields:
         The recording: a `LayerRecord` by the name of each layer.
@@ -95,7 +94,7 @@ def extract_features(
         x: The input (N,C,H,W), or a tuple of inputs.
 
     Returns:
-        The output of each layer. Of several tensors it is the floating one of highest rank.
+        The output of each layer. If a layer returns several tensors, it is the floating tensor of highest rank.
 
     Raises:
         LayerError: A layer is unknown, or does not run.
@@ -112,7 +111,7 @@ def extract_features(
 
 
 class _Recorder(Hooks):
-    """The hooks of a recording: one before a layer runs, one after it. Both only read."""
+    """The hooks that record a layer: one runs before the layer, one after it. They change nothing."""
 
     def __init__(self, inputs: bool, outputs: bool, gradients: bool, device: torch.device | None) -> None:
         super().__init__()
@@ -132,7 +131,7 @@ class _Recorder(Hooks):
             accumulator.release_view()
 
     def warn_of_lost_gradients(self) -> None:
-        """Warn of gradients that could not be recorded."""
+        """Warn of layers whose gradients could not be recorded, because a view was changed in place."""
         if lost := sorted({name for name, accumulator in self._accumulators if accumulator.is_lost}):
             names = ", ".join(map(repr, lost))
             reason = "its input or output is a view that the model changes in place"
@@ -169,7 +168,7 @@ class _Recorder(Hooks):
     def _hook_gradients(
         self, call: LayerCall, edges: dict[LeafPath, GraphEdge], start_sequence_number: int, output: object
     ) -> None:
-        """Add hooks that record the gradients of the output and of the inputs of one call."""
+        """Add hooks to one call of a layer that record the gradients of its output and of its inputs."""
         at_inputs, nodes = call._at_inputs.accumulators, list[Node]()
         for path, leaf in _iter_differentiable_tensors(output):
             self.add_handle(register_gradient_hook(leaf, call._at_output.accumulators[path].add_gradient))
@@ -204,7 +203,7 @@ def _find_gradient_edge(tensor: Tensor) -> GraphEdge:
 def _iter_gradient_senders(
     output_nodes: list[Node], edges: dict[LeafPath, GraphEdge], start_sequence_number: int
 ) -> Iterator[tuple[LeafPath, Node, int]]:
-    """Yield the graph nodes of one layer call that send a gradient to an input: (path, node, index)."""
+    """Yield which graph nodes of one layer call send a gradient to an input, as (path of the input, node, index)."""
     paths_by_edge: dict[GraphEdge, list[LeafPath]] = {}
     for path, edge in edges.items():
         paths_by_edge.setdefault(edge, []).append(path)

@@ -21,7 +21,7 @@ OPAQUE_NODES = {
 
 
 def iter_graph_nodes(outputs: Iterable[Tensor]) -> Iterator[Node]:
-    """Yield each node of the autograd graph of some outputs once."""
+    """Yield each node of the autograd graph behind some tensors once."""
     waiting = [output.grad_fn for output in outputs]
     visited: set[Node | None] = {None}
     while waiting:
@@ -33,12 +33,12 @@ def iter_graph_nodes(outputs: Iterable[Tensor]) -> Iterator[Node]:
 
 
 def operation_name(node: Node) -> str:
-    """Return the name of a node's operation: "Relu" for ReluBackward0."""
+    """Return the operation of a graph node as a name: "Relu" for ReluBackward0."""
     return re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
 
 
 def describe_opaque_node(node: Node) -> str | None:
-    """Describe a node that may hide operations, such as a scripted module. Return None for other nodes."""
+    """Return a text about a graph node that may hide a ReLU, such as a scripted module. Return None for other nodes."""
     kind = operation_name(node)
     step: object = node
     if isinstance(step, BackwardCFunction):  # of Python
@@ -64,7 +64,7 @@ ACTIVATION_BY_NODE_NAME |= {"PreluKernel": "prelu", "RreluWithNoise": "rrelu", "
 
 @dataclass
 class ReluReport:
-    """How many ReLUs, other activations, and operations that may hide some of either a backward pass meets."""
+    """Counts of the ReLUs, of other activations, and of opaque operations in the autograd graph of a score."""
 
     relus: Counter[str] = field(default_factory=Counter)
     other_activations: Counter[str] = field(default_factory=Counter)
@@ -72,10 +72,10 @@ class ReluReport:
 
 
 def apply_relu_rule(values: Iterable[Tensor], rule: ReluRule) -> ReluReport:
-    """Replace the backward rule of all ReLUs in the autograd graph of some values.
+    """Replace the backward rule of all ReLUs in the autograd graph of some values, and report the ReLUs.
 
-    "guided" keeps positive gradients where the input is positive, "deconvnet" keeps positive gradients whatever the input. The
-    hooks belong to the graph of this call, so the model has none, and other threads have their own graphs.
+    "guided" keeps positive gradients where the input is positive. "deconvnet" keeps all positive gradients. The hooks
+    belong to this graph, so the model has none, and other threads are not affected.
     """
     report = ReluReport()
     for node in iter_graph_nodes(values):

@@ -13,7 +13,7 @@ RESCALED_FUNCTIONS = ACTIVATIONS | SCALAR_ARITHMETIC
 
 
 class RescaleRule(BaseFunctionMode):
-    """A reference pass, then a pass whose gradient is DeepLIFT's multiplier of the difference.
+    """A function mode for two passes: of a reference, and of an input whose gradients become DeepLIFT's multipliers.
 
         with RescaleRule() as rule:
             reference(model, x)             # calls rule.start_reference_pass() at the layer from which the passes differ
@@ -21,9 +21,9 @@ class RescaleRule(BaseFunctionMode):
             score = model(x).sum()          # calls rule.start_input_pass() there
             torch.autograd.grad(score, layer_output)
 
-    The n-th elementwise function after the layer is compared with the n-th of the other pass, however the model is written.
-    A function keeps its gradient where the model took another path, and where the two inputs agree within rounding. All other
-    operations keep theirs too. The rule acts in the thread that entered it.
+    The n-th elementwise function after the layer is compared with the n-th one of the other pass. A function keeps its
+    gradient if the model took another path, or if both inputs agree up to rounding. All other operations keep theirs.
+    The rule acts only in the thread that entered it.
     """
 
     def __init__(self) -> None:
@@ -32,21 +32,23 @@ class RescaleRule(BaseFunctionMode):
         self.pause()
 
     def pause(self) -> None:
-        """Call the following functions unchanged."""
+        """Stop recording and comparing: the following functions run unchanged."""
         self._call_count, self._is_recording, self._is_comparing = 0, False, False
 
     def start_reference_pass(self) -> None:
-        """Record the following calls as the reference pass."""
+        """Record the inputs of the following elementwise functions as references."""
         self.pause()
         self._is_recording = True
 
     def start_input_pass(self) -> None:
-        """Compare the following calls with the reference pass."""
+        """Use the Rescale rule in the following elementwise functions, with the recorded references."""
         self.pause()
         self._is_comparing = True
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function and return its result. An elementwise function gets DeepLIFT's backward rule."""
+        """Call the function and return its result. Give an elementwise function the backward pass of the Rescale
+        rule.
+        """
         name, keywords = function_name(func), dict(kwargs)
         first = args[0] if args else keywords.pop("input", None)
         several = name != "prelu" and any(isinstance(arg, Tensor) for arg in (*args[1:], *keywords.values()))
@@ -71,9 +73,9 @@ class RescaleRule(BaseFunctionMode):
 
 
 def _compute_multiplier(function: Callable[[Tensor], Tensor], z: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return f(z), and DeepLIFT's multiplier (f(z) - f(reference)) / (z - reference).
+    """Return f(z) and its multiplier by DeepLIFT, (f(z) - f(reference)) / (z - reference).
 
-    The multiplier is the gradient f' where the difference is only rounding. f(z) may overwrite z.
+    If z differs from the reference only by rounding, the multiplier is the gradient f'. f may overwrite z.
     """
     leaf = z.detach().clone().requires_grad_()
     with torch.enable_grad():
@@ -89,7 +91,7 @@ def _compute_multiplier(function: Callable[[Tensor], Tensor], z: Tensor, referen
 
 
 class _MultiplyGradient(torch.autograd.Function):
-    """A result that is computed already, with the factor of its input's gradient in the backward pass."""
+    """A function with a known result. Its backward pass multiplies the gradient by a given factor."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, result: Tensor, multiplier: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ _writes_buffers_by_model = WeakIdKeyDictionary()  # by model: whether its forwar
 
 
 class BufferCopyMode(BaseFunctionMode):
-    """A function mode that gives PyTorch functions of this thread copies of a model's buffers, such as running statistics.
+    """A function mode that gives PyTorch functions copies of a model's buffers, such as running statistics, in this
+    thread.
 
     A tensor that shares the memory of a buffer, as a view or under another name, becomes a view of the copy.
     """
@@ -37,7 +38,7 @@ class BufferCopyMode(BaseFunctionMode):
                 self._storage_copies[storage._cdata] = None
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function on copies of the buffers, and return its result."""
+        """Call the function with copies in place of the buffers, and return its result."""
         if func is torch.autograd.grad:  # which repeats checkpoints
             with self:
                 return bypass_torch_function(func)(*args, **kwargs)
@@ -58,7 +59,9 @@ class BufferCopyMode(BaseFunctionMode):
         return self._view_storage_copy(tensor, lambda: tensor)
 
     def _view_storage_copy(self, tensor: Tensor, make_default: Callable[[], Tensor]) -> Tensor:
-        """Return the same view of the copied memory, or `make_default()` if the tensor shares no memory with a buffer."""
+        """Return the same view of a copy of the tensor's memory. If no buffer shares this memory, return
+        `make_default()`.
+        """
         storage = _get_storage(tensor)
         if storage is None or storage._cdata not in self._storage_copies:
             return make_default()
@@ -85,7 +88,8 @@ def _get_storage(tensor: Tensor) -> UntypedStorage | None:
 def buffers_and_rng_restored(model: nn.Module) -> Iterator[None]:
     """Restore the model's buffers and all random number generators at the end of the `with`.
 
-    The generators of PyTorch, NumPy and Python belong to the process: numbers that other threads draw meanwhile repeat later.
+    The generators of PyTorch, NumPy and Python belong to the process. If other threads draw numbers meanwhile, these
+    numbers come again later.
     """
     devices = {value.device for value in (*model.parameters(), *model.buffers())}
     with all_rng_restored(list(devices)), _replaced_buffers_restored(model), BufferCopyMode(model):
@@ -94,11 +98,11 @@ def buffers_and_rng_restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def eval_mode_buffers_restored(model: nn.Module) -> Iterator[None]:
-    """Restore the buffers of a model in eval mode at the end of the `with`. Its forward may write buffers.
+    """Restore the buffers of a model in eval mode at the end of the `with`, if its forward wrote any.
 
-    PyTorch's own layers write none in eval mode. A layer of another kind with buffers, and any model in train mode, runs on
-    copies. Any other model is observed: if its forward writes a buffer, the buffer is restored, and the next call runs on
-    copies. That requires a single running thread, since otherwise the change might come from another one.
+    PyTorch's own layers write no buffers in eval mode. Models with other layers that have buffers, and models in train
+    mode, run on copies. All other models are watched: a buffer that the forward writes is restored, and the next call
+    runs on copies. If several threads run, the buffer is not restored, as another thread may have written it.
     """
     buffers = list(model.buffers())
     if not buffers:
@@ -127,7 +131,7 @@ def eval_mode_buffers_restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def rng_restored(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Restore the random number generators at the end of the `with`, if no other thread runs."""
+    """Restore all random number generators at the end of the `with`, but only if no other thread runs."""
     with nullcontext() if threading.active_count() > 1 else all_rng_restored(devices):
         yield
 
@@ -154,7 +158,7 @@ def _may_write_buffers(model: nn.Module) -> bool:
 
 @contextmanager
 def _replaced_buffers_restored(model: nn.Module) -> Iterator[None]:
-    """Restore buffers that the model replaces by new tensors of the same shape."""
+    """At the end of the `with`, put back buffers that the model replaced by new tensors of the same shape."""
     scripted = [part for part in model.modules() if isinstance(part, torch.jit.ScriptModule)]
     copies = [(b, b.detach().clone()) for part in scripted for b in part.buffers(recurse=False)]
     ordinary = [part for part in model.modules() if not isinstance(part, torch.jit.ScriptModule)]
@@ -172,12 +176,14 @@ def _replaced_buffers_restored(model: nn.Module) -> Iterator[None]:
 
 
 def _shape_and_dtype(tensor: Tensor) -> tuple[object, ...]:
-    """Return the shape and dtype of a tensor. A nested tensor has the list of its shapes instead of one."""
+    """Return the shape and the dtype of a tensor. For a nested tensor, the shape is the list of the shapes of its
+    parts.
+    """
     return ([part.shape for part in tensor.unbind()] if tensor.is_nested else tensor.shape), tensor.dtype
 
 
 def _restore_buffers(buffers_and_copies: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Copy the values back into buffers, without a change of their version counters."""
+    """Copy the stored values back into buffers. Their version counters stay unchanged."""
     for buffer, copy in buffers_and_copies:
         with torch.no_grad(), _unsafe_preserve_version_counter(buffer):
             buffer.copy_(copy)

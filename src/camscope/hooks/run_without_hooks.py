@@ -17,9 +17,9 @@ _mute_lock = threading.RLock()  # one thread at a time: what is installed must b
 
 
 def copy_without_hooks(model: nn.Module) -> nn.Module:
-    """Copy the module tree without hooks and compilation. Parameters and buffers are shared.
+    """Copy the modules of a model, without hooks and without compiled code. The copy shares the parameters and buffers.
 
-    Attributes that the copy sets on itself do not reach the model.
+    An attribute that the copy sets on itself does not change the model.
     """
     copies: dict[int, nn.Module] = {}
 
@@ -50,7 +50,7 @@ def copy_without_hooks(model: nn.Module) -> nn.Module:
 
 
 class _MutedHook:
-    """A forward hook that is silent in one thread."""
+    """A forward hook that does nothing in the thread that muted it. Other threads run the original hook."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         self.hook, self._thread = hook, threading.get_ident()
@@ -68,9 +68,9 @@ def _return_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def hooks_muted(model: nn.Module) -> Iterator[None]:
-    """Disable all existing forward hooks of the model inside the `with`, for this thread.
+    """Disable all forward hooks of a model inside the `with`, for this thread.
 
-    Each hook keeps its place and its handle. Forward passes in other threads run it as usual.
+    Each hook keeps its position and its handle. Forward passes in other threads run the hooks as usual.
     """
     with _mute_lock:
         hook_dicts: list[Any] = [all_modules._global_forward_hooks, all_modules._global_forward_pre_hooks]

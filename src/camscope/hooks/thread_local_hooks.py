@@ -24,14 +24,16 @@ T = TypeVar("T")
 
 
 class Removable(Protocol):
-    """The handle of any PyTorch hook."""
+    """A handle as PyTorch returns it for a hook."""
 
     def remove(self) -> None:
         """Remove the hook."""
 
 
 class Hooks(ExitStack):
-    """Handles of hooks that are removed when the `with` ends, also by an error. Subclasses set their hooks in `_install`."""
+    """Hooks that are removed at the end of the `with`, also after an error. Subclasses set their hooks in
+    `_install`.
+    """
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -47,32 +49,34 @@ class Hooks(ExitStack):
         """Set the hooks when the `with` begins."""
 
     def _enter_gradient_scope(self) -> None:
-        """Start without gradients, in a scope that supports `torch.autograd.grad`."""
+        """Turn gradients off inside the `with`, so that a hook can turn them on at its layer."""
         self.enter_context(torch.inference_mode(False))
         self.enter_context(torch.no_grad())
         self.enter_context(autocast_uncached())
         self.enter_context(reentrant_checkpoints_disabled())
 
     def add_handle(self, handle: Removable) -> None:
-        """Store a handle, and remove its hook at the end of the `with`."""
+        """Remove the hook of this handle at the end of the `with`."""
         exclude_flags_from_copies(handle)
         self.callback(handle.remove)
 
 
 def register_gradient_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Removable:
-    """Call a hook with a tensor's gradient. The hook's result replaces the gradient; None leaves it unchanged."""
+    """Register a hook that gets the gradient of a tensor. The gradient becomes what the hook returns, unless that is
+    None.
+    """
     register: Callable[..., Removable] = tensor.register_hook
     return register(hook)
 
 
 class ThreadLocalHook(ExcludedFromCopies, Generic[P, T]):
-    """A hook that acts only in the thread that created it, and that copies of the model do not get."""
+    """A hook that acts only in the thread that created it. Copies of the model do not have it."""
 
     def __init__(self, hook: Callable[P, T]) -> None:
         self._hook, self._thread_id = hook, threading.get_ident()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Return what the hook returns, or None in another thread."""
+        """Call the hook and return its result. In another thread, return None without a call."""
         return self._hook(*args, **kwargs) if threading.get_ident() == self._thread_id else None
 
 
@@ -89,7 +93,9 @@ def has_global_hooks() -> bool:
 
 @contextmanager
 def autocast_uncached() -> Iterator[None]:
-    """Disable autocast's cache of weights inside the `with`. A cached weight without a graph would break later training."""
+    """Disable autocast's cache of weights inside the `with`. A weight that is cached without gradients would break
+    training.
+    """
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -99,12 +105,12 @@ def autocast_uncached() -> Iterator[None]:
 
 
 def is_recomputing() -> bool:
-    """Whether this thread is inside a backward pass. A layer that runs there repeats an earlier call."""
+    """Whether this thread runs a backward pass. A layer that runs there repeats an earlier call, for a checkpoint."""
     return torch._C._current_graph_task_id() != -1
 
 
 def is_autograd_thread() -> bool:
-    """Whether autograd started this thread, for example for an accelerator."""
+    """Whether autograd started this thread to run a backward pass, as it does for an accelerator."""
     return is_recomputing() and isinstance(threading.current_thread(), threading._DummyThread)
 
 
@@ -114,7 +120,9 @@ _uncheckpointed_threads: list[int] = []
 
 @contextmanager
 def reentrant_checkpoints_disabled() -> Iterator[None]:
-    """Disable reentrant checkpoints of this thread inside the `with`. They do not support `autograd.grad`."""
+    """Disable reentrant activation checkpoints in this thread inside the `with`. They do not support
+    `autograd.grad`.
+    """
     thread_id, original = threading.get_ident(), super(CheckpointFunction, CheckpointFunction).apply
 
     def apply(function: Callable[..., Any], preserve: bool, *args: object) -> Any:

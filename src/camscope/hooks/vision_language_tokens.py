@@ -1,4 +1,4 @@
-"""Image tokens: the positions of image patches among the text tokens of a vision-language model."""
+"""Find the image tokens among the text tokens of a vision-language model, and the layers that hold text or queries."""
 
 import inspect
 from collections.abc import Collection
@@ -17,18 +17,18 @@ ImageTokenPositions = dict[int, tuple[int, ...] | None]  # by the length of a se
 
 
 def _read_image_token_id(config: object) -> int | None:
-    """Return the token id of image patches from a model's config, or None if the config has none."""
+    """Return the token id that stands for an image patch in a model's config, or None if the config has none."""
     tokens = (getattr(config, name, None) for name in IMAGE_TOKEN_CONFIG_KEYS)
     return next((token for token in tokens if isinstance(token, int) and not isinstance(token, bool)), None)
 
 
 def is_vision_language_model(model: nn.Module) -> bool:
-    """Whether the model is a vision-language model with image patches among its text tokens."""
+    """Whether a model has image patches among its text tokens, as vision-language models have."""
     return any(_read_image_token_id(getattr(module, "config", None)) is not None for module in unwrap(model).modules())
 
 
 def _find_nearest_config(model: nn.Module, layer: str) -> object:
-    """Return the config of the layer, or of the nearest parent module that has one. None: no config."""
+    """Return the config of a layer, or of its nearest parent module with a config. Return None if no parent has one."""
     parts = layer.split(".") if layer else []
     for end in range(len(parts), -1, -1):
         config = getattr(unwrap(model).get_submodule(".".join(parts[:end])), "config", None)
@@ -38,9 +38,11 @@ def _find_nearest_config(model: nn.Module, layer: str) -> object:
 
 
 def holds_language_model_tokens(model: nn.Module, layer: str, n_tokens: int, positions: ImageTokenPositions) -> bool:
-    """Whether the tokens of a layer are the input ids of a language model, which include image tokens.
+    """Whether a layer of a vision-language model holds the tokens of its language model, with the image tokens among
+    them.
 
-    The image tower has another config. The model's output and its head have none with a vocabulary.
+    The image encoder has a config without a vocabulary. For the model itself and its head, the number of tokens
+    decides.
     """
     config = _find_nearest_config(model, layer)
     if config is None:
@@ -49,7 +51,7 @@ def holds_language_model_tokens(model: nn.Module, layer: str, n_tokens: int, pos
 
 
 def record_text_lengths(model: nn.Module, scope: ExitStack, lengths: set[int]) -> None:
-    """Add the length of each text that the model embeds to `lengths`, while the scope is open."""
+    """While the scope is open, add the number of tokens of each text that the model embeds to `lengths`."""
     for module in unwrap(model).modules():
         size = getattr(getattr(module, "config", None), "vocab_size", None)
         if not isinstance(size, int):
@@ -64,20 +66,20 @@ def record_text_lengths(model: nn.Module, scope: ExitStack, lengths: set[int]) -
 
 
 def is_text_layer(model: nn.Module, layer: str, n_tokens: int, lengths: Collection[int]) -> bool:
-    """Whether the tokens of a layer are text: it belongs to a language model that received `n_tokens` tokens."""
+    """Whether a layer holds text tokens: it belongs to a language model that received `n_tokens` tokens."""
     config = _find_nearest_config(model, layer)
     return n_tokens in lengths and hasattr(config, "vocab_size")
 
 
 def find_vocabulary_sizes(model: nn.Module) -> set[int]:
-    """Return the vocabulary sizes of the language models inside a model."""
+    """Return the sizes of the vocabularies of all language models inside a model."""
     configs = (getattr(module, "config", None) for module in unwrap(model).modules())
     sizes = (getattr(config, "vocab_size", None) for config in configs if config is not None)
     return {size for size in sizes if isinstance(size, int)}
 
 
 def find_query_counts(model: nn.Module) -> set[int]:
-    """Return the numbers of learned queries of the detectors and connectors inside a model."""
+    """Return how many learned queries the detectors and connectors inside a model have, as a set of numbers."""
     counts: set[int] = set()
     for name, module in unwrap(model).named_modules():
         config = getattr(module, "config", None)
@@ -92,7 +94,7 @@ def find_query_counts(model: nn.Module) -> set[int]:
 
 
 def is_query_layer(model: nn.Module, layer: str, n_tokens: int) -> bool:
-    """Whether the tokens of a layer are the learned queries of a decoder, which have no position on the image."""
+    """Whether a layer holds the learned queries of a decoder, which have no position on the image."""
     path = layer.split(".")
     inside = any("decoder" in part or "qformer" in part for part in path)
     parts = [unwrap(model).get_submodule(".".join(path[: end + 1])) for end in range(len(path))]
@@ -101,7 +103,7 @@ def is_query_layer(model: nn.Module, layer: str, n_tokens: int) -> bool:
 
 
 def record_image_tokens(model: nn.Module, scope: ExitStack, positions: ImageTokenPositions) -> None:
-    """Add the positions of the image tokens in the model's input ids to `positions`, while the scope is open."""
+    """While the scope is open, store in `positions` where the image tokens are in the model's input ids."""
     for module in unwrap(model).modules():
         token = _read_image_token_id(getattr(module, "config", None))
         if token is not None:

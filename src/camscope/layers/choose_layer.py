@@ -25,7 +25,7 @@ LAYERS_PER_PASS = 12  # layers that are probed in one forward pass, from the end
 
 
 def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]) -> str:
-    """Return advice for the last layer with one map per video frame, or "" if no layer has any."""
+    """Return an error text with advice about the last layer that has one map per video frame. Return "" if none has."""
     remedies: list[str] = []
 
     def collect_remedy(name: str, module: nn.Module, output: object) -> None:
@@ -41,11 +41,12 @@ def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], inpu
 def choose_layer(
     model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, *, dense: bool = False
 ) -> SpatialLayer:
-    """Return the last layer with spatial extent that holds features and that affects the score (N,).
+    """Return the last layer with a spatial grid that holds features and affects the score (N,).
 
-    One backward pass checks that. A transformer that classifies by a class token uses no patch after its last attention, and an
-    auxiliary head may run last. `dense`: the score is one place among many, which the head's own layers predict already. The
-    layer is then the last one of the backbone or encoder, or of the coarsest grid where the model names none.
+    A backward pass shows whether a layer affects the score. In a transformer with a class token, the patch tokens after
+    the last attention do not. With `dense`, the score is one of many places, as in segmentation, and layers of the head
+    would predict it already. Then the last layer of the backbone or encoder is returned, or of the coarsest grid if
+    none has such a name.
     """
     other_inputs = score.extra_tensors if isinstance(score, Score) else ()
     class_name, layers = type(model).__name__, find_spatial_layers(model, lambda: score(x), x, other_inputs)
@@ -100,7 +101,7 @@ def choose_layer(
 def _compute_score_gradients(
     model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Return the score's gradient at each layer that affects the score, by name."""
+    """Return the gradients of the score by layer name, for the layers that affect the score."""
     with Tap(model, names) as tap:
         scores = tap.run(lambda: score(x)).sum()
         try:
@@ -111,7 +112,9 @@ def _compute_score_gradients(
 
 
 def _find_channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
-    """Return which channels (K,) of the layer affect the score, or None if no cell does."""
+    """Return a mask (K,) of the channels of a layer that affect the score. Return None if the layer does not affect
+    it.
+    """
     if gradient is None:
         return None
     channels = layer.layout.to_maps(gradient).transpose(0, 1).flatten(1).any(1)
@@ -120,7 +123,9 @@ def _find_channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: boo
 
 
 def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list[SpatialLayer]:
-    """Select the layers of the encoder or backbone. If the model names none, select those with the coarsest grid."""
+    """Select the layers inside the encoder or backbone. If no module has such a name, select those with the coarsest
+    grid.
+    """
     names = [name for name, _ in unwrap(model).named_modules() if name.rpartition(".")[2] in ENCODER_NAMES]
     shallow = sorted(names, key=lambda name: name.count("."))[:1]
     bodies = [f"{name}.body" for name in shallow if any(layer.name.startswith(f"{name}.body.") for layer in layers)]
@@ -132,7 +137,7 @@ def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list
 
 
 def _holds_features(model: nn.Module, layer: SpatialLayer, channels: Tensor) -> bool:
-    """Whether a layer holds features: it is neither a dense prediction nor an inner step of a block."""
+    """Whether a layer holds features, and not a dense prediction or an inner step of a block."""
     if len(channels) > 1 and int(channels.sum()) == 1:
         return False
     if layer.layout.kind != TOKENS:

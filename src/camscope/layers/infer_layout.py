@@ -31,8 +31,9 @@ def infer_layout(
 ) -> Layout:
     """Infer the layout of a layer's output from its shape and the shape of the input (N,C,*S).
 
-    `layout` is "channels_first", "channels_last" or a `Layout`, where the shape alone is ambiguous. `hints` come from
-    `record_layout_hints`: tokens lie on a grid of the model's convolutions, or on a halved one. Raises LayerError.
+    If the shape is ambiguous, pass `layout`: "channels_first", "channels_last" or a `Layout`. `hints` come from
+    `record_layout_hints`: tokens are on a grid of the model's convolutions, or on a halved one. Raise LayerError if no
+    layout, or more than one, fits.
 
     >>> print(infer_layout((2, 197, 768), (2, 3, 224, 224)))
     tokens 1+14x14
@@ -60,7 +61,9 @@ def infer_layout(
 
 
 def format_per_frame_remedy(shape: Sequence[int], input_shape: Sequence[int]) -> str:
-    """Return advice for a layer whose output has one item per video frame, (N*T,K,h,w). Return "" for other layers."""
+    """Return an error text with advice for an output with one item per video frame, (N*T,K,h,w). Return "" for
+    others.
+    """
     is_per_frame = len(input_shape) == 5 and len(shape) == 4 and shape[0] == input_shape[0] * input_shape[2]
     if not is_per_frame or math.prod(shape[2:]) == 1:
         return ""
@@ -115,7 +118,9 @@ def _infer_layout_kind(
 
 
 def _matches_aspect(grid: Sequence[int], size: Sequence[int], cells_off: float, first_axis: int = 0) -> bool:
-    """Whether a grid has the aspect ratio of the input, up to `cells_off` cells. Axes before `first_axis` are ignored."""
+    """Whether a grid has the aspect ratio of the input, up to an error of `cells_off` cells. Ignore axes before
+    `first_axis`.
+    """
     if any(cells > 4 * pixels for cells, pixels in zip(grid, size, strict=True)):
         return False
     strides = [math.log(pixels / cells) for cells, pixels in zip(grid, size, strict=True)][first_axis:]
@@ -123,13 +128,13 @@ def _matches_aspect(grid: Sequence[int], size: Sequence[int], cells_off: float, 
 
 
 def has_unequal_strides(grid: Sequence[int], size: Sequence[int]) -> bool:
-    """Whether the strides of rows and columns differ more than twofold, beyond rounding."""
+    """Whether the stride along rows is more than twice that along columns, or the reverse, beyond rounding."""
     plane = [math.log(pixels / cells) for pixels, cells in zip(size, grid, strict=True)][-2:]
     return max(plane) - min(plane) > math.log(2) + sum(1 / cells for cells in grid[-2:])
 
 
 def _check_layout_fits(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    """Return the requested layout. Raise LayerError if an output of this shape cannot have this layout."""
+    """Return the layout that the user passed. Raise LayerError if an output of this shape cannot have it."""
     grid = tuple(layout.grid)
     expected_shapes = {
         CHANNELS_FIRST: shape[2:] == grid,
@@ -179,9 +184,9 @@ def _infer_token_layout(
 
 
 def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], hints: LayoutHints) -> Layout:
-    """Infer the layout of the image tokens among the tokens (N,T,K) of a vision-language model.
+    """Infer where the image tokens are among the tokens (N,T,K) of a vision-language model, as a layout.
 
-    Raises LayerError where they do not, or where the image tokens are not one run, row by row, on one grid.
+    Raise LayerError if the image tokens have gaps between them, or do not fit exactly one grid.
     """
     tokens, size = shape[1], tuple(input_shape[2:])
     fix = "pass layout=Layout('tokens', grid, prefix) if you know it, or choose a layer of the vision tower"
@@ -218,13 +223,13 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
 def _find_grids_with_prefix(
     n_tokens: int, grids: Collection[Grid], max_prefixes: Sequence[int] = MAX_PREFIX_TOKENS
 ) -> list[Grid]:
-    """Return the grids with as many cells as tokens, or a few cells less for a prefix. The largest grid is first."""
+    """Return the grids that fit a number of tokens, with at most a few prefix tokens. The largest grid is first."""
     levels = ([grid for grid in grids if 0 <= n_tokens - math.prod(grid) <= prefix] for prefix in max_prefixes)
     return sorted(next(filter(None, levels), []), key=math.prod, reverse=True)
 
 
 def _iter_halved_grids(grids: Collection[Grid]) -> Iterator[set[Grid]]:
-    """Yield the grids, and then repeatedly the grids after merging neighboring cells two by two."""
+    """Yield a set of grids, then the grids with half as many cells along their axes, and so on."""
     level = set(grids)
     for _ in range(MAX_HALVINGS):
         yield level
@@ -237,7 +242,7 @@ def _iter_halved_grids(grids: Collection[Grid]) -> Iterator[set[Grid]]:
 
 
 def _has_prefix(shape: tuple[int, ...], module: nn.Module | None, grids: Collection[Grid]) -> bool:
-    """Whether the output (N,T,K) of a layer for signals has a few more rows than a grid has cells: prefix tokens."""
+    """Whether an output (N,T,K) for a signal has a few more tokens than a grid has cells, so that some are a prefix."""
     cells = {grid[0] for grid in grids if len(grid) == 1}
     if isinstance(module, CHANNELS_FIRST_MODULES) or cells & set(shape[1:]):
         return False
@@ -245,7 +250,7 @@ def _has_prefix(shape: tuple[int, ...], module: nn.Module | None, grids: Collect
 
 
 def _has_channels_last_axis(module: nn.Module | None, n_channels: int) -> bool:
-    """Whether a LayerNorm or Linear inside the layer has `n_channels` channels on its last axis."""
+    """Whether a LayerNorm or Linear inside a layer has this number of channels on its last axis."""
     return module is not None and any(
         (type(part) is nn.LayerNorm and tuple(part.normalized_shape) == (n_channels,))
         or (isinstance(part, nn.Linear) and part.out_features == n_channels)
@@ -254,7 +259,9 @@ def _has_channels_last_axis(module: nn.Module | None, n_channels: int) -> bool:
 
 
 def _list_patch_grids(input_size: tuple[int, ...]) -> dict[Grid, bool]:
-    """Return the grids of square patches over the input, and whether each tiles the input exactly."""
+    """Return the grids of square patches over an input, each with a flag: whether the patches tile the input
+    exactly.
+    """
     is_exact: dict[Grid, bool] = {}
     for patch in range(max(input_size), 0, -1):
         exact = all(pixels % patch == 0 for pixels in input_size)

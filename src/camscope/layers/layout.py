@@ -27,7 +27,8 @@ def build_ambiguous_layout_error(
 
 @dataclass(frozen=True)
 class Layout:
-    """How a layer's output holds K channels on a grid: (N,K,*grid), (N,*grid,K), or (N, prefix + cells, K) tokens.
+    """The axes of a layer's output: (N,K,*grid), (N,*grid,K), or tokens (N, prefix + cells, K), for K channels on a
+    grid.
 
     Attributes:
         kind: "channels_first", "channels_last" or "tokens".
@@ -45,7 +46,7 @@ class Layout:
     prefix: int = 0
 
     def to_maps(self, output: Tensor) -> Tensor:
-        """Return the output as maps (N,K,*grid). Tokens outside the grid are removed.
+        """Convert an output of the layer to maps (N,K,*grid). Tokens outside the grid are removed.
 
         Args:
             output: The output of the layer.

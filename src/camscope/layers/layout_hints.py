@@ -14,9 +14,10 @@ from camscope.plurals import plural
 
 @dataclass
 class LayoutHints:
-    """What a forward pass reveals: the grids of the model's maps, and the pieces of which tokens are concatenated.
+    """Hints about layouts from a forward pass: the grids of the model's maps, and the lengths of concatenated tokens.
 
-    `image_token_positions` holds, by sequence length, where the input ids of a vision-language model place the image patches.
+    `image_token_positions` says for a vision-language model at which positions of the input ids the image tokens are.
+    Its keys are sequence lengths.
     """
 
     grids: set[Grid] = field(default_factory=set)
@@ -27,7 +28,9 @@ class LayoutHints:
     text_lengths: set[int] = field(default_factory=set)  # numbers of text tokens of a language model
 
     def count_tokens_before(self, n_tokens: int, n_cells: int) -> int | None:
-        """Return the number of tokens before the image tokens, or None. Raise LayerError if two positions are possible."""
+        """Return how many tokens come before the image tokens, or None if unknown. Raise LayerError if two numbers are
+        possible.
+        """
         starts = list(self._iter_piece_starts(n_tokens, n_cells))
         if len(starts) > 1:
             raise build_ambiguous_layout_error(
@@ -51,14 +54,14 @@ CONCAT_FUNCTIONS = (torch.cat, torch.concat, torch.concatenate)
 
 
 class ConcatRecorder(BaseFunctionMode):
-    """A function mode that adds to `piece_lengths` the lengths of the pieces concatenated to tokens (N,T,K)."""
+    """A function mode that records the lengths of the pieces when a model concatenates tokens (N,T,K)."""
 
     def __init__(self, piece_lengths: dict[int, tuple[int, ...]]) -> None:
         super().__init__()
         self._piece_lengths = piece_lengths
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function and return its result. Record concatenations of tokens."""
+        """Call a function and return its result. If it concatenates tokens, record the lengths of the pieces."""
         result = func(*args, **kwargs)
         if func in CONCAT_FUNCTIONS and isinstance(result, Tensor) and result.ndim == 3:
             axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))

@@ -1,9 +1,9 @@
-"""Layout probe: test by forward passes with noise whether the cells of a layer react to their part of the input.
+"""Test a layout by forward passes with noise: does each cell of a layer react to its part of the input?
 
-A shape alone does not tell where each token lies: 64 tokens of a text have the shape of an 8 x 8 grid of patches. So the
-model runs three more times. Each run replaces another random third of the cells in the input by noise. A token that lies
-over a cell changes most in the run that replaces this cell, and hardly between the other two. Changes that all tokens share
-are subtracted, and each token is compared only with itself, so its scale does not matter.
+The shape of an output does not show where each token lies: 64 tokens of a text have the shape of an 8 x 8 grid of
+patches. So the model runs three more times, each time with noise in another random third of the input's cells. The
+token of a cell changes most in the run with noise in this cell. Changes that all tokens share are subtracted, and each
+token is compared only with itself.
 """
 
 import math
@@ -44,7 +44,7 @@ OutputReader = Callable[[ForwardFunction, Tensor], "list[Tensor | None]"]
 
 @dataclass(frozen=True)
 class OutputLocation:
-    """An output of a model: that of one call of a layer. `output_index` is described in `find_main_tensor`."""
+    """Which output to test: that of one call of a layer. `output_index` is described in `find_main_tensor`."""
 
     layer: str
     output_index: str | int | None = None
@@ -61,13 +61,13 @@ _lock = threading.RLock()
 def get_cached_layout_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout
 ) -> LayoutProbeResult | None:
-    """Return the cached result for a layout and an input size, or None."""
+    """Return the cached test result of a layer for a layout and an input size. Return None if there is none."""
     with _lock:
         return _cached_results(model, location).get((location, tuple(size), str(layout)))
 
 
 def has_cached_layout_result(model: nn.Module, location: OutputLocation, size: Sequence[int]) -> bool:
-    """Whether a layer has a cached result for this input size."""
+    """Whether any layout of a layer has a cached test result for this input size."""
     with _lock:
         requested = location.output_index, tuple(size)
         return any(
@@ -78,7 +78,7 @@ def has_cached_layout_result(model: nn.Module, location: OutputLocation, size: S
 def cache_layout_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout, result: LayoutProbeResult
 ) -> None:
-    """Store a result until the model or the layer is deleted."""
+    """Store the test result of a layer until the model or the layer is deleted."""
     with _lock:
         _cached_results(model, location)[location, tuple(size), str(layout)] = result
 
@@ -91,7 +91,9 @@ def _cached_results(model: nn.Module, location: OutputLocation) -> dict[ResultKe
 
 @contextmanager
 def forward_without_side_effects(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Run the model inside the `with` in eval mode, without hooks, gradients and changes of the random state."""
+    """Inside the `with`, the model runs in eval mode without hooks and gradients, and leaves the random state
+    unchanged.
+    """
     with (
         hooks_muted(model),
         all_rng_restored([device]),
@@ -114,12 +116,11 @@ def probe_layout(
     input_shares: Sequence[float] | None = None,
     misplaced_layers: Collection[str] = (),
 ) -> list[LayoutProbeResult]:
-    """Test for each layer output whether it has the given layout, by three forward passes with noise.
+    """Test by three forward passes with noise whether each of several layer outputs has the given layout.
 
-    They run as `forward_without_side_effects` says. Cached results are reused.
-    `read_outputs(run, x)` extracts outputs that are not those of layers. `input_shares` is the part of its plane that a
-    model with padding takes from the input, by axis. The outputs of `misplaced_layers` are known to lie elsewhere at least in part,
-    so they are undecided where the probe does not contradict them.
+    The passes have no side effects, and cached results are reused. `read_outputs(run, x)` extracts outputs that are not
+    those of layers. `input_shares` is for a model that pads its input: the share of each axis that the input covers.
+    For `misplaced_layers` the result is never "verified", because their cells are known to be misplaced.
     """
 
     def get_cached_results() -> list[LayoutProbeResult | None]:
@@ -142,9 +143,13 @@ def probe_layout(
 
 
 def _lower_verdict_of_misplaced_layer(result: LayoutProbeResult) -> LayoutProbeResult:
-    """Return the result for a layer whose planes were moved, cropped or padded: it is not verified, and the reason is known."""
+    """Lower the verdict of a layer with misplaced cells. A contradiction gets the reason, other verdicts become
+    undecided.
+    """
     if result.verdict is LayoutVerdict.CONTRADICTED:
-        cause = "the model crops, pads or moves its planes: apply that to the image first, and explain the rest of the model"
+        cause = (
+            "the model crops, pads or shifts its maps: apply that to the image first, and explain the rest of the model"
+        )
         return LayoutProbeResult(result.verdict, f"{result.reason} ({cause})")
     return LayoutProbeResult(LayoutVerdict.UNDECIDED)
 
@@ -157,7 +162,9 @@ def probe_output_layouts(
     *,
     input_shares: Sequence[float] | None = None,
 ) -> list[LayoutProbeResult]:
-    """Test whether each output tensor has the given layout. `read_outputs` returns the tensors. If the model fails, return []."""
+    """Test whether each tensor that `read_outputs` returns has the given layout. Return [] if the model fails on
+    noise.
+    """
     blocks = _count_blocks(layout)
     labels = draw_noise_pattern(blocks, seed=0)
     cells_of_pixels = [
@@ -186,7 +193,7 @@ def probe_output_layouts(
 def _read_layer_outputs(
     model: nn.Module, locations: Sequence[OutputLocation], forward: ForwardFunction, x: Tensor
 ) -> list[Tensor | None]:
-    """Return the output of one forward pass at each location. None: no usable output."""
+    """Run one forward pass and return the output at each location. An output is None if the call did not run."""
     calls: list[list[Tensor]] = [[] for _ in locations]
 
     def store_output(number: int, module: nn.Module, args: object, output: object) -> None:
@@ -210,7 +217,7 @@ def _read_layer_outputs(
 
 
 def _count_blocks(layout: Layout) -> tuple[int, ...]:
-    """Return the number of blocks along each axis of the grid. Noise replaces whole blocks."""
+    """Return how many blocks of cells the grid has along each axis. Noise replaces whole blocks."""
     grid = layout.grid
     if layout.kind == TOKENS and math.prod(grid) <= MAX_TOKENS_WITHOUT_BLOCKS:
         return tuple(grid)
@@ -223,7 +230,7 @@ def _count_blocks(layout: Layout) -> tuple[int, ...]:
 def _iter_noise_variants(
     x: Tensor, run_of_pixel: Tensor, cells_of_pixels: Sequence[Tensor], grid: Sequence[int]
 ) -> Iterator[Tensor]:
-    """Yield three variants of x (N,C,*S). In each, another third of the cells is noise."""
+    """Yield three variants of x (N,C,*S). Each has noise in another third of the cells."""
     generator = torch.Generator(device="cpu").manual_seed(1)
     values = x.detach().float()
 
@@ -245,7 +252,7 @@ def _iter_noise_variants(
 
 
 def _flatten_positions(output: Tensor, layout: Layout) -> Tensor | None:
-    """Flatten an output to all its positions (N,T,K), or return None if the output does not have this layout."""
+    """Flatten an output to its positions (N,T,K). Return None if its shape does not have this layout."""
     grid = tuple(layout.grid)
     if layout.kind == TOKENS:
         fits = output.ndim == 3 and output.shape[1] >= layout.prefix + math.prod(grid)
@@ -270,7 +277,7 @@ def _judge_outputs(
 
 
 def _compute_run_distance(difference: Tensor, layout: Layout) -> Tensor:
-    """Return the distance of two runs at each position (T,), from their difference (N,T,K)."""
+    """Return the distance (T,) between the outputs of two runs at each position, from their difference (N,T,K)."""
     start = layout.prefix if layout.kind == TOKENS else 0
     common = difference[:, start : start + math.prod(layout.grid)].mean(1, keepdim=True)
     distance = (difference - common).norm(dim=-1)
@@ -279,7 +286,7 @@ def _compute_run_distance(difference: Tensor, layout: Layout) -> Tensor:
 
 
 def build_contradicted_layout_error(name: str, layout: Layout, reason: str) -> LayerError:
-    """Create the error for a layout that the probe contradicts."""
+    """Build the error for a layer whose layout the noise test contradicts."""
     return LayerError(
         f"{name}: its output was read as {layout}, but {reason}, as forward passes with other contents of some cells show",
         fix="choose another layer, or pass layout= or reshape= if you know where the image is",

@@ -1,8 +1,8 @@
-"""Layout judgment: decide whether a layout explains how the cells of a layer react to changes of the input.
+"""Decide whether a layout is right, from how the cells of a layer react to noise in parts of the input.
 
-A sequence that is right in most places reacts in place as a whole. So a layout is also compared with others that differ in
-part: two rows or columns exchanged, some or all of them mirrored, shifted, or read by columns. It is verified only where it
-explains the reactions better than each of those, and where no cells differ from the others.
+If only a few cells are at wrong positions, the layout still fits the reactions well. So it is also compared with
+similar orders: two rows or columns exchanged, some or all of them mirrored, shifted, or read by columns. The layout is
+verified only if it fits the reactions better than each of these orders, and if it explains the reactions of all cells.
 """
 
 import math
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ MAX_PATCHY_MEDIAN_RATIO, MIN_PATCHY_UNEXPLAINED_SHARE, PATCHY_AGREEMENT = 0.4, 0
 
 
 class LayoutVerdict(Enum):
-    """What a probe decided about a layout."""
+    """The decision about a layout: verified, contradicted or undecided, or known without a test."""
 
     BY_CONSTRUCTION = "by construction"  # windows over the input and elementwise steps made the map
     VERIFIED = "verified"
@@ -53,7 +54,7 @@ class LayoutVerdict(Enum):
 
 @dataclass(frozen=True)
 class LayoutProbeResult:
-    """A verdict, and for a contradicted layout what was observed instead."""
+    """The verdict about a layout. For a contradicted layout, `reason` says what was observed instead."""
 
     verdict: LayoutVerdict
     reason: str = ""
@@ -62,9 +63,11 @@ class LayoutProbeResult:
 def judge_layout(
     distances: Tensor, layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor | None = None
 ) -> LayoutProbeResult:
-    """Decide whether a layout is right, from the distances (3,T) between the outputs of three runs at each position.
+    """Decide whether a layout is right, from the distances (3,T) between the outputs of three noise runs at each
+    position.
 
-    `labels` (blocks,) holds the run that replaces each block. `distances[p]` is between the two runs that keep the cells of p.
+    `labels` (blocks,) is the number of the run with noise in each block. `distances[p]` compares the two runs other
+    than p. `covered` marks the cells that the input covers.
     """
     start = layout.prefix if layout.kind == TOKENS else 0
     block_of_cell = upsample_nearest(torch.arange(len(labels), device="cpu").view(*blocks), layout.grid).reshape(-1)
@@ -84,10 +87,10 @@ def judge_layout(
     has_few_blocks = len(labels) < MIN_BLOCKS_FOR_Z_SCORE
 
     other_layouts = _score_other_layouts(reaction, labels, block_of_cell, cells, layout)
-    other_score, other_z, other_name = max(other_layouts, default=(0.0, 0.0, ""))
+    other_score, other_z, other_name = max(other_layouts, default=LayoutScore(0.0, 0.0, ""))
     if local < MIN_REACTION:
         return LayoutProbeResult(LayoutVerdict.UNDECIDED)
-    is_sure, is_wrong, other_order = _compare_orders(
+    is_sure, is_wrong, other_order = _test_cell_order(
         reaction_here, labels, blocks, blocks_here, strict=layout.kind == TOKENS
     )
     agrees = score >= other_score and any(z >= pair[0] and agreement >= pair[1] for pair in VERIFIED_Z_AND_AGREEMENT)
@@ -107,13 +110,21 @@ def judge_layout(
     return LayoutProbeResult(LayoutVerdict.UNDECIDED)
 
 
-def _compare_orders(
-    values: Tensor, labels: Tensor, blocks: Sequence[int], block_of_cell: Tensor, *, strict: bool
-) -> tuple[bool, bool, str]:
-    """Compare the order of the cells with other orders. Return whether it is verified, whether it is wrong, and the
-    best other order.
+class OrderTest(NamedTuple):
+    """Whether the assumed order of the cells is verified, whether it is wrong, and a description of the best other order."""
 
-    `strict`: single rows and columns may be out of place, as in a sequence of tokens, but not in a map.
+    is_verified: bool
+    is_wrong: bool
+    best_other_order: str
+
+
+def _test_cell_order(
+    values: Tensor, labels: Tensor, blocks: Sequence[int], block_of_cell: Tensor, *, strict: bool
+) -> OrderTest:
+    """Test whether the cells react in the assumed order, or rather in another one: mirrored, shifted, or by columns.
+
+    With `strict`, orders in which only single rows or columns are misplaced are tested, too, as for sequences of
+    tokens.
     """
     sums = values.new_zeros(N_RUNS, len(labels)).index_add_(1, block_of_cell, values)
     cells = values.new_zeros(len(labels)).index_add_(0, block_of_cell, values.new_ones(len(block_of_cell)))
@@ -122,7 +133,7 @@ def _compare_orders(
     reaction = torch.where(covered, reaction - reaction[:, covered].mean(1, keepdim=True), 0).view(N_RUNS, *blocks)
     size, count = float(reaction.norm()), int(covered.sum())
     if size == 0 or count < 2:
-        return False, False, ""
+        return OrderTest(is_verified=False, is_wrong=False, best_other_order="")
     fields = [
         torch.where(covered.view(*blocks), compute_expected_reaction(labels, blocks, spread), 0).to(values)
         for spread in NEIGHBOR_SHARES
@@ -150,13 +161,13 @@ def _compare_orders(
     in_part = strict and (is_patchy or unexplained > MAX_UNEXPLAINED_SHARE)
     is_sure = evidence >= (MIN_LOG_LIKELIHOOD_RATIO if strict else 0) and not in_part
     is_wrong = evidence <= MAX_LOG_LIKELIHOOD_RATIO_IF_WRONG and fit_of_other >= MIN_OTHER_ORDER_CORRELATION
-    return is_sure, is_wrong, name
+    return OrderTest(is_sure, is_wrong, name)
 
 
 def compute_expected_reaction(labels: Tensor, blocks: Sequence[int], neighbor_share: float) -> Tensor:
-    """Return the expected reaction of each block to each run (3,*blocks).
+    """Return how strongly each block should react to the noise of each run (3,*blocks).
 
-    `neighbor_share`: how much neighboring blocks add.
+    `neighbor_share` is the share of the reaction that a block takes from its neighbor.
     """
     plane = nn.functional.one_hot(labels, N_RUNS).mT.double().view(N_RUNS, *blocks)
     for axis, length in enumerate(blocks, start=1):
@@ -169,9 +180,11 @@ def compute_expected_reaction(labels: Tensor, blocks: Sequence[int], neighbor_sh
 
 
 def iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iterator[tuple[Tensor, str]]:
-    """Yield the products of reactions and fields (3,*blocks) in other orders of the cells, and a description of the order.
+    """Yield for each other order of the cells how well `reaction` (3,*blocks) matches `field` in it, and its
+    description.
 
-    `similar`: as shares of the product of the field with itself, counting only cells that move.
+    The match is the sum of products over all blocks. With `similar`, it is a share of the match in the same order, over
+    the cells that the other order moves.
     """
     same_order = (reaction * field).sum()
     axes = range(1, field.ndim)
@@ -204,9 +217,9 @@ def iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iter
 
 @lru_cache(maxsize=64)
 def draw_noise_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
-    """Draw the number of the run (blocks,) in which noise replaces each block.
+    """Draw for each block (blocks,) the number of the run in which noise replaces it.
 
-    The pattern drawn is the one least like its own shifts and reorderings.
+    Of many random patterns, the one that is least similar to its own shifts and reorderings is returned.
     """
     generator = torch.Generator(device="cpu").manual_seed(seed)
     count = math.prod(blocks)
@@ -229,44 +242,62 @@ def draw_noise_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
 
 
 def upsample_nearest(values: Tensor, size: Sequence[int]) -> Tensor:
-    """Upsample values (*blocks) to a finer grid (*size) by nearest neighbor."""
+    """Enlarge values (*blocks) to a finer grid (*size) by nearest neighbor."""
     for axis, (length, count) in enumerate(zip(size, values.shape, strict=True)):
         values = values.index_select(axis, torch.arange(length, device=values.device) * count // length)
     return values
 
 
 def _subtract_mean(values: Tensor) -> Tensor:
-    """Subtract the mean over all positions."""
+    """Subtract from values (3,cells) their mean over the cells."""
     return values - values.mean(1, keepdim=True)
 
 
 def _is_local(values: Tensor) -> bool:
-    """Whether the cells (3,cells) react mainly to one run each, so that each cell depends on one part of the input."""
+    """Whether each cell (3,cells) reacts mainly to the noise of one run, so that it depends on one part of the
+    input.
+    """
     # a direction in a plane, as the numbers sum to 0: one of three, 120 degrees apart, for a cell that sees one part
     angle = torch.atan2((values[1] - values[2]) * math.sqrt(3), 2 * values[0] - values[1] - values[2])
     locality = float((3 * angle).cos().mean())
     return locality >= MIN_LOCALITY and locality * math.sqrt(2 * values.shape[1]) >= MIN_LOCALITY_Z
 
 
-def _score_agreement(values: Tensor, run_of_cell: Tensor, block_of_cell: Tensor) -> tuple[float, float]:
-    """Return the mean reaction of the cells to the expected run, and its spread for random labels."""
+class Agreement(NamedTuple):
+    """The mean reaction of cells to their expected run, and the spread of this mean for random labels."""
+
+    score: float
+    spread: float
+
+
+def _score_agreement(values: Tensor, run_of_cell: Tensor, block_of_cell: Tensor) -> Agreement:
+    """Compute the mean reaction of the cells to the run that the layout expects, and its spread for random labels."""
     cells = values.shape[1]
     of_block = values.new_zeros(N_RUNS, int(block_of_cell.max()) + 1).index_add_(1, block_of_cell, values)
     spread = float(of_block.square().mean(0).sum().sqrt()) / cells
-    return float(values[run_of_cell, torch.arange(cells, device=values.device)].mean()), spread + 1e-12
+    score = float(values[run_of_cell, torch.arange(cells, device=values.device)].mean())
+    return Agreement(score, spread + 1e-12)
+
+
+class LayoutScore(NamedTuple):
+    """How well a layout agrees with the reactions: its score and z-score, and the name of the layout."""
+
+    score: float
+    z_score: float
+    name: str
 
 
 def _score_other_layouts(
     reaction: Tensor, labels: Tensor, block_of_cell: Tensor, cells: Tensor, layout: Layout
-) -> Iterator[tuple[float, float, str]]:
-    """Yield score, z-score and name of other layouts: tokens at other positions, or read by columns."""
+) -> Iterator[LayoutScore]:
+    """Score other layouts: tokens that start at another position, or cells that are read by columns."""
     if layout.kind != TOKENS:
         return
     count, length, prefix = len(block_of_cell), reaction.shape[1], layout.prefix
 
-    def score_positions(positions: Tensor, block: Tensor, name: str) -> tuple[float, float, str]:
+    def score_layout_at(positions: Tensor, block: Tensor, name: str) -> LayoutScore:
         agreement, spread = _score_agreement(_subtract_mean(reaction[:, positions]), labels[block], block)
-        return agreement, agreement / spread, name
+        return LayoutScore(agreement, agreement / spread, name)
 
     # anywhere that the grid fits, and a few tokens off
     starts = {*range(length - count + 1), *range(prefix - MAX_PREFIX_SHIFT, prefix + MAX_PREFIX_SHIFT + 1)}
@@ -276,9 +307,9 @@ def _score_other_layouts(
             continue
         fits = 0 <= start <= length - count
         off = f"cells {plural(start - prefix, 'token', spec='+d')} off"
-        yield score_positions(
+        yield score_layout_at(
             start + inside, block_of_cell[inside], str(Layout(TOKENS, layout.grid, start)) if fits else off
         )
     if len(layout.grid) == 2 and min(layout.grid) > 1:
         by_columns = block_of_cell.view(layout.grid).T.reshape(-1)[cells]
-        yield score_positions(prefix + cells, by_columns, f"{layout} read by columns")
+        yield score_layout_at(prefix + cells, by_columns, f"{layout} read by columns")

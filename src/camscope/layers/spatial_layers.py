@@ -40,11 +40,11 @@ PASS_THROUGH_MODULES = (
 
 @dataclass(frozen=True)
 class SpatialLayer:
-    """A layer whose output has a grid, in the order in which layers finish.
+    """A layer whose output has a grid of cells.
 
-    `by_construction`: the output comes from convolutions, poolings and elementwise operations on the input, so its grid needs
-    no verification. `is_misplaced`: planes were flipped, shuffled or moved otherwise on the way. `doubt_reason` is described in
-    `find_doubt_reason`.
+    If `by_construction` is true, convolutions, poolings and elementwise functions computed the output, so that its grid
+    needs no verification. `is_misplaced` says whether cells were flipped, shuffled or shifted on the way.
+    `doubt_reason` is described in `find_doubt_reason`.
     """
 
     name: str
@@ -55,9 +55,10 @@ class SpatialLayer:
 
 
 def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
-    """Record the grids of the model's convolutions and the concatenations of tokens, while the scope is open.
+    """While the scope is open, record the grids of the model's convolutions and the concatenations of tokens.
 
-    The hints fill while the model runs. Tokens are concatenated where there are parameters (1,T,K): class tokens or positions.
+    The returned hints are filled while the model runs. Concatenations are recorded if the model has an embedding, or
+    parameters (1,T,K) such as class tokens.
     """
     hints = LayoutHints()
 
@@ -86,9 +87,10 @@ def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
 def infer_layer_layout(
     model: nn.Module, name: str, output: Tensor, x: Tensor, hints: LayoutHints, layout: str | Layout | None = None
 ) -> Layout:
-    """Infer the layout of a layer's output for x (N,C,*S). Raise LayerError if its cells are in another order.
+    """Infer the layout of a layer's output for an input x (N,C,*S). Raise LayerError if the output has no grid of the
+    image.
 
-    Hiera keeps the tokens of a window together until it merges them. Only then are they in rows.
+    Models such as Hiera store tokens window by window until they merge them. Only then are the tokens in rows.
     """
     inferred = _infer_layout_at(model, name, output.shape, x.shape, hints, layout)
     if layout:
@@ -116,7 +118,9 @@ def _infer_layout_at(
     hints: LayoutHints,
     layout: str | Layout | None = None,
 ) -> Layout:
-    """Infer the layout of a layer. For a vision-language model, the input ids locate the image tokens."""
+    """Infer the layout of a layer's output from its shape. In a vision-language model, the input ids locate the image
+    tokens.
+    """
     in_sequence = layout is None and len(shape) == 3 and is_vision_language_model(model)
     if in_sequence and holds_language_model_tokens(model, name, shape[1], hints.image_token_positions):
         return infer_image_token_layout(shape, input_shape, hints)
@@ -132,7 +136,9 @@ def _find_reason_no_grid(
     input_shape: Sequence[int],
     hints: LayoutHints,
 ) -> str:
-    """Return the reason why an output is not a grid: attention weights, queries or text. Return "" if it may be a grid."""
+    """Return why an output is not a grid: it holds attention weights, queries or text. Return "" if it may be a
+    grid.
+    """
     shape = tuple(shape)
     has_shape_of_weights = {
         CHANNELS_FIRST: len(shape) == 4,
@@ -151,7 +157,9 @@ def _find_reason_no_grid(
 
 
 def find_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[int], hints: LayoutHints) -> str:
-    """Return the reason to reject an output that the probe could not decide, by its shape, or ""."""
+    """Return why the shape of an output makes its layout doubtful, for an undecided noise test. Return "" if it is
+    not.
+    """
     counts = hints.sequence_lengths | set(map(math.prod, hints.grids))
     if layout.kind == CHANNELS_FIRST and len(shape) == 4 and shape[2] == shape[3] and shape[2] in counts:
         return f"it has the shape of weights between {plural(shape[2], 'token')}, and its cells do not react in place"
@@ -161,7 +169,7 @@ def find_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[int], hi
 
 
 def _find_token_merge_factor(model: nn.Module) -> int:
-    """Return the factor by which a model with windows reduces its tokens. The factor is 1 for other models."""
+    """Return by which factor a model such as Hiera reduces its tokens by merging windows. It is 1 for other models."""
     for module in unwrap(model).modules():
         schedule = getattr(module, "schedule" if type(module).__name__ == "Unroll" else "unroll_schedule", None)
         if isinstance(schedule, list | tuple):
@@ -172,9 +180,10 @@ def _find_token_merge_factor(model: nn.Module) -> int:
 def find_spatial_layers(
     model: nn.Module, forward: Callable[[], object], x: Tensor, other_inputs: Sequence[Tensor] = ()
 ) -> list[SpatialLayer]:
-    """Return all layers with more than one cell, in the order in which they finish in `forward()`, a forward pass of x.
+    """Run `forward()`, a forward pass of x, and return all layers with more than one cell in the order in which they
+    finish.
 
-    `other_inputs` are the other tensors that the model takes.
+    `other_inputs` are tensors that the model takes in addition to x.
     """
     finished: dict[str, tuple[torch.Size, bool, bool, bool]] = {}
 
@@ -208,7 +217,7 @@ def find_spatial_layers(
 
 
 def hook_layer_outputs(model: nn.Module, hooks: Hooks, on_output: Callable[[str, nn.Module, object], None]) -> None:
-    """Call `on_output(name, module, output)` after each layer with an output."""
+    """Add hooks that call `on_output(name, module, output)` after each layer. Layers such as dropout are skipped."""
     for name, module in unwrap(model).named_modules():
         if name and not isinstance(module, (*PASS_THROUGH_MODULES, torch.jit.ScriptModule)):
             hook = thread_local_hook(lambda module, args, output, name=name: on_output(name, module, output))
@@ -218,7 +227,7 @@ def hook_layer_outputs(model: nn.Module, hooks: Hooks, on_output: Callable[[str,
 def drop_contradicted_layers(
     model: nn.Module, layers: Sequence[SpatialLayer], forward: Callable[[Tensor], object], x: Tensor
 ) -> list[SpatialLayer]:
-    """Return the layers without those whose layout the probe contradicts for x (N,C,*S)."""
+    """Drop the layers whose layout a noise test contradicts for x (N,C,*S). Return all others."""
     return [
         layer
         for layer in layers
@@ -233,7 +242,9 @@ def probe_layer_layout(
     forward: Callable[[Tensor], object],
     x: Tensor,
 ) -> LayoutProbeResult:
-    """Probe a layer's layout. The same forward passes probe other layers with the same layout."""
+    """Test the layout of a layer by noise. The same forward passes test all `other_layers` that have the same
+    layout.
+    """
     if layer.by_construction:
         return LayoutProbeResult(LayoutVerdict.BY_CONSTRUCTION)
     probed = {other.name: other for other in (layer, *other_layers) if other.layout == layer.layout}
