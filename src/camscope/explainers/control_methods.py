@@ -1,4 +1,4 @@
-"""Control methods: baseline maps that do not depend on the model's prediction."""
+"""Control methods: maps that hold no information about the prediction, with which methods are compared."""
 
 import math
 from abc import abstractmethod
@@ -20,7 +20,7 @@ from camscope.targets import Score, full_precision
 
 
 class BaseControl(Explainer):
-    """A map of the input alone. The model runs once, for the score and the class. A subclass implements `control_map`."""
+    """Base class of maps that depend only on the input. The model runs once for the score. Implement `control_map`."""
 
     control: ClassVar[bool] = True
     class_specific: ClassVar[bool] = False
@@ -122,9 +122,9 @@ class EdgeDetector(BaseControl):
 
 
 def compute_center_gaussian(x: Tensor, sigma: float = 0.25) -> Tensor:
-    """Return a Gaussian map (N,*S) at the center of the input.
+    """Compute a Gaussian map (N,*S) with its peak at the center of the input.
 
-    The standard deviation `sigma` is a fraction of each axis.
+    The standard deviation `sigma` is a share of each axis.
     """
     exponent = full_precision(x.new_zeros(()))
     for axis, size in enumerate(x.shape[2:]):
@@ -135,7 +135,7 @@ def compute_center_gaussian(x: Tensor, sigma: float = 0.25) -> Tensor:
 
 
 def compute_edge_map(x: Tensor, smoothing: float = 0.01) -> Tensor:
-    """Return the edge map (N,*S) of an input (N,C,*S). See `EdgeDetector`."""
+    """Compute the edge map (N,*S) of an input (N,C,*S), by the formula of `EdgeDetector`."""
     gray = full_precision(x).mean(1)
     axes = range(1, gray.ndim)
     edges = torch.stack([_compute_central_difference(gray, axis) for axis in axes]).square().sum(0).sqrt()

@@ -15,12 +15,12 @@ from camscope.layers.layout import Layout
 
 @dataclass
 class AttributionMaps:
-    """Raw maps (N,*s) of one score, with notes about all samples (`notes`) and about each (`sample_notes`).
+    """Raw maps (N,*s) of one score for N samples, with notes and flags.
 
-    `constant_score` (N,): whether the score stayed the same, up to rounding, for all altered inputs.
-    `diagnostics`: numbers (N,) by name, which results contain unchanged.
-    `standard_error` (N,*s): the standard error of each cell, if the map is a mean over random samples.
-    `layout_unverified`: whether the layout of the layer could be neither verified nor contradicted.
+    `notes` are about all samples, `sample_notes` about each sample. `constant_score` (N,) says whether the score was
+    the same for all altered inputs, up to rounding. `diagnostics` are numbers (N,) by name for the results.
+    `standard_error` (N,*s) is that of each cell, if the map is a mean over random samples. `layout_unverified` says
+    whether the layout of the layer could be neither verified nor contradicted.
     """
 
     attribution: Tensor
@@ -35,7 +35,7 @@ class AttributionMaps:
     layout_unverified: bool = False
 
     def get_sample_notes(self, sample: int) -> tuple[str, ...]:
-        """Return the notes that apply to one sample."""
+        """Return the notes about one sample, including those about all samples."""
         return (*self.notes, *(self.sample_notes[sample] if self.sample_notes else ()))
 
 
@@ -43,7 +43,7 @@ DeferredMap = Callable[[], AttributionMaps]  # computes a map that needs its own
 
 
 def compute_map_or_return_error(compute: DeferredMap) -> AttributionMaps | CamscopeError:
-    """Return the computed map. An error is returned and not raised, so that other methods can continue."""
+    """Compute a map. Return an error instead of raising it, so that other methods can continue."""
     try:
         return compute()
     except CamscopeError as error:
@@ -51,14 +51,14 @@ def compute_map_or_return_error(compute: DeferredMap) -> AttributionMaps | Camsc
 
 
 def compute_map_or_raise(entry: AttributionMaps | DeferredMap | CamscopeError) -> AttributionMaps:
-    """Return the map of one entry of `compute_shared_maps`. A deferred map is computed now, and an error is raised."""
+    """Return the map of one entry of `compute_shared_maps`: compute a deferred map now, and raise an error."""
     if isinstance(entry, CamscopeError):
         raise entry
     return entry() if callable(entry) else entry
 
 
 def merge_notes_and_flags(maps: Sequence[AttributionMaps], attribution: Tensor, *notes: str) -> AttributionMaps:
-    """Merge the notes and flags of several maps into one result with the given `attribution` (N,*s).
+    """Merge the notes and flags of several maps, for a result with a new `attribution` (N,*s).
 
     Each note appears once. A zero gradient or a constant score is reported only if all maps have it.
     """
@@ -83,7 +83,7 @@ def merge_notes_and_flags(maps: Sequence[AttributionMaps], attribution: Tensor, 
 
 
 def concatenate_sample_maps(maps: Sequence[AttributionMaps], *notes: str) -> AttributionMaps:
-    """Combine the maps of separately explained samples into the maps of one batch."""
+    """Concatenate the maps of samples that were explained one by one into the maps of a batch."""
     shared = tuple(note for note in maps[0].notes if all(note in sample.notes for sample in maps))
     return replace(
         maps[0],
@@ -103,14 +103,14 @@ def _join_if_none_missing(parts: Sequence[Tensor | None], join: Callable[[list[T
 
 
 def is_below_precision(precision: float, scores: Tensor, gradient: Tensor, activation: Tensor) -> Tensor:
-    """Return for each sample (N,) whether setting `activation` to zero changes its score by less than `precision`."""
+    """Return for each sample (N,) whether an activation of zero would change its score by less than `precision`."""
     change = gradient.flatten(1).norm(dim=1) * activation.flatten(1).norm(dim=1)  # an upper bound, by Cauchy-Schwarz
     faint: Tensor = (change > 0) & (change <= precision * scores.detach().abs())
     return faint
 
 
 def determine_statuses(maps: AttributionMaps) -> list[str]:
-    """Return the status of each sample: "ok", or the most severe key of `STATUS_MEANINGS` that applies."""
+    """Return the status of each sample: "ok", or the most severe of the statuses in `STATUS_MEANINGS` that apply."""
     flat = maps.attribution.detach().flatten(1)
     low, high = flat.amin(1).tolist(), flat.amax(1).tolist()
     zero, constant = (

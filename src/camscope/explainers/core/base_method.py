@@ -132,7 +132,7 @@ class BaseMethod(ABC):
         return [AttributionMaps(self.attribution(x, score)) for score in scores]
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
-        """Return this method with all open choices made for an input, such as the layer.
+        """Choose for an input what the user left open, such as the layer. Return the method with these choices.
 
         Args:
             x: The model's input (N,C,*S).
@@ -162,7 +162,7 @@ class BaseMethod(ABC):
         return self.backward_passes != "0"
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """Return the target to explain. Raise TargetError if the method cannot explain it.
+        """Return the target that the method explains for a requested target. Raise TargetError if it cannot explain it.
 
         Args:
             target: The target that the caller asks for.
@@ -182,17 +182,17 @@ class BaseMethod(ABC):
 
     @property
     def share_key(self) -> Hashable:
-        """A key for shared passes: `compute_shared_maps` computes the maps of all methods with the same key together."""
+        """A key for shared passes. Methods with the same key compute their maps together, in `compute_shared_maps`."""
         return id(self)
 
     @staticmethod
     def compute_shared_maps(
         explainers: "Sequence[BaseMethod]", x: Tensor, scores: Sequence[Score]
     ) -> Sequence[Sequence[AttributionMaps | DeferredMap | CamscopeError]]:
-        """Return the maps [method][score] of methods with the same `share_key`.
+        """Compute the maps of several methods with the same `share_key`, as rows [method][score].
 
-        Override this method to share passes between methods. An entry may be a function that computes a map with passes
-        of its own, or the error of that method alone.
+        Override this method to share passes between methods. An entry is a map, a function that computes a map later,
+        or the error of that method.
 
         Args:
             explainers: The methods, all with the same `share_key`.
@@ -215,7 +215,7 @@ class BaseMethod(ABC):
         return [explainer.compute_maps(x, scores) for explainer in explainers]
 
     def prepare_input(self, image: Any) -> ModelInput:
-        """Return the model's input for an image, and its position on the image.
+        """Convert an image to the model's input, with its placement on the image.
 
         Args:
             image: An image of any kind that `explain` takes.
@@ -237,7 +237,7 @@ class BaseMethod(ABC):
     def prepare_targets(
         self, targets: Sequence[TargetLike], inputs: Sequence[ModelInput], extra_inputs: ExtraInputs
     ) -> TargetLike:
-        """Bind each target to its image. Return one target if all are the same, otherwise a list.
+        """Prepare the targets for their images, such as a region for the size of its image.
 
         Args:
             targets: One target per image.
@@ -245,7 +245,7 @@ class BaseMethod(ABC):
             extra_inputs: The inputs of the model other than the images.
 
         Returns:
-            The bound target, or a list with one per image.
+            One target if all are the same, otherwise a list with one per image.
 
         >>> import torch
         >>> from camscope import Saliency, load_model
@@ -275,19 +275,19 @@ class BaseMethod(ABC):
         )
 
     def _embed_image(self, image: Any, extra_inputs: ExtraInputs) -> Tensor:
-        """Return the embedding (D,) of another image, computed with the same extra inputs."""
+        """Compute the embedding (D,) of an image other than the explained one, with the same extra inputs."""
         x = self.prepare_input(image).x[None]
         with evaluation_context(inspect_model(self.model), self, x, extra_inputs) as context:
             return image_embedding(context.create_score().forward(context.x))[0].detach()
 
     @property
     def forward_options(self) -> dict[str, Any]:
-        """Options for the call of the model's forward. See `Score`."""
+        """Options of `Score` that say how the model's forward takes its input."""
         return {"input_key": self.input_key, "frames_first": self.frames_first}
 
     @property
     def setting_names(self) -> frozenset[str]:
-        """The names of the constructor's arguments."""
+        """The names of all settings, which are the arguments of the constructor."""
         return frozenset(signature(type(self)).parameters)
 
     def with_settings(self, **settings: Any) -> Self:
@@ -313,7 +313,7 @@ class BaseMethod(ABC):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The settings that affect the map, by name, as stored in results."""
+        """The settings that affect the map, by name, in the form in which results store them."""
         return {
             name: value if isinstance(value, int | float | str) else describe_setting(value)
             for name in signature(type(self)).parameters
@@ -334,9 +334,7 @@ def _raise_unknown_geometry(points: ArrayLike) -> NDArray[Any]:
 
 
 def _to_builtin_number(value: Any) -> Any:
-    """Convert a number of another library, such as NumPy, to a Python number. Lists and tuples are converted item by
-    item.
-    """
+    """Convert a number of another library, such as NumPy, to a Python number. Convert lists and tuples item by item."""
     if isinstance(value, bool):
         return value
     if isinstance(value, numbers.Real):

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
@@ -86,7 +86,7 @@ UNNECESSARY_KEYWORDS = {  # of torchcam, pytorch-grad-cam and captum, and why th
 
 
 def describe_foreign_keyword(keyword: str) -> str | None:
-    """Return what to use instead of a keyword of another toolkit, or None if the keyword is unknown."""
+    """Return advice for a keyword of another toolkit: what to use instead. Return None if the keyword is unknown."""
     if keyword in UNNECESSARY_KEYWORDS:
         return f"{keyword}= is not a keyword of camscope: it is not needed, because {UNNECESSARY_KEYWORDS[keyword]}"
     if keyword in FOREIGN_KEYWORD_HINTS:
@@ -94,10 +94,10 @@ def describe_foreign_keyword(keyword: str) -> str | None:
     return None
 
 
-def resolve_call_arguments(
+def resolve_explainers_and_extra_inputs(
     explainers: Sequence[Method], args: tuple[Any, ...], additional_forward_args: Any, keywords: Mapping[str, Any]
 ) -> tuple[list[Method], ExtraInputs]:
-    """Apply the settings of one call to the explainers. Return these explainers and the extra inputs of the model."""
+    """Apply the settings of one call to copies of the explainers, and collect the extra inputs of the model."""
     if not keywords or not explainers:
         return list(explainers), build_extra_inputs(args, keywords, additional_forward_args)
     where = " and ".join(dict.fromkeys(type(explainer).__name__ for explainer in explainers))
@@ -108,7 +108,7 @@ def resolve_call_arguments(
 
 
 def apply_captum_settings(explainer: Method, captum_settings: Mapping[str, Any]) -> Method:
-    """Return the explainer with new settings, given by captum's names. Settings that the explainer lacks are ignored."""
+    """Return a copy of the explainer with settings that have captum's names. Ignore settings that it does not have."""
     return explainer.with_settings(
         **{
             name: translated
@@ -122,9 +122,7 @@ def apply_captum_settings(explainer: Method, captum_settings: Mapping[str, Any])
 def select_baseline_rows(
     explainer: BaseMethod, captum_settings: Mapping[str, Any], rows: Sequence[int], inputs: Sequence[ModelInput]
 ) -> dict[str, Any]:
-    """Return the settings with only the baselines of the images in `rows`. Settings without one baseline per image stay
-    unchanged.
-    """
+    """Select the baselines of the images in `rows`, if the settings hold one baseline per image. Return the settings."""
     settings = dict(captum_settings)
     baseline = translate_setting_value("baseline", settings.get("baselines"))
     if isinstance(baseline, Tensor):
@@ -135,11 +133,19 @@ def select_baseline_rows(
     return settings
 
 
+class SplitKeywords(NamedTuple):
+    """The keywords of a call: those for the forward of the model, and those for the settings of the method."""
+
+    for_model: dict[str, Any]
+    for_method: dict[str, Any]
+
+
 def split_keywords(
     model: nn.Module, keywords: Mapping[str, Any], setting_names: Collection[str], owner_name: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split keywords into inputs of the model's forward and settings of the methods. Raise InputError for an unknown
-    keyword.
+) -> SplitKeywords:
+    """Split the keywords of a call into inputs of the model's forward and settings of the methods.
+
+    Raise InputError for an unknown keyword.
     """
     inner = unwrap(model)
     named = list_forward_keywords(inner) if keywords else ()
@@ -154,7 +160,7 @@ def split_keywords(
                 f"{_describe_unknown_keyword(word, setting_names, owner_name)}. The forward of {type(inner).__name__} "
                 f"does not list it either; to pass it to the model, use additional_forward_args={{{word!r}: ...}}"
             )
-    return for_model, for_method
+    return SplitKeywords(for_model, for_method)
 
 
 def _describe_unknown_keyword(keyword: str, setting_names: Collection[str], owner_name: str) -> str:
@@ -172,7 +178,7 @@ def _describe_unknown_keyword(keyword: str, setting_names: Collection[str], owne
 def build_extra_inputs(
     args: tuple[Any, ...], keywords: Mapping[str, Any], additional_forward_args: Any = None
 ) -> ExtraInputs:
-    """Combine the additional arguments of a call into the extra inputs of the model."""
+    """Combine the positional, keyword and `additional_forward_args` of a call into the extra inputs of the model."""
     if additional_forward_args is None:
         return ExtraInputs(args, keywords)
     if isinstance(additional_forward_args, Mapping):
@@ -189,7 +195,7 @@ def build_extra_inputs(
 def translate_setting_names(
     keywords: Mapping[str, Any], setting_names: Collection[str], owner_name: str
 ) -> dict[str, Any]:
-    """Rename captum's constructor keywords to the names of this package. Raise InputError for other foreign keywords."""
+    """Rename captum's keywords of a constructor to camscope's. Raise InputError for other keywords of another toolkit."""
     settings: dict[str, Any] = {}
     for word, value in keywords.items():
         name = word
@@ -206,7 +212,7 @@ def translate_setting_names(
 
 
 def translate_setting_value(setting_name: str, value: Any) -> Any:
-    """Convert the value of a setting from captum's form to the form of this package."""
+    """Convert the value of a setting from captum's form to camscope's, such as a tuple of one baseline to this baseline."""
     if setting_name not in ("baseline", "background"):
         return value
     if isinstance(value, tuple):
@@ -220,7 +226,7 @@ def translate_setting_value(setting_name: str, value: Any) -> Any:
 
 
 def reject_foreign_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function: it raises InputError for a keyword of another toolkit, and suggests the right keyword."""
+    """Decorate a function, so that a keyword of another toolkit raises an InputError that suggests the right keyword."""
     parameters = inspect.signature(function).parameters
 
     @wraps(function)

@@ -1,4 +1,4 @@
-"""Check that an input has its channels at the second axis, also for a model that would take them at the last one."""
+"""Check that an input has its channels at the second axis, also for a model that expects them at the last axis."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,7 +19,7 @@ MAX_IMAGE_CHANNELS = 4
 
 
 class _FirstConvolution(SpatialMapTracker):
-    """Tracks the input up to the first convolution: `shape` is that of its input, and `is_input_misplaced` whether it was moved."""
+    """Tracks a model up to its first convolution, and records the `shape` of that input and whether its cells are misplaced."""
 
     shape: tuple[int, ...] | None = None
     is_input_misplaced = False
@@ -32,9 +32,9 @@ class _FirstConvolution(SpatialMapTracker):
 
 
 def check_channels_not_last(x: Tensor, score: Score) -> None:
-    """Raise InputError if the first convolution of the model takes the last axis of x as channels.
+    """Raise InputError if the first convolution of the model uses the last axis of x as channels.
 
-    Only an input (N,...,C) with at most four values along the last axis, and more along all others, takes a forward pass.
+    The check runs one forward pass, and only for an input whose last axis is its shortest and has at most four values.
     """
     channels = x.shape[-1]
     if channels > MAX_IMAGE_CHANNELS or min(x.shape[1:-1]) <= channels:

@@ -42,7 +42,7 @@ FLOAT_MODULES_FOR_QUANTIZATION = (  # modules of the quantized packages that com
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Facts about a model: the eager module that hooks reach, its devices, and how it runs."""
+    """Facts about a model: the module without wrappers, its parts and devices, and whether it is compiled."""
 
     model: nn.Module
     modules: tuple[nn.Module, ...]
@@ -51,13 +51,13 @@ class ModelInfo:
     inference_tensor_name: str | None
 
     def read_weight_versions(self) -> dict[int, int]:
-        """Return the version counter of each parameter. A counter changes if another thread trains the model."""
+        """Return PyTorch's version counter of each parameter, by id. A counter changes if another thread trains the model."""
         parameters = (value for module in self.modules for value in module._parameters.values() if value is not None)
         return {id(value): value._version for value in parameters if not value.is_inference()}
 
 
 def inspect_model(model: nn.Module) -> ModelInfo:
-    """Return the facts about a model. Raise ModelError if the model cannot be explained."""
+    """Collect the facts about a model. Raise ModelError if it cannot be explained, such as a quantized model."""
     inner = unwrap(model)
     name = type(inner).__name__
     if isinstance(inner, torch.jit.ScriptModule):
@@ -87,9 +87,9 @@ def inspect_model(model: nn.Module) -> ModelInfo:
 
 @contextmanager
 def inference_scope(model_info: ModelInfo, mode: Mode) -> Iterator[None]:
-    """Switch the model to eval mode and disable gradients inside the `with`. Everything is restored at exit.
+    """Put the model in eval mode and disable gradients inside the `with`. Restore everything at its end.
 
-    Inference mode and compiled code are disabled, too. With `mode="as_is"` the train and eval modes stay.
+    Inference mode and compiled code are disabled, too. With `mode="as_is"`, each module stays in train or eval mode.
     """
     with ExitStack() as scope:
         scope.enter_context(hooks_excluded_from_copies())
@@ -109,9 +109,10 @@ def inference_scope(model_info: ModelInfo, mode: Mode) -> Iterator[None]:
 
 @contextmanager
 def autocast_scope(precision: Precision | None, model_info: ModelInfo) -> Iterator[AutocastFactory]:
-    """Disable autocast inside the `with`. Yield a context manager that enables it again for calls of the model.
+    """Disable autocast inside the `with`, and yield a context manager that enables it for calls of the model.
 
-    The model runs under the caller's autocast, or in bfloat16 on its devices with `"bf16"`; its weights are not converted.
+    The model runs with the caller's autocast settings, or in bfloat16 if `precision` is "bf16". Its weights stay
+    unchanged.
     """
     kinds = {device.type for device in model_info.devices} or {"cpu"}
     dtypes = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
@@ -170,9 +171,9 @@ def evaluation_context(
     *,
     runs_copies: bool = False,
 ) -> Iterator[EvaluationContext]:
-    """Prepare the model for one call, and yield the context of this call.
+    """Prepare the model for one call of an explainer, and yield the context with the checked input.
 
-    `runs_copies`: whether perturbed copies will share passes.
+    `runs_copies` says whether perturbed copies of a sample will share passes.
     """
     one_sample_per_pass = has_interacting_samples(model_info, explainer, x, extra_inputs, runs_copies=runs_copies)
     with inference_scope(model_info, explainer.mode), autocast_scope(explainer.precision, model_info) as model_autocast:
@@ -204,7 +205,7 @@ def has_interacting_samples(
 ) -> bool:
     """Whether the samples of a batch x (N,C,*S) affect one another's outputs in eval mode.
 
-    With `runs_copies`, also whether copies of one sample do.
+    With `runs_copies`, a batch of one sample is tested, too, because copies of the sample will form a batch.
     """
     check_input(x, model_info, explainer)
     if explainer.mode != "eval" or not (runs_copies or len(x) > 1):
@@ -215,7 +216,7 @@ def has_interacting_samples(
 
 
 def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
-    """Return the input (N,C,*S), detached from the autograd graph. Raise InputError if the model cannot take it."""
+    """Check the input (N,C,*S) and return it without its autograd graph. Raise InputError if the model cannot take it."""
     if not isinstance(x, Tensor):
         hint = " (an image of another kind goes to explain)"
         if isinstance(x, list | tuple) and x and all(isinstance(part, Tensor) for part in x):
@@ -254,7 +255,7 @@ def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings)
 
 
 def _check_channels_first(x: Tensor, model_info: ModelInfo) -> None:
-    """Raise InputError for a video (N,T,C,H,W) or a bag of images (N,B,C,H,W). Expected is (N,C,D,H,W)."""
+    """Raise InputError if a 5-D input seems to be a video (N,T,C,H,W) or a bag of images, and not a volume (N,C,D,H,W)."""
     convolutions = [
         next((module for module in model_info.modules if isinstance(module, kind)), None)
         for kind in (nn.Conv2d, nn.Conv3d)
@@ -270,12 +271,12 @@ def _check_channels_first(x: Tensor, model_info: ModelInfo) -> None:
 
 
 def clone_inference_tensor(value: Tensor) -> Tensor:
-    """Return a copy of a tensor that was created under `inference_mode`. Other tensors are returned unchanged."""
+    """Copy a tensor that was created under `inference_mode`. Return other tensors unchanged."""
     return value.clone() if value.is_inference() else value
 
 
 def check_differentiable(model_info: ModelInfo) -> None:
-    """Raise ModelError if autograd cannot differentiate the model's weights."""
+    """Raise ModelError if a weight was created under `inference_mode`, so that autograd cannot run through it."""
     if model_info.inference_tensor_name:
         raise ModelError(
             f"{model_info.inference_tensor_name} of {type(model_info.model).__name__} was created under inference_mode and has "
@@ -292,7 +293,7 @@ def get_device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def check_finite(quantity: str, values: Tensor, policy: OnNonFinite) -> None:
-    """Raise NonFiniteError, or warn, if any value is NaN or infinite."""
+    """Raise NonFiniteError if any value is NaN or infinite. With the policy "warn", give a warning instead."""
     if bool(values.sum().isfinite()) or bool(values.isfinite().all()):  # the sum is 30 times faster, and may overflow
         return
     bad = (~values.isfinite()).nonzero()
@@ -304,7 +305,7 @@ def check_finite(quantity: str, values: Tensor, policy: OnNonFinite) -> None:
 
 
 def run_uncompiled(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function: code that `torch.compile` compiles calls it eagerly, as hooks and backward passes need.
+    """Decorate a function, so that it runs eagerly also inside code that `torch.compile` compiles.
 
     `torch.compiler.disable` alone would import the compiler with camscope, which takes a second.
     """
@@ -325,7 +326,7 @@ _compiler_stance = ExitStack()
 
 @contextmanager
 def _force_eager() -> Iterator[None]:
-    """Run compiled code eagerly inside the `with`. The last thread to leave restores the compiler."""
+    """Run compiled code eagerly inside the `with`, in all threads. The last thread that leaves restores the compiler."""
     thread_id = threading.get_ident()
     with _eager_lock:
         if not _eager_thread_ids:

@@ -1,4 +1,4 @@
-"""`Explainer`, the public base class of all methods, and the functions that register a method in `METHODS`."""
+"""`Explainer`: the public base class of all methods, with `explain`, and the functions that register a method."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.call_arguments import (
     apply_captum_settings,
     build_extra_inputs,
-    resolve_call_arguments,
+    resolve_explainers_and_extra_inputs,
     select_baseline_rows,
     split_keywords,
     translate_setting_names,
@@ -73,8 +73,9 @@ def register(cls: ExplainerClass) -> ExplainerClass:
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
 def register_optional(package: str, extra: str) -> Callable[[ExplainerClass], ExplainerClass]:
-    """Return a decorator that registers a method if `package` is installed. Otherwise looking up the method raises
-    MissingExtraError.
+    """Return a decorator that registers a method if `package` is installed.
+
+    Otherwise, an error names the missing extra when a user looks the method up.
     """
 
     def add_to_registry(cls: ExplainerClass) -> ExplainerClass:
@@ -88,7 +89,7 @@ def register_optional(package: str, extra: str) -> Callable[[ExplainerClass], Ex
 
 
 def _make_dataclass_with_captum_names(cls: type["Explainer"]) -> None:
-    """Turn a method class into a dataclass. Its constructor also accepts captum's setting names."""
+    """Turn a method class into a dataclass whose constructor also accepts captum's names of settings."""
     dataclass(kw_only=True, eq=False, repr=False)(cls)
     init, names = cls.__init__, frozenset(signature(cls).parameters)
 
@@ -154,7 +155,7 @@ class Explainer(BaseMethod):
         torch.Size([2, 8, 8])
 
         """
-        (explainer,), extra = resolve_call_arguments([self], args, additional_forward_args, kwargs)
+        (explainer,), extra = resolve_explainers_and_extra_inputs([self], args, additional_forward_args, kwargs)
         if self.frames_first and isinstance(inputs, Tensor) and inputs.ndim == 5:
             inputs = inputs.transpose(1, 2)
         return run_methods([explainer], inputs, [target], extra)[0].maps[0].attribution
@@ -168,7 +169,7 @@ class Explainer(BaseMethod):
         )
 
     def __exit__(self, *details: object) -> None:
-        """Do nothing: `__enter__` raises an error."""
+        """Do nothing, because `__enter__` raises an error before."""
 
     @final
     @run_uncompiled
@@ -198,7 +199,7 @@ class Explainer(BaseMethod):
         ('nodule', 1, 'ok')
 
         """
-        explainers, extra = resolve_call_arguments([self], args, additional_forward_args, kwargs)
+        explainers, extra = resolve_explainers_and_extra_inputs([self], args, additional_forward_args, kwargs)
         return explain_grid(explainers, image, [target], extra)[0][0]
 
     @final
@@ -239,7 +240,7 @@ class Explainer(BaseMethod):
             raise TargetError(
                 f"explain_classes expects a list of targets; for one target use explain(image, {targets!r})"
             )
-        explainers, extra = resolve_call_arguments([self], args, additional_forward_args, kwargs)
+        explainers, extra = resolve_explainers_and_extra_inputs([self], args, additional_forward_args, kwargs)
         return explain_grid(explainers, image, list(targets), extra)[0]
 
     @final
@@ -284,11 +285,12 @@ class Explainer(BaseMethod):
                 f"explain_methods expects a list of methods; for one method use explain_methods(image, [{methods!r}])"
             )
         siblings = [method if isinstance(method, Explainer) else self.create_sibling(method) for method in methods]
-        explainers, extra = resolve_call_arguments(siblings, args, additional_forward_args, kwargs)
+        explainers, extra = resolve_explainers_and_extra_inputs(siblings, args, additional_forward_args, kwargs)
         return [row[0] for row in explain_grid(explainers, image, [target], extra)]
 
     def create_sibling(self, method: "str | type[Explainer]") -> "Explainer":
-        """Create another method for the same model, with the settings of this method that are not at their default.
+        """Create another method for the same model. It gets all settings of this method that differ from their
+        defaults.
 
         Args:
             method: Name or class of the other method.
@@ -319,8 +321,7 @@ class Explainer(BaseMethod):
         additional_forward_args: Any = None,
         **kwargs: Any,
     ) -> list[Explanation]:
-        """Return the explanations of several images. Images with inputs of the same shape share forward and backward
-        passes.
+        """Return the explanations of several images. Images whose inputs have the same shape share passes.
 
         Args:
             images: Images as `explain` takes them.
@@ -369,12 +370,12 @@ class Explainer(BaseMethod):
 
 
 def get_explainer_class(method: str | type[Explainer]) -> type[Explainer]:
-    """Return the method class with this name. A class is returned unchanged."""
+    """Return the class of the method with this name. If a class is passed, return it unchanged."""
     return method if isinstance(method, type) else METHODS.find(method)
 
 
 def _find_declaring_class(setting: str, explainer_cls: type) -> type | None:
-    """Return the class that first declares a setting, or None."""
+    """Return the base class that first declares a setting. Return None if no base class has it."""
     return next(
         (base for base in reversed(explainer_cls.__mro__) if setting in vars(base).get("__annotations__", {})), None
     )

@@ -18,7 +18,7 @@ MAX_LAB_LIGHTNESS = 100  # SLIC's color range; an input without colors ranges fr
 
 
 def check_segments(*allowed: object, segments: object) -> None:
-    """Raise InputError unless `segments` is one of `allowed`, or valid for `resolve_segment_labels`."""
+    """Raise InputError if the setting `segments` is not valid for `resolve_segment_labels`, and not one of `allowed`."""
     if isinstance(segments, list | tuple):
         raise InputError(
             "the segments are a list: expected a number, a label map (H,W) as a tensor or an array, such as "
@@ -29,10 +29,10 @@ def check_segments(*allowed: object, segments: object) -> None:
 
 
 def resolve_segment_labels(segments: SegmentsLike, x: Tensor, compactness: float = SLIC_COMPACTNESS) -> Tensor:
-    """Return a label map (*S) int64: the segment number of each pixel of an input (C,*S).
+    """Compute the segment number of each pixel of an input (C,*S), as a label map (*S) of int64.
 
-    `segments`: an approximate number of superpixels, computed by SLIC on the model's input (Achanta et al. 2012;
-    scikit-image, extra `segments`); a label map (*S) of the model's input; or a function that returns one for x.
+    `segments` is a label map (*S), a function that returns one for x, or an approximate number of superpixels.
+    Superpixels are computed by SLIC on the model's input (Achanta et al. 2012; scikit-image, extra `segments`).
     """
     if isinstance(segments, Tensor | np.ndarray):
         label_map: Any = segments
@@ -62,7 +62,7 @@ def resolve_segment_labels(segments: SegmentsLike, x: Tensor, compactness: float
 
 
 def compute_superpixels(x: Tensor, n_segments: int, compactness: float) -> Tensor:
-    """Compute a label map (*S) of about `n_segments` SLIC superpixels of an input (C,*S).
+    """Compute roughly `n_segments` superpixels of an input (C,*S) by SLIC, as a label map (*S).
 
     The input is scaled to 0..1. Three channels are treated as colors.
     """
@@ -84,7 +84,7 @@ def import_skimage(submodule: str) -> Any:
 
 
 def label_grid_cells(size: Sequence[int], grid_size: Sequence[int], device: torch.device) -> Tensor:
-    """Return a label map (*S) int64 of a grid with cells of nearly equal size."""
+    """Number the cells of a grid over an input, as a label map (*S) of int64. The cells have nearly equal sizes."""
     labels = torch.zeros(tuple(size), dtype=torch.long, device=device)
     for axis, (length, count) in enumerate(zip(size, grid_size, strict=True)):
         steps = torch.arange(length, device=device) * count // length

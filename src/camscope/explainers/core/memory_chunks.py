@@ -18,7 +18,7 @@ LIVE_TENSORS_PER_PASS = 4  # largest tensors that exist at a time: input, output
 
 @dataclass
 class ActivationBytes:
-    """Bytes of the largest module output in a forward pass: in the whole model, and from one layer on."""
+    """Bytes of the largest module output in a forward pass, in the whole model and from one layer on."""
 
     largest_in_model: int = 1
     largest_behind_layer: int = 1
@@ -27,7 +27,7 @@ class ActivationBytes:
 
 @contextmanager
 def measure_activation_bytes(model: nn.Module, layers: dict[str, nn.Module]) -> Iterator[dict[str, ActivationBytes]]:
-    """Measure the size of the activations behind each layer, during the forward pass inside the `with`."""
+    """Measure the bytes of activations in the forward pass inside the `with`. Yield the bytes by layer name."""
     widths = {name: ActivationBytes() for name in layers}
     names = {id(module): name for name, module in layers.items()}
     started_layers: set[str] = set()
@@ -49,14 +49,14 @@ def measure_activation_bytes(model: nn.Module, layers: dict[str, nn.Module]) -> 
 
 
 def read_memory_budget(device: torch.device, default: int | None = None) -> int:
-    """Return how many bytes a pass may use: a quarter of the free GPU memory, or the default on other devices."""
+    """Return how many bytes one forward pass may use: a quarter of the free GPU memory. Other devices have a default."""
     if device.type == "cuda":
         return max(DEFAULT_MEMORY_BUDGET_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
     return default or DEFAULT_MEMORY_BUDGET_BYTES
 
 
 def count_copies_in_memory(bytes_per_copy: int, device: torch.device) -> int:
-    """Return how many copies of a sample fit into memory in one pass.
+    """Return how many copies of a sample can run in one forward pass with the available memory.
 
     `bytes_per_copy`: the bytes of the largest tensor of one copy.
     """
@@ -64,9 +64,10 @@ def count_copies_in_memory(bytes_per_copy: int, device: torch.device) -> int:
 
 
 def process_chunks(count: int, chunk_size: int, process_chunk: Callable[[slice], bool | None]) -> int:
-    """Call `process_chunk` with consecutive slices until it returns True. Return how many of `count` items were processed.
+    """Process `count` items in chunks: call `process_chunk` with slices until it returns True. Return the processed
+    number.
 
-    If memory runs out, the chunk is halved and tried again, so `process_chunk` must store its result only when it is complete.
+    If memory runs out, the chunk is halved and tried again. So `process_chunk` must not store a part of its result.
     """
     done, chunk_size = 0, max(1, chunk_size)
     while done < count:
@@ -86,7 +87,7 @@ def process_chunks(count: int, chunk_size: int, process_chunk: Callable[[slice],
 
 
 def map_chunks(count: int, chunk_size: int, compute_chunk: Callable[[slice], Tensor]) -> Tensor:
-    """Call `compute_chunk` with consecutive slices, and return the concatenated results (count,)."""
+    """Compute `count` values in chunks: call `compute_chunk` with slices. Return the concatenated results (count,)."""
     done: list[Tensor] = []
     process_chunks(count, chunk_size, lambda part: done.append(compute_chunk(part)))
     return torch.cat(done) if done else torch.empty(0, dtype=torch.float32, device="cpu")

@@ -25,7 +25,7 @@ HIDDEN_IMAGE_NOTE = "the picture is not shown: text may be part of it, as a name
 
 @dataclass(frozen=True)
 class ModelInput:
-    """One input of the model (C,*S), its placement on the original image, and the images to draw on."""
+    """One input of the model (C,*S), with its placement on the original image and images to draw the map on."""
 
     x: Tensor
     placement: Placement | None
@@ -39,7 +39,7 @@ class ModelInput:
 
 @dataclass(frozen=True)
 class ExtraInputs:
-    """The inputs of the model other than the image: a row of a table, a second image, a keyword."""
+    """The inputs that a model takes in addition to the image, such as a row of a table or a second image."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class ExtraInputs:
                 )
 
     def select_rows(self, rows: Sequence[int], batch_size: int) -> "ExtraInputs":
-        """Return the extra inputs of some samples.
+        """Select the extra inputs of some samples of a batch.
 
         Tensors with `batch_size` rows are indexed by `rows`. Other values stay unchanged.
         """
@@ -73,7 +73,7 @@ def read_model_input(
     *,
     frames_first: bool = False,
 ) -> ModelInput:
-    """Return the model's input for an image, preprocessed and on the model's device. A float tensor is used unchanged."""
+    """Read an image of any kind and preprocess it for the model. A float tensor is the model's input already."""
     if isinstance(source, ModelInput):
         return source
     if isinstance(source, list | tuple) and source and all(isinstance(part, Tensor) for part in source):
@@ -109,7 +109,7 @@ def read_model_input(
 
 
 def _read_tensor(x: Tensor, preprocess: PreprocessFunction | None) -> ModelInput:
-    """Return a tensor (C,*S) as the model's input. The placement is read from MONAI metadata, if there is any."""
+    """Make the model's input from a tensor (C,*S). MONAI metadata gives its placement, if there is any."""
     from camscope.images.scans.monai_preprocess import is_monai_object, read_tensor_placement, strip_metadata
 
     if is_monai_object(x):
@@ -119,7 +119,7 @@ def _read_tensor(x: Tensor, preprocess: PreprocessFunction | None) -> ModelInput
 
 
 def check_dense_tensor(x: Tensor) -> None:
-    """Raise InputError for a sparse, nested or otherwise unsupported tensor, and inside a `torch.func` transform."""
+    """Raise InputError if a tensor is sparse, nested or otherwise unusual, or inside a transform of `torch.func`."""
     if is_inside_transform():
         raise InputError(
             "torch.func (vmap, grad, jvp, functionalize) cannot transform the hooks and backward passes of camscope: "
@@ -131,7 +131,7 @@ def check_dense_tensor(x: Tensor) -> None:
 
 
 def accepts_scans(preprocess: object) -> bool:
-    """Whether the preprocessing accepts medical images, independent of the file name."""
+    """Whether a preprocessing takes medical scans."""
     from camscope.images.scans.monai_preprocess import MonaiPreprocess
     from camscope.images.scans.scan_preprocess import ScanPreprocess
 
@@ -141,9 +141,9 @@ def accepts_scans(preprocess: object) -> bool:
 def prepare_scan(
     scan: "Scan", preprocess: Any, device_and_dtype: tuple[torch.device, torch.dtype], *, with_images: bool = True
 ) -> ModelInput:
-    """Return the model's input for a scan. The preprocessing may be one for scans or one for images.
+    """Preprocess a scan for the model, by a preprocessing for scans or for images.
 
-    `with_images`: whether the result holds images to draw on.
+    `with_images` says whether the result holds images to draw the map on.
     """
     from camscope.images.scans.monai_preprocess import MonaiPreprocess
     from camscope.images.scans.scan import convert_scan_to_display_pixels, convert_scan_to_rgb
@@ -174,7 +174,7 @@ def prepare_scan(
 
 
 def _apply_preprocess(preprocess: PreprocessFunction, source: Any, name: str) -> Any:
-    """Apply a preprocessing to a scan. An error contains only the type of its cause, to hide patient data."""
+    """Apply a preprocessing to a scan. To hide patient data, an error names only the type of its cause."""
     try:
         return preprocess(source)
     except Exception as error:
@@ -185,7 +185,7 @@ def _apply_preprocess(preprocess: PreprocessFunction, source: Any, name: str) ->
 
 
 def require_preprocess(preprocess: PreprocessFunction | None, image_name: str) -> PreprocessFunction:
-    """Return the preprocessing. Raise PreprocessError with the name of the image if it is None."""
+    """Return the preprocessing, or raise a PreprocessError that names the image if there is none."""
     if preprocess is None:
         raise PreprocessError(
             f"no preprocessing is known for {image_name}",
@@ -197,10 +197,10 @@ def require_preprocess(preprocess: PreprocessFunction | None, image_name: str) -
 
 
 def infer_spatial_rank(model: nn.Module, shape: Sequence[int] | None = None) -> int:
-    """Return the number of spatial axes of the model's input, inferred from its convolutions. The default is 2.
+    """Infer the number of spatial axes of the model's input from its convolutions. Without convolutions it is 2.
 
-    `shape` is that of a tensor that is one input or a batch of one. Without it, the largest rank of any convolution counts.
-    Raises InputError if the shape fits several ranks and the channels do not decide.
+    `shape` is that of one input or of a batch of one. Without a shape, the largest rank of all convolutions is
+    returned. Raise InputError if the shape and its channels fit convolutions of several ranks.
     """
     ranks: dict[int, set[int]] = {}
     for module in model.modules():
@@ -241,10 +241,10 @@ def _to_single_input(x: Tensor, n_spatial_axes: int) -> Tensor:
 
 
 def render_model_input(x: Tensor, preprocess: PreprocessFunction | None) -> PixelArray | None:
-    """Return the input as an image (H,W,3): denormalized if possible, otherwise scaled by its minimum and maximum.
+    """Convert the model's input to an image (H,W,3). It is denormalized if possible, otherwise min-max scaled.
 
-    The result of a signal is (C,L), with each channel scaled separately. The result of a volume or a video is (D,H,W,3): the
-    three channels of a video, or the first channel of a volume.
+    A signal becomes (C,L), with each channel scaled separately. A volume or a video becomes (D,H,W,3), from the first
+    channel of a volume or the three channels of a video.
     """
     if x.is_meta or x.ndim not in (2, 3, 4):
         return None

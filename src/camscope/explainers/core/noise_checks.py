@@ -1,4 +1,4 @@
-"""Test a model with noise: whether the samples of a batch affect one another, and whether a score is constant."""
+"""Run a model on noise, to find whether the samples of a batch affect one another, and whether a score is constant."""
 
 import copy
 import threading
@@ -33,7 +33,7 @@ _varying_inputs_by_model: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def draw_noise_like(x: Tensor, seed: int, n_samples: int | None = None) -> Tensor:
-    """Draw noise with the shape, dtype, mean and standard deviation of x (N,C,*S). Integer noise has the range of x."""
+    """Draw noise like x (N,C,*S), with the same shape, dtype, mean and standard deviation. Integers have the range of x."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     shape = x.shape if n_samples is None else (n_samples, *x.shape[1:])
     if not x.is_floating_point():
@@ -46,7 +46,10 @@ def draw_noise_like(x: Tensor, seed: int, n_samples: int | None = None) -> Tenso
 def find_constant_rows(
     x: Tensor, score: Score, rows: Sequence[int], weights_key: Hashable, *, include_probabilities: bool = False
 ) -> Tensor | None:
-    """Return for each sample (N,) of `rows` whether its score is the same for noise. None: all scores are known to vary."""
+    """Return which of the samples in `rows` keep their score if noise replaces the input, as a mask (N,).
+
+    Return None if all scores are known to vary, or if the test fails.
+    """
     place = (tuple(x.shape[1:]), x.dtype, x.device, weights_key)
     classes = {row: None if score.class_pairs is None else score.class_index(row) for row in rows}
     keys = {row: (*place, NON_CLASS_TARGET_KEY if index is None else index) for row, index in classes.items()}
@@ -66,7 +69,10 @@ def find_constant_rows(
 
 
 def _find_unchanged_scores(x: Tensor, score: Score, include_probabilities: bool) -> Tensor | None:
-    """Return for each sample (N,) whether its score is the same for noise, up to rounding. None: the test failed."""
+    """Return which samples (N,) keep their score if noise replaces the input, up to rounding.
+
+    Return None if the model or the target rejects noise.
+    """
     score_copy, scores, constant = copy.copy(score), ScoreRange(), None
     if score.values is None:
         return None
@@ -95,12 +101,12 @@ def samples_interact(
     extra_inputs: ExtraInputs = NO_EXTRA_INPUTS,
     forward_options: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Whether the model's output for one sample of x (N,C,*S) depends on other samples of the batch, in eval mode.
+    """Whether a model's output for one sample of x (N,C,*S) depends on the other samples of the batch, in eval mode.
 
-    The test runs once per model and shape, in a copy without hooks: two batches of two noise images share the first image.
-    The other image has once a smaller and once a much larger spread, so that the extreme values of the batch differ, too. A
-    model that refuses such images gets images of one spread. One that cannot be tested at all is assumed to be independent.
-    `forward_options`: see `BaseMethod.forward_options`.
+    The test runs once per model and shape, on a copy without hooks. Two batches of two noise images share the first
+    image, and the second image has a small or a large spread. If the model rejects such images, all images have the
+    same spread. If the model rejects these, too, the samples count as independent, unless a batch norm has no running
+    statistics. For `forward_options` see `BaseMethod.forward_options`.
     """
     parts = tuple((type(part), _is_norm_without_statistics(part)) for part in model.modules())
     key = (tuple(x.shape[1:]), x.dtype, x.device, hash(parts))
@@ -155,7 +161,7 @@ def _measure_interaction(
 
 
 def _read_first_sample(output: Any) -> list[Tensor]:
-    """Return all tensors of the first sample, from the output for a batch of two samples."""
+    """Return the tensors of the first sample in a model's output for two samples."""
     is_list = isinstance(output, list | tuple) and len(output) == 2
     has_structure_per_sample = is_list and not any(isinstance(item, Tensor) for item in output)
     leaves = [leaf for _, leaf in iter_leaves(output[0] if has_structure_per_sample else output)]

@@ -1,6 +1,7 @@
 """Non-negative matrix factorization (NMF) without random numbers."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,9 +15,10 @@ MIN_RELATIVE_EIGENVALUE = 1e-13  # a smaller eigenvalue, relative to the largest
 
 @dataclass(frozen=True)
 class MatrixFactors:
-    """A factorization (N,n,K) ≈ maps (N,n,C) @ vectors (N,C,K) with unit vectors, sorted by the sum of their part.
+    """A factorization (N,n,K) ≈ maps (N,n,C) @ vectors (N,C,K) into C components with vectors of length 1.
 
-    `relative_error` (N,): norm of the residual over the norm of the matrix, 0 for a zero matrix. An unused part is 0.
+    The components are sorted by the sum of their product. Unused components are 0. `relative_error` (N,) is the norm of
+    the residual divided by the norm of the matrix.
     """
 
     maps: Tensor
@@ -27,11 +29,11 @@ class MatrixFactors:
 def factorize_nonnegative(
     matrix: Tensor, n_components: int, *, n_iterations: int = 200, tolerance: float = 1e-6
 ) -> MatrixFactors:
-    """Factorize a non-negative matrix (N,n,K) into at most `n_components` components.
+    """Factorize non-negative matrices (N,n,K) into at most `n_components` components.
 
-    The algorithm is hierarchical alternating least squares (Cichocki & Phan 2009). It starts at the larger halves of the
-    singular vectors (Boutsidis & Gallopoulos 2008) and uses no random numbers. A matrix is done when ten iterations lower its
-    relative error by less than `tolerance`, or after `n_iterations`.
+    The algorithm is hierarchical alternating least squares (Cichocki & Phan 2009). It starts from the larger of the
+    positive and negative part of each singular vector (Boutsidis & Gallopoulos 2008), without random numbers. It stops
+    if ten iterations lower the relative error by less than `tolerance`, or after `n_iterations`.
     """
     full = full_precision(matrix).contiguous()
     size = full.amax((1, 2), keepdim=True)
@@ -59,7 +61,7 @@ def factorize_nonnegative(
 
 
 class _FactorRows:
-    """One factor (N,C,m) with preallocated buffers: for matrices this small, allocation dominates the cost."""
+    """One factor (N,C,m) with preallocated buffers, because allocation dominates the cost for small matrices."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values.contiguous().clone()
@@ -70,7 +72,7 @@ class _FactorRows:
         self._row_views = list(zip(*(tensor.split(1, 1) for tensor in buffers), strict=True))
 
     def update_rows(self, other_factor: Tensor, matrix: Tensor) -> None:
-        """Update the rows of this factor one after another, with the other factor fixed."""
+        """Update the rows of this factor one after another by least squares. The other factor stays fixed."""
         torch.bmm(other_factor, matrix, out=self._update_targets)
         torch.bmm(other_factor, other_factor.mT, out=self._overlap)
         share = torch.where(self._self_overlap > 0, 1 / self._self_overlap, 0)[..., None]
@@ -81,8 +83,15 @@ class _FactorRows:
             torch.clamp_min(torch.baddbmm(target, overlaps, self.values), 0, out=row)
 
 
-def _initialize_factors(matrix: Tensor, n_components: int) -> tuple[Tensor, Tensor]:
-    """Return initial factors (N,n,C) and (N,C,K) from the singular value decomposition of the matrix."""
+class InitialFactors(NamedTuple):
+    """Initial maps (N,n,C) and vectors (N,C,K) of a factorization."""
+
+    maps: Tensor
+    vectors: Tensor
+
+
+def _initialize_factors(matrix: Tensor, n_components: int) -> InitialFactors:
+    """Compute initial factors from the singular value decomposition of the matrix."""
     wide = matrix.shape[1] <= matrix.shape[2]
     roots, vectors = torch.linalg.eigh(matrix @ matrix.mT if wide else matrix.mT @ matrix)
     roots, vectors = roots.flip(1)[:, None, :n_components], vectors.flip(2)[..., :n_components]
@@ -94,17 +103,17 @@ def _initialize_factors(matrix: Tensor, n_components: int) -> tuple[Tensor, Tens
     weights = [left.norm(dim=1, keepdim=True) * right.norm(dim=1, keepdim=True) for left, right in (plus, minus)]
     left, right = (torch.where(weights[0] >= weights[1], up, down) for up, down in zip(plus, minus, strict=True))
     root = torch.maximum(*weights).sqrt()  # each factor carries the root of the pair's weight
-    return root * normalize_columns(left), (root * normalize_columns(right)).mT
+    return InitialFactors(root * normalize_columns(left), (root * normalize_columns(right)).mT)
 
 
 def _compute_relative_error(matrix: Tensor, maps: Tensor, vectors: Tensor) -> Tensor:
-    """Return the relative reconstruction error (N,) of the factorization."""
+    """Return the norm of matrix - maps @ vectors, divided by the norm of the matrix (N,)."""
     whole = matrix.norm(dim=(1, 2))
     return torch.where(whole > 0, (matrix - maps @ vectors).norm(dim=(1, 2)) / whole, 0)
 
 
 def _sort_factors(maps: Tensor, vectors: Tensor, relative_error: Tensor) -> MatrixFactors:
-    """Normalize the vectors, and sort the components by their share of the matrix."""
+    """Scale the vectors to length 1, and sort the components by their share of the matrix."""
     length = vectors.norm(dim=2)
     maps, vectors = maps * length[:, None], normalize_columns(vectors.mT).mT
     order = (maps.sum(1) * vectors.sum(2)).argsort(dim=1, descending=True, stable=True)

@@ -26,7 +26,7 @@ SAVED_TENSORS_PER_OUTPUT = 2  # a backward pass keeps the output and the input o
 
 @dataclass
 class PerturbedEvaluator:
-    """Evaluates one score on variants of single samples of x (N,C,*S), each in its own passes so that no other affects it."""
+    """Evaluates one score on many variants of single samples of x (N,C,*S). Different samples never share a pass."""
 
     explainer: MultiPassExplainer
     x: Tensor
@@ -41,7 +41,7 @@ class PerturbedEvaluator:
         self._activation_bytes: ActivationBytes = widths[""]
 
     def score_variants(self, sample: int, variants: Tensor, *, as_probability: bool = False) -> Tensor:
-        """Return the scores (R,) of variants (R,C,*S) of one sample, or their probabilities."""
+        """Compute the scores (R,) of R variants (R,C,*S) of one sample, or the class probabilities."""
         values = self._evaluate(sample, variants, as_probability).detach()
         check_finite("the score of a changed input", values, self.explainer.on_nonfinite)
         return values
@@ -49,7 +49,7 @@ class PerturbedEvaluator:
     def compute_scores_and_gradients(
         self, sample: int, variants: Tensor, *, as_probability: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return the scores (R,) of variants of one sample, or their probabilities, and the gradients (R,C,*S)."""
+        """Compute the scores (R,) of variants of one sample and their gradients (R,C,*S). Probabilities may replace scores."""
         (values,), (gradients,) = compute_scores_and_input_gradients(
             variants, lambda x: [self._evaluate(sample, x, as_probability)]
         )
@@ -65,8 +65,10 @@ class PerturbedEvaluator:
         with_gradients: bool = False,
         chunk_size: int | None = None,
     ) -> int:
-        """Call `process_chunk` with consecutive slices until it returns True. Return how many of `count` steps were
-        processed.
+        """Process `count` steps of one sample in chunks, with progress. Call `process_chunk` with slices until it
+        returns True.
+
+        Return how many steps were processed.
         """
         with self.track_sample_steps(sample, count) as advance:
 
@@ -80,12 +82,12 @@ class PerturbedEvaluator:
             )
 
     def track_sample_steps(self, sample: int, n_steps: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Count the finished steps of one sample. See `track_steps`."""
+        """Return a context manager that counts the finished steps of one sample. See `track_steps`."""
         what = f"{self.explainer.composed_name}, image {sample + 1} of {len(self.x)}"
         return track_steps(what, n_steps, self.explainer.progress)
 
     def choose_chunk_size(self, *, with_gradients: bool = False) -> int:
-        """Return how many variants of a sample fit into one pass."""
+        """Return how many variants of a sample run in one pass: `batch_size`, or as many as fit into memory."""
         if self.explainer.batch_size is not None:
             return self.explainer.batch_size
         n_samples, device = len(self.x), self.x.device
@@ -102,7 +104,7 @@ class PerturbedEvaluator:
 
 @contextmanager
 def track_steps(description: str, n_steps: int, show_progress: bool) -> Iterator[Callable[[int], None]]:
-    """Yield a function `advance(n)` that counts finished steps, for a progress bar and for error messages."""
+    """Count finished steps for a progress bar and for error messages. Yield the function that adds finished steps."""
     done = 0
 
     def advance(steps: int) -> None:

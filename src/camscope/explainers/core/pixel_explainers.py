@@ -22,7 +22,7 @@ ChannelReduction = Literal["sum", "abs", "max", "l2"]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PixelExplainer(Explainer):
-    """A method that computes a number for each channel of each input pixel.
+    """A method with one number for each channel of each input pixel.
 
     Args:
         channel_reduction: How the channels of a pixel become one number. "sum" keeps the signs, "abs" sums the absolute
@@ -37,7 +37,7 @@ class PixelExplainer(Explainer):
         check_one_of("channel_reduction", self.channel_reduction, "sum", "abs", "max", "l2")
 
     def describe_summands(self) -> str:
-        """Return a description of the summed values: the pixels, or the values before `channel_reduction`."""
+        """Return the name of the values that sum to the score in notes: pixels, or values before `channel_reduction`."""
         if self.channel_reduction == "sum":
             return "the pixels' values"
         return f"the values, before channel_reduction={self.channel_reduction!r},"
@@ -60,7 +60,7 @@ class InputGradientExplainer(PixelExplainer):
     backward_passes: ClassVar[str] = "1"
 
     def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Compute the attribution (N,C,*S) from the input and its gradient. The default is the gradient."""
+        """Compute the attribution (N,C,*S) from the input and the score's gradient there. By default it is the gradient."""
         return gradient
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
@@ -75,7 +75,7 @@ class InputGradientExplainer(PixelExplainer):
     def compute_gradients(
         self, x: Tensor, scores: Sequence[Score], on_scores: Callable[[Sequence[Tensor]], object] = len
     ) -> list[Tensor]:
-        """Return the gradient (N,C,*S) of each score. `on_scores` is called with the scores before the backward passes."""
+        """Compute the gradient (N,C,*S) of each score. Before the backward passes, call `on_scores` with all scores."""
 
         def compute_scores(leaf: Tensor) -> list[Tensor]:
             output = scores[0].forward(leaf)
@@ -102,7 +102,7 @@ class InputGradientExplainer(PixelExplainer):
 
 
 def format_completeness_gap(parts_text: str, total: float, expected_text: str, expected: float) -> str:
-    """Return a sentence that compares the sum of the contributions, `total`, with the `expected` sum.
+    """Return a sentence that compares `total`, the sum of the contributions, with the `expected` sum.
 
     >>> format_completeness_gap("the pixels' values", 0.8, "the score changes by", 1.0)
     "the pixels' values add up to 0.8, the score changes by 1: the gap is -0.2, 20.00% of it"
@@ -116,8 +116,8 @@ def format_completeness_gap(parts_text: str, total: float, expected_text: str, e
 class MultiPassExplainer(Explainer, BatchedMixin):
     """A method whose pixel map takes many passes of the model. A subclass implements `compute_score_maps`.
 
-    The class constant `alters_input` says whether the model sees altered inputs. Only then do equal scores show that
-    the model does not depend on the input.
+    The class constant `alters_input` says whether the model sees altered inputs. If it does, equal scores show that the
+    score does not depend on the input.
 
     Args:
         progress: Whether a progress bar is shown.

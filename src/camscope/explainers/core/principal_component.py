@@ -1,5 +1,7 @@
 """First principal component of maps, with a sign that does not depend on the solver."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -10,14 +12,14 @@ LANCZOS_BLOCK_SIZE, POWERS_PER_RESTART, MAX_LANCZOS_RESTARTS = 8, 9, 8  # powers
 def project_on_first_component(channel_maps: Tensor) -> Tensor:
     """Project maps (N,K,cells) on their first principal component over the channels: (N,cells).
 
-    The matrix is not centered. The sign is that with a non-negative inner product of the result and the sum over channels.
-    A zero matrix gives zeros, a sample that is not finite gives NaN.
+    The matrix is not centered. The sign is chosen so that the inner product with the sum over channels is not negative.
+    A zero matrix gives zeros. A sample with a value that is not finite gives NaN.
     """
     return project_with_reference_sign(channel_maps, channel_maps.double().sum(1))
 
 
 def project_with_reference_sign(channel_maps: Tensor, reference: Tensor) -> Tensor:
-    """Project maps on their first component. The sign is chosen to agree with a reference map (N,cells)."""
+    """Project maps (N,K,cells) on their first principal component. The sign is that of a reference map (N,cells)."""
     finite = channel_maps.isfinite().flatten(1).all(1)[:, None]
     matrix, size = _scale_to_unit_maximum(torch.where(finite[..., None], channel_maps.double(), 0))
     towards = _scale_to_unit_maximum(torch.where(finite, reference.double(), 0)[:, None])[0][:, 0]
@@ -33,10 +35,11 @@ def project_with_reference_sign(channel_maps: Tensor, reference: Tensor) -> Tens
 
 
 def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return a basis (N,n,m) of the eigenspace of the largest eigenvalue of a symmetric matrix (N,n,n).
+    """Return a basis (N,n,m) of the eigenspace for the largest eigenvalue of each symmetric matrix (N,n,n).
 
-    Their length is the root of the eigenvalue; other columns are 0, and all are 0 if no eigenvalue is positive. Eigenvalues
-    are tied if they agree to about two thirds of the digits of `source_dtype`, the dtype of the original numbers.
+    The basis vectors have the root of the eigenvalue as their length. All other columns are 0. If no eigenvalue is
+    positive, all columns are 0. Eigenvalues count as equal if they agree to two thirds of the digits of `source_dtype`,
+    the dtype of the original numbers.
     """
     if gram.shape[1] <= MAX_ROWS_FOR_FULL_DECOMPOSITION:
         values, vectors = torch.linalg.eigh(gram)
@@ -53,20 +56,27 @@ def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64
 
 
 def _scale_leading_vectors(values: Tensor, vectors: Tensor, source_dtype: torch.dtype) -> Tensor:
-    """Scale eigenvectors (N,n,m) as `compute_leading_axes` returns them. The eigenvalues (N,m) are ascending."""
+    """Scale eigenvectors (N,n,m) to the form of `compute_leading_axes`, by their ascending eigenvalues (N,m)."""
     leading = torch.where(_find_tied_eigenvalues(values, source_dtype), values[:, -1:], 0)
     axes: Tensor = vectors * leading.sqrt()[:, None]
     return axes
 
 
 def _find_tied_eigenvalues(values: Tensor, source_dtype: torch.dtype) -> Tensor:
-    """Return a mask (N,m) of the eigenvalues that equal the largest one, if it is positive."""
+    """Return a mask (N,m) of the eigenvalues that equal the largest eigenvalue. It is False if that is not positive."""
     top = values[:, -1:]
     return (top > 0) & (values >= top * (1 - _tie_tolerance(source_dtype)))
 
 
-def _compute_leading_axes_by_lanczos(gram: Tensor, source_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the leading axes (N,n,BLOCK) by restarted block Lanczos, and whether (N,) the iteration converged."""
+class LeadingAxes(NamedTuple):
+    """Leading axes (N,n,BLOCK) of symmetric matrices, and whether the iteration converged for each matrix (N,)."""
+
+    axes: Tensor
+    has_converged: Tensor
+
+
+def _compute_leading_axes_by_lanczos(gram: Tensor, source_dtype: torch.dtype) -> LeadingAxes:
+    """Compute the leading axes of symmetric matrices (N,n,n) by a restarted block Lanczos iteration."""
     samples, n = gram.shape[:2]
     start = torch.randn(
         n, LANCZOS_BLOCK_SIZE, generator=torch.Generator(device="cpu").manual_seed(0), dtype=torch.float64, device="cpu"
@@ -84,11 +94,19 @@ def _compute_leading_axes_by_lanczos(gram: Tensor, source_dtype: torch.dtype) ->
         sure = sure | fresh
         if bool(sure.all()):
             break
-    return axes, sure
+    return LeadingAxes(axes, sure)
 
 
-def _compute_ritz_pairs(gram: Tensor, block: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the BLOCK largest Ritz values (N,BLOCK) of the Krylov space of a block, with Ritz vectors and residual norms."""
+class RitzPairs(NamedTuple):
+    """Ritz values (N,BLOCK) of matrices (N,n,n), Ritz vectors (N,n,BLOCK) and norms of the residuals (N,BLOCK)."""
+
+    values: Tensor
+    vectors: Tensor
+    residual_norms: Tensor
+
+
+def _compute_ritz_pairs(gram: Tensor, block: Tensor) -> RitzPairs:
+    """Compute the largest Ritz values of each matrix (N,n,n) in the Krylov space of a block of vectors."""
     basis, images = block, gram @ block
     for _ in range(POWERS_PER_RESTART):
         fresh = images[..., -LANCZOS_BLOCK_SIZE:]
@@ -99,11 +117,11 @@ def _compute_ritz_pairs(gram: Tensor, block: Tensor) -> tuple[Tensor, Tensor, Te
     values, turns = torch.linalg.eigh((inner + inner.mT) / 2)
     values, turns = values[:, -LANCZOS_BLOCK_SIZE:], turns[..., -LANCZOS_BLOCK_SIZE:]
     vectors = basis @ turns
-    return values, vectors, (images @ turns - vectors * values[:, None]).norm(dim=1)
+    return RitzPairs(values, vectors, (images @ turns - vectors * values[:, None]).norm(dim=1))
 
 
 def find_nearest_vector_in_span(axes: Tensor, reference: Tensor, source_dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return the vector nearest to a reference in the span of orthogonal axes (N,cells,n) of equal length."""
+    """Return the vector (N,cells) in the span of orthogonal axes (N,cells,n) that is nearest to a reference (N,cells)."""
     weights = (axes.mT @ reference[..., None])[..., 0]
     lengths = axes.norm(dim=1).amax(1, keepdim=True) * reference.norm(dim=1, keepdim=True)
     clear = weights.norm(dim=1, keepdim=True) > _tie_tolerance(source_dtype) * lengths
@@ -116,10 +134,17 @@ def _tie_tolerance(source_dtype: torch.dtype) -> float:
     return float(torch.finfo(source_dtype).eps ** (2 / 3))
 
 
-def _scale_to_unit_maximum(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Divide each matrix (N,a,b) by its maximum absolute value. Return the matrix and the divisor (N,1,1)."""
+class ScaledMatrix(NamedTuple):
+    """Matrices (N,a,b) divided by their largest absolute value, and this divisor (N,1,1)."""
+
+    matrix: Tensor
+    divisor: Tensor
+
+
+def _scale_to_unit_maximum(matrix: Tensor) -> ScaledMatrix:
+    """Divide each matrix (N,a,b) by its largest absolute value."""
     size = matrix.abs().amax((1, 2), keepdim=True)
-    return torch.where(size > 0, matrix / size, 0), size
+    return ScaledMatrix(torch.where(size > 0, matrix / size, 0), size)
 
 
 def normalize_columns(columns: Tensor) -> Tensor:

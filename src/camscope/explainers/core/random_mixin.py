@@ -33,13 +33,13 @@ class RandomMixin(BaseMethod):
 
 
 def draw_seeds(count: int, generator: torch.Generator) -> list[int]:
-    """Draw one seed for each step. The random numbers of a step then do not depend on the batch."""
+    """Draw `count` seeds, one for each random sample. Then the numbers of a sample do not depend on the size of a batch."""
     seeds: list[int] = torch.randint(2**63 - 1, (count,), generator=generator, device="cpu").tolist()
     return seeds
 
 
 def draw_normal(seeds: Sequence[int], template: Tensor) -> Tensor:
-    """Draw standard normal numbers (R,C,*S), one row for each seed. Each row has the shape of `template` (C,*S)."""
+    """Draw standard normal numbers (R,C,*S), one row for each of R seeds, in the shape of `template` (C,*S)."""
     generator = torch.Generator(device="cpu")
     rows = [
         torch.randn(template.shape, generator=generator.manual_seed(seed), dtype=torch.float32, device="cpu")

@@ -1,4 +1,4 @@
-"""Resample, blur and rescale maps (R,*s) and inputs (N,C,*S), with any number of spatial axes."""
+"""Resize, blur and min-max scale maps (R,*s) and inputs (N,C,*S) with any number of spatial axes."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -16,20 +16,20 @@ def enlarge_to_input(maps: Tensor, x: Tensor) -> Tensor:
 
 
 def compute_minimum_and_range(masks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the minimum (R,1,..) and the range (R,1,..) of each mask (R,*S). The range of a constant mask is 1."""
+    """Return the minimum and the range of each mask (R,*S), both (R,1,...). The range of a constant mask is 1."""
     axes = tuple(range(1, masks.ndim))
     low, high = masks.amin(axes, keepdim=True), masks.amax(axes, keepdim=True)
     return low, torch.where(high > low, high - low, 1)
 
 
 def scale_to_unit_range(masks: Tensor) -> Tensor:
-    """Scale each mask (R,*S) to 0..1. A constant mask becomes 0."""
+    """Scale each mask (R,*S) to 0..1 by its minimum and maximum. A constant mask becomes 0."""
     low, span = compute_minimum_and_range(masks)
     return (masks - low) / span
 
 
 def select_strongest_channels(activation: Tensor, n_channels: int | None) -> Tensor:
-    """Mark in each sample the `n_channels` channels with the largest mean absolute activation: a boolean mask (N,K)."""
+    """Return a mask (N,K) of the `n_channels` channels with the largest mean absolute activation in each sample."""
     flat = activation.flatten(2)
     if n_channels is None or n_channels >= flat.shape[1]:
         return torch.ones_like(flat[..., 0], dtype=torch.bool)
@@ -38,15 +38,15 @@ def select_strongest_channels(activation: Tensor, n_channels: int | None) -> Ten
 
 
 def find_nonconstant_channels(activation: Tensor) -> Tensor:
-    """Return a mask (N,K) of the channels of an activation (N,K,*s) that are not constant."""
+    """Return a mask (N,K) of the channels whose activation (N,K,*s) is not the same in all cells."""
     flat = activation.flatten(2)
     return flat.amax(-1) > flat.amin(-1)
 
 
 def blur_input(x: Tensor, sigma: float, radius: float) -> Tensor:
-    """Blur an input (N,C,*S) by a Gaussian with reflected borders.
+    """Blur an input (N,C,*S) with a Gaussian and reflected borders.
 
-    `sigma` and the cutoff `radius` are fractions of each axis.
+    `sigma` and the `radius` at which the Gaussian is cut off are shares of each axis.
     """
     wide = full_precision(x)
     with torch.autocast(x.device.type, enabled=False):
@@ -59,7 +59,7 @@ def blur_input(x: Tensor, sigma: float, radius: float) -> Tensor:
 def smooth_axis(
     values: Tensor, axis: int, sigma: float, radius: int, padding_mode: Literal["reflect", "replicate"]
 ) -> Tensor:
-    """Smooth values along one axis by a Gaussian. `sigma` and the cutoff `radius` are in cells."""
+    """Smooth values along one axis with a Gaussian. `sigma` and the `radius` at which it is cut off are in cells."""
     steps = torch.arange(-radius, radius + 1, dtype=values.dtype, device=values.device)
     bell = (-0.5 * (steps / sigma) ** 2).exp() if sigma > 0 else torch.ones_like(steps)
     lines = values.movedim(axis, -1)
@@ -78,9 +78,9 @@ def resize_maps(maps: Tensor, grid: Sequence[int]) -> Tensor:
 
 
 def crop_padding(maps: Tensor, input_shares: Sequence[float]) -> Tensor:
-    """Crop the padding at the end of each axis of maps (N,*s), and resize to the same number of cells.
+    """Crop the padding at the end of each axis of maps (N,*s), and resize the rest to the same number of cells.
 
-    `input_shares`: the fraction of each axis that the input covers.
+    `input_shares` is the share of each axis that the input covers.
     """
     for axis, share in enumerate(input_shares, start=1):
         cells = maps.shape[axis]
@@ -93,7 +93,7 @@ def crop_padding(maps: Tensor, input_shares: Sequence[float]) -> Tensor:
 
 
 def resize_input(x: Tensor, size: Sequence[int]) -> Tensor:
-    """Resize an input (N,C,*S) linearly, one axis at a time. Axes that shrink are antialiased."""
+    """Resize an input (N,C,*S) by linear interpolation, with antialiasing along axes that shrink."""
     values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     for axis, length in enumerate(size, start=2):
         if values.shape[axis] != length:

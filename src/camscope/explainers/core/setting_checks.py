@@ -12,30 +12,30 @@ MAX_REPR_LENGTH = 60  # characters of a value in an error
 
 
 def check_one_of(setting: str, value: object, *options: object) -> None:
-    """Raise InputError unless the value of a setting is one of `options`."""
+    """Raise InputError if the value of a setting is not one of `options`."""
     if value not in options:
         raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, options))}")
 
 
 def check_positive_number(*allowed: object, high: float = math.inf, **settings: object) -> None:
-    """Raise InputError unless each setting is one of `allowed`, or a positive number up to `high`."""
+    """Raise InputError if a setting is not a positive number up to `high`. Values in `allowed` are valid, too."""
     _check_settings("a positive number", lambda value: _is_finite_number(value) and value > 0, high, allowed, settings)
 
 
 def check_number(*allowed: object, low: float = -math.inf, high: float = math.inf, **settings: object) -> None:
-    """Raise InputError unless each setting is one of `allowed`, or a number from `low` to `high`."""
+    """Raise InputError if a setting is not a number from `low` to `high`. Values in `allowed` are valid, too."""
     expectation = "a number" if low == -math.inf else f"a number, {low:g} or more"
     _check_settings(expectation, lambda value: _is_finite_number(value) and value >= low, high, allowed, settings)
 
 
 def check_positive_integer(*allowed: object, **settings: object) -> None:
-    """Raise InputError unless each setting is one of `allowed`, or an integer from 1 to `MAX_COUNT_SETTING`."""
+    """Raise InputError if a setting is not an integer from 1 to `MAX_COUNT_SETTING`. Values in `allowed` are valid, too."""
     expectation, high = "a whole number, 1 or more", MAX_COUNT_SETTING
     _check_settings(expectation, lambda value: _is_integer(value) and value >= 1, high, allowed, settings)
 
 
 def check_integer(*allowed: object, **settings: object) -> None:
-    """Raise InputError unless each setting is one of `allowed`, or a 64-bit integer."""
+    """Raise InputError if a setting is not an integer of 64 bits. Values in `allowed` are valid, too."""
     expectation, high = "a whole number of 64 bits", 2**64
     _check_settings(expectation, lambda value: _is_integer(value) and -(2**63) <= value < high, high, allowed, settings)
 
@@ -56,7 +56,7 @@ def _check_settings(
 
 
 def _shorten_repr(value: object) -> str:
-    """Return the repr of a value, cut to `MAX_REPR_LENGTH` characters."""
+    """Return the repr of a value, shortened to `MAX_REPR_LENGTH` characters for an error message."""
     try:
         text = repr(value)
     except ValueError:  # Python does not convert integers of more than 4,300 digits

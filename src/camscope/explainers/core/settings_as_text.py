@@ -12,7 +12,7 @@ SAFE_WORD_PATTERN = re.compile(r"[\w+-]{1,40}")  # a setting's word, but no path
 
 
 def describe_setting(value: Any) -> str:
-    """Return a setting as text. A tensor becomes its shape and a digest."""
+    """Return the value of a setting as text. For a tensor, the text is its shape and a digest of its values."""
     if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
         return f"[{', '.join(map(describe_setting, value))}]"
     if not isinstance(value, Tensor):
@@ -24,12 +24,12 @@ def describe_setting(value: Any) -> str:
 
 
 def format_without_address(value: object) -> str:
-    """Return `str(value)` without memory addresses. The text is the same in every process."""
+    """Return `str(value)` without memory addresses, so that the text is the same in every process."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
 
 
 def is_simple_setting(value: Any) -> bool:
-    """Whether a setting is a number, a single word, or a list of these."""
+    """Whether the value of a setting is a number, a single word, or a list of these."""
     if isinstance(value, list | tuple):
         return all(map(is_simple_setting, value))
     return isinstance(value, bool | int | float | None) or bool(
@@ -38,7 +38,7 @@ def is_simple_setting(value: Any) -> bool:
 
 
 def redact_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings without file names. Each value that is not simple becomes its type and a digest."""
+    """Replace all settings that could contain a file name, those that are not simple, by their type and a digest."""
     return {
         name: value if is_simple_setting(value) else _format_type_and_digest(value)
         for name, value in parameters.items()
