@@ -40,8 +40,8 @@ class Bias:
     sample_axis: int = 0
 
     def to_maps(self, values: Tensor, x: Tensor, layouts: Mapping[tuple[int, ...], Layout]) -> Tensor | None:
-        """Convert values at the positions of the output to maps (N,K,*s) over the input x, or return None if they have
-        no grid.
+        """Convert values in the shape of the output to maps (N,K,*s) over the input. Return None if the output has no
+        grid.
         """
         if self.channels_last:
             layout = layouts.get(tuple(values.shape))

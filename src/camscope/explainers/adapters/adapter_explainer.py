@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AdapterExplainer(MultiPassExplainer):
-    """A method that an optional package computes. Raises MissingExtraError if it is not installed."""
+    """Base class of methods that an optional package computes. Raises MissingExtraError if it is not installed."""
 
     package: ClassVar[str]
     extra: ClassVar[str]
@@ -30,7 +30,7 @@ class AdapterExplainer(MultiPassExplainer):
 
 
 def call_with_gradients(computation: Callable[[], T | None]) -> T:
-    """Call a function with gradients enabled, and return its result. See `run_with_gradients`."""
+    """Call a function with gradients enabled, and return its result. Try again if no gradient arrived."""
 
     def compute_in_scope(scope: GradientScope) -> T | None:
         with scope:
@@ -40,7 +40,7 @@ def call_with_gradients(computation: Callable[[], T | None]) -> T:
 
 
 def check_same_score(score: Score, sample: int, actual: Tensor, expected: Tensor) -> None:
-    """Raise ModelError if a copy of the model gives another score than the model."""
+    """Raise ModelError if the score of a copy of the model, `actual`, differs from that of the model, `expected`."""
     scale = expected.abs() if score.logits is None else torch.maximum(expected.abs(), score.logits[sample].abs().amax())
     if bool((actual - expected).abs() > 0.02 * scale):
         raise ModelError(

@@ -14,7 +14,7 @@ CLIPPED_RELU_TYPES = (nn.ReLU6, nn.Hardtanh)
 
 
 def convert_clipped_relus(model: nn.Module) -> None:
-    """Change the type of clipping modules, such as ReLU6, to ReLU, so that captum's rule applies. They still clip."""
+    """Give clipping modules, such as ReLU6, the type ReLU, so that captum uses its rule for ReLUs. They still clip."""
     modules: Iterator[Any] = model.modules()  # whose types change
     for part in modules:
         if type(part) in CLIPPED_RELU_TYPES:
@@ -27,7 +27,7 @@ RANK_BY_MAX_POOL: dict[type, int] = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPoo
 
 
 class NonOverlappingMaxPool(nn.Module):
-    """A max pooling with overlapping windows, computed by laying out each window and pooling without overlap."""
+    """A max pooling with overlapping windows. It copies each window to a row of its own, and pools the rows."""
 
     def __init__(self, pool: Any, rank: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class NonOverlappingMaxPool(nn.Module):
         self.pool = nn.MaxPool1d(prod(self.kernel_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pool (N,K,*s) to (N,K,*t)."""
+        """Return the maximum of each window of x (N,K,*s), as (N,K,*t)."""
         rank = len(self.kernel_size)
         sides = [side for pad in reversed(self.padding) for side in (pad, pad)]
         # the padding is less than every value, and the same in every row
@@ -50,7 +50,7 @@ class NonOverlappingMaxPool(nn.Module):
 
 
 def replace_overlapping_pools(model: nn.Module) -> None:
-    """Replace every max pooling with overlapping windows by an equivalent module that captum supports."""
+    """Replace each max pooling with overlapping windows in a model by an equivalent module that captum supports."""
     for parent, key, child in list(iter_children(model)):
         rank = RANK_BY_MAX_POOL.get(type(child), 0)
         if rank and _has_overlapping_windows(child, rank):

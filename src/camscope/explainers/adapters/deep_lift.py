@@ -48,15 +48,15 @@ class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
 
     @property
     def baseline_notes(self) -> tuple[str, ...]:
-        """Notes about the baselines."""
+        """Notes about the baselines. By default there are none."""
         return ()
 
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Return the mean attribution of one sample over the baselines.
+        """Compute the mean DeepLIFT attribution of one sample over its baselines.
 
-        The remark names the operations without a rule, and the worst baseline.
+        The remark names the operations without a rule, and the largest gap of all baselines.
         """
         if evaluator.score.one_sample_per_pass:
             raise ModelError(
@@ -86,7 +86,7 @@ class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
     def _attribute_to_baseline(
         self, evaluator: RecordedEvaluator, sample: int, baseline: Tensor
     ) -> AdditiveAttribution:
-        """Return the attribution of one sample with one baseline (C,*S)."""
+        """Compute the DeepLIFT attribution of one sample against one baseline (C,*S)."""
         x, score = evaluator.x[sample], evaluator.score
         score_module, unsupported_ops = (
             _ScoreModule(score, evaluator.call_records, sample),
@@ -149,11 +149,11 @@ class DeepLIFTSHAP(BackgroundMixin, DeepLIFTBase):
 
 
 class _NoInputGradientError(Exception):
-    """The output of the pass has no gradient to the input."""
+    """Error that ends a pass whose score has no gradient to the input."""
 
 
 class _ScoreModule(nn.Module):
-    """The score of variants of one sample as a module, computed by a clone of the model."""
+    """A module that computes the score of variants of one sample, by a copy of the model that captum can hook."""
 
     def __init__(self, score: Score, call_records: ModuleCallRecords, sample: int) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class _ScoreModule(nn.Module):
 
 
 def compute_smallest_difference(x: Tensor, score: Score) -> float:
-    """Return captum's threshold for different activations: the smallest number of their dtype."""
+    """Return the difference above which captum takes two activations as different: the smallest number of their dtype."""
     with score.forward_context():
         device_type = x.device.type
         cast_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
@@ -188,7 +188,7 @@ def compute_smallest_difference(x: Tensor, score: Score) -> float:
 def _compute_multipliers(
     score_module: _ScoreModule, x: Tensor, baseline_tensor: Tensor, unsupported_ops: UnsupportedOperationCounter
 ) -> Tensor | None:
-    """Return captum's multipliers (C,*S) of one input and one baseline, or None if the model disables gradients."""
+    """Compute the DeepLIFT multipliers (C,*S) of one input and one baseline. Return None if no gradient reaches the input."""
     from captum.attr import DeepLift
 
     unsupported_ops.reset()

@@ -32,7 +32,7 @@ from camscope.targets import Score
 
 @dataclass
 class LinearFit:
-    """The coefficient (M,) of each cell in float64, with a note and numbers about the fit."""
+    """A fitted linear model: the coefficient (M,) of each cell in float64, a note, and numbers about the fit."""
 
     coefficients: Tensor
     note: str
@@ -40,7 +40,7 @@ class LinearFit:
 
 
 class InterpretableModel:
-    """The interpretable model that captum fits: it passes captum's samples and weights on to a fit in float64."""
+    """The model that captum fits to its samples. It passes captum's masks and weights on to a fit in float64."""
 
     scores: Tensor
     linear_fit: LinearFit
@@ -49,7 +49,7 @@ class InterpretableModel:
         self._fit_function = fit_function
 
     def fit(self, train_data: Any) -> None:
-        """Fit to the masks and weights of captum's DataLoader."""
+        """Fit the linear model to the masks and weights in captum's DataLoader."""
         masks, _, weights = train_data.dataset.tensors
         self.linear_fit = self._fit_function(masks.cpu().double(), self.scores, weights.cpu().double())
 
@@ -59,7 +59,7 @@ class InterpretableModel:
 
 
 def solve_least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) -> tuple[Tensor, int]:
-    """Minimize Σ w (y - rows·φ)² + α |φ|² for rows (S,M). Return the shortest solution φ (M,) and the rank of the rows."""
+    """Minimize Σ w (y - rows·φ)² + α |φ|² over φ (M,), for rows (S,M). Of several solutions φ is the shortest one."""
     count = rows.shape[1]
     if not len(rows):
         return rows.new_zeros(count), 0
@@ -74,7 +74,7 @@ def solve_least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) 
 def format_explained_variance(
     n_samples: int, n_cells: int, residuals: Tensor, y: Tensor, sample_weights: Tensor, *, is_determined: bool
 ) -> str:
-    """Return a sentence about the share of the score's variance that the linear model explains."""
+    """Return a sentence that says which share of the score's variance the linear model explains."""
     variance, missed = float(sample_weights @ y.square()), float(sample_weights @ residuals.square())
     share = f"{1 - missed / variance:.1%} of its variance" if variance else "a score that does not vary"
     few = "" if is_determined else "; they do not determine the cells: raise n_samples, or lower grid_size"
@@ -86,7 +86,7 @@ MaskScorer = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden c
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SurrogateExplainer(BaselineMixin, AdapterExplainer):
-    """The coefficient of each cell in a linear model of the score, at each of its pixels.
+    """Base class of maps from a linear model of the score. Each pixel has the coefficient of its cell.
 
     A subclass implements `build_captum` and `fit_linear_model`. captum draws the samples and weighs them; as many run
     at a time as fit into memory. A cell is hidden in all channels.
@@ -111,14 +111,14 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
 
     @abstractmethod
     def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
-        """Create captum's explainer. `scorer` maps masks of visible cells to scores."""
+        """Create captum's explainer. `scorer` computes the scores for masks of visible cells."""
 
     @abstractmethod
     def fit_linear_model(self, masks: Tensor, scores: Tensor, weights: Tensor) -> LinearFit:
-        """Fit a linear model in float64, from masks (S,M) of 0 and 1, scores (S,) and sample weights (S,)."""
+        """Fit a linear model of the scores (S,) to masks (S,M) of 0 and 1, with sample weights (S,), in float64."""
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """Return the mean map over the baselines. The notes state the explained variance."""
+        """Compute the map of each sample, as the mean over its baselines. Notes state the explained variance."""
         evaluator, baselines = PerturbedEvaluator(self, x, score), self.build_baselines(x)
         maps, fits_by_sample = [], []
         for sample in range(len(x)):
@@ -166,7 +166,7 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
         return fit.linear_fit
 
     def _label_cells(self, x: Tensor) -> tuple[Tensor, int]:
-        """Return the cell number (*S) of each pixel of a sample (C,*S), and the number of cells."""
+        """Number the cells of a sample (C,*S), from the grid or the segments."""
         if self.segments is None:
             size = x.shape[1:]
             labels = label_grid_cells(size, [min(self.grid_size, length) for length in size], x.device)
@@ -284,10 +284,10 @@ TENSOR_FACTORIES = FLOAT_TENSOR_FACTORIES | {torch.tensor, torch.full, torch.ara
 
 
 class CPUFloat32Mode(BaseFunctionMode):
-    """Inside the `with`, this thread creates tensors on the CPU in float32, whatever the user's defaults are."""
+    """A function mode in which this thread creates tensors on the CPU in float32, independent of the user's defaults."""
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function. Tensor factories create float32 tensors on the CPU."""
+        """Call a function and return its result. A function that creates a tensor gets the CPU and float32 as defaults."""
         if func in TENSOR_FACTORIES:
             kwargs.setdefault("device", torch.device("cpu"))
         if func in FLOAT_TENSOR_FACTORIES and kwargs.get("dtype") is None:
@@ -297,7 +297,7 @@ class CPUFloat32Mode(BaseFunctionMode):
 
 @contextmanager
 def cpu_rng_seeded(seed: int) -> Iterator[None]:
-    """Seed PyTorch's CPU random generator inside the `with`, for one thread at a time, and restore it at exit."""
+    """Seed PyTorch's random generator of the CPU inside the `with`, and restore it at the end. One thread at a time."""
     with _rng_lock, torch.random.fork_rng(devices=[]), CPUFloat32Mode():
         torch.default_generator.manual_seed(seed)
         yield

@@ -68,7 +68,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Return the relevance of the pixels of one sample, and the relevance of the output."""
+        """Compute the relevance of each pixel of one sample. The expected sum is the relevance of the output."""
         model, call_records = evaluator.score.model, cast(RecordedEvaluator, evaluator).call_records
         score, clone = copy.copy(evaluator.score), clone_for_hooks(model, call_records)
         score.model = clone
@@ -98,7 +98,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
         return AdditiveAttribution(full_precision(relevance[0]), start, notes=notes if unmerged else ())
 
     def _build_rules(self, x: Tensor, merged_norms: Sequence[tuple[list[str], str]]) -> tuple[Any, RelevanceRuleMode]:
-        """Return zennit's composite, and the same rules for functions outside of modules."""
+        """Build the relevance rules: zennit's composite for modules, and the same rules for functions outside of modules."""
         from zennit.canonizers import NamedMergeBatchNorm
         from zennit.composites import COMPOSITES as KNOWN
 
@@ -112,7 +112,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
         return composite, RelevanceRuleMode(stabilizer, make_relative_stabilizer(rounding))
 
     def _check_first_layer(self, model: nn.Module, call_records: ModuleCallRecords) -> None:
-        """Raise ModelError unless the first layer by name is also the first layer that runs."""
+        """Raise ModelError if a composite has a rule for the first layer, and another layer runs first."""
         from zennit.types import Linear
 
         parts = dict(model.named_modules())
@@ -128,7 +128,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
 def _propagate_relevance(
     score: Score, x: Tensor, sample_index: Tensor, clone: nn.Module, rule_mode: RelevanceRuleMode
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the score, the output relevance and the input relevance, or None without gradients."""
+    """Propagate the score back to the input by LRP. Return None if no gradient reaches the input."""
     restart_call_counts(clone)
     rule_mode.reset()
     leaf = x.detach().clone().requires_grad_()
@@ -160,7 +160,7 @@ def _propagate_relevance(
 def find_mergeable_norms(
     model: nn.Module, call_records: ModuleCallRecords
 ) -> tuple[list[tuple[list[str], str]], list[str]]:
-    """Return the batch norms to merge, each with the linear layer before it, and the names of the other batch norms."""
+    """Find the batch norms that can be merged with the linear layer before them."""
     from zennit.types import BatchNorm, Linear
 
     parts = dict(model.named_modules())

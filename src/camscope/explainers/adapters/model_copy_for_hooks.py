@@ -21,14 +21,14 @@ MAX_COPY_ATTEMPTS = 100  # while other threads change the modules
 
 @dataclass
 class ModuleCallRecords:
-    """How often each leaf module ran in a pass, in order, and which module computed its input."""
+    """The calls of leaf modules in one pass: how often each module ran, and which module computed its input."""
 
     call_counts: Counter[str] = field(default_factory=Counter)
     predecessors: dict[str, str] = field(default_factory=dict)  # name of a module -> name of the module before it
 
 
 class RecordedEvaluator(PerturbedEvaluator):
-    """An evaluator that records the module calls of its first pass."""
+    """A `PerturbedEvaluator` that also records the module calls of its first pass."""
 
     def __post_init__(self) -> None:
         with module_calls_recorded(self.score.model) as self.call_records:
@@ -37,7 +37,7 @@ class RecordedEvaluator(PerturbedEvaluator):
 
 @contextmanager
 def module_calls_recorded(model: nn.Module) -> Iterator[ModuleCallRecords]:
-    """Record the order and number of module calls during the forward pass inside the `with`."""
+    """Record the calls of leaf modules in the forward pass inside the `with`."""
     records, producers = ModuleCallRecords(), dict[int, tuple[weakref.ref[Tensor], str]]()
     names = {id(module): name for name, module in model.named_modules() if not module._modules}
 
@@ -61,14 +61,14 @@ def module_calls_recorded(model: nn.Module) -> Iterator[ModuleCallRecords]:
 
 
 class RepeatedModule(nn.Module):
-    """A module that runs several times per pass, as one copy per call, so that each call has its own hooks."""
+    """A module that runs several times per pass. Each call uses its own copy of the module, with its own hooks."""
 
     def __init__(self, copies: Sequence[nn.Module]) -> None:
         super().__init__()
         self.copies, self.next_call = nn.ModuleList(copies), 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the next copy."""
+        """Run the copy for the next call, and return its output."""
         if self.next_call >= len(self.copies):
             raise ModelError(
                 f"{type(self.copies[0]).__name__} ran {plural(len(self.copies), 'time')} in the first pass, but "
@@ -79,7 +79,7 @@ class RepeatedModule(nn.Module):
 
 
 def clone_for_hooks(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module:
-    """Return a copy of the model on which another package can set hooks. The weights share memory.
+    """Copy a model, so that another package can set hooks on the copy. The weights share memory.
 
     A module that ran several times becomes a `RepeatedModule`.
     """
@@ -113,14 +113,14 @@ def _build_clone(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module
 
 
 def iter_children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module | None]]:
-    """Yield (parent, name, child) for each child of each module of a model."""
+    """Yield each child module in a model, as (parent, name in the parent, child)."""
     for parent in model.modules():
         for key, child in parent._modules.items():
             yield parent, key, child
 
 
 def _copy_with_training_flags(model: nn.Module, shared_tensors: dict[int, Tensor]) -> nn.Module:
-    """Return a deep copy of a model with this thread's `training` flags."""
+    """Copy a model deeply, with the `training` flags that this thread sees."""
     clone = copy.deepcopy(model, dict[int, Any](shared_tensors))
     for part, original in zip(clone.modules(), model.modules(), strict=False):
         if hasattr(original, "training"):  # frozen TorchScript has none
@@ -129,7 +129,7 @@ def _copy_with_training_flags(model: nn.Module, shared_tensors: dict[int, Tensor
 
 
 def restart_call_counts(clone: nn.Module) -> None:
-    """Reset each `RepeatedModule` to its first copy. Call this function before each pass."""
+    """Let each `RepeatedModule` start again with its first copy. Call this function before each pass."""
     for part in clone.modules():
         if isinstance(part, RepeatedModule):
             part.next_call = 0

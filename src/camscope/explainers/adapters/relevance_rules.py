@@ -31,7 +31,7 @@ SUM_SIGNS = {"add": 1, "iadd": 1, "radd": 1, "sub": -1, "isub": -1}
 
 
 class RelevanceRuleMode(BaseFunctionMode):
-    """Applies zennit's rules to functions outside of modules with a rule, and counts others in `unsupported_functions`."""
+    """A function mode that applies zennit's rules to functions outside of modules, and counts functions without a rule."""
 
     def __init__(self, stabilizer: Callable[[Tensor], Tensor], exact_stabilizer: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class RelevanceRuleMode(BaseFunctionMode):
         self._hooks.clear()
 
     def track_ruled_module(self, module: nn.Module) -> None:
-        """Apply no rules inside a module that has its own rule."""
+        """Mark a module that has its own rule, so that functions inside it get none."""
         module.register_forward_pre_hook(self._enter_module, prepend=True)
         module.register_forward_hook(self._leave_module)
 
@@ -65,7 +65,7 @@ class RelevanceRuleMode(BaseFunctionMode):
         self._ruled_module_depth -= 1
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function, with a rule if there is one, and return its result."""
+        """Call a function, with its relevance rule if it has one, and return its result."""
         name, spelled = function_name(func), getattr(func, "__name__", "")
         tensors = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor)]
         alive = [tensor for tensor in tensors if tensor.requires_grad]
@@ -87,7 +87,7 @@ class RelevanceRuleMode(BaseFunctionMode):
         kwargs: dict[str, Any],
         differentiable: list[Tensor],
     ) -> Tensor | None:
-        """Call a function with its relevance rule. Return None without a call if no rule applies."""
+        """Call a function with its relevance rule. If no rule applies, return None without a call."""
         from zennit.rules import Norm, Pass
 
         if name in SUM_SIGNS and not kwargs and len(args) == 2:
@@ -101,7 +101,7 @@ class RelevanceRuleMode(BaseFunctionMode):
         return None
 
     def _add_with_rule(self, second_sign: int, first: Any, second: Any) -> Tensor | None:
-        """Add two values. Each receives relevance in proportion to its contribution, and constants receive none."""
+        """Add two values. Each tensor receives relevance in proportion to its size, and constants receive none."""
         from zennit.layer import Sum
         from zennit.rules import Norm
 
@@ -124,7 +124,7 @@ class RelevanceRuleMode(BaseFunctionMode):
 
 
 def _is_in_place(raw_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a function call works in place: `x += y`, `x.relu_()`, `F.relu(x, True)`."""
+    """Whether a function call works in place, such as `x += y`, `x.relu_()` or `F.relu(x, True)`."""
     is_requested = kwargs.get("inplace") is True or (
         raw_name.strip("_") in ACTIVATIONS and any(argument is True for argument in args)
     )
@@ -132,19 +132,19 @@ def _is_in_place(raw_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 class _FunctionModule(nn.Module):
-    """A function as a module of its first argument; the other arguments are fixed."""
+    """A module that calls a function. Its input is the first argument, and all other arguments are fixed."""
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
         self._func, self._args, self._kwargs = func, args, kwargs
 
     def forward(self, x: Tensor) -> Any:
-        """Return func(x, ...)."""
+        """Call the function on x with the fixed arguments."""
         return self._func(x, *self._args, **self._kwargs)
 
 
 def make_relative_stabilizer(epsilon: float) -> Callable[[Tensor], Tensor]:
-    """Return a function that moves z away from zero, by a fraction `epsilon` of the root mean square of each row."""
+    """Return a function that moves values z away from zero, by `epsilon` times the root mean square of each row."""
 
     def stabilize(z: Tensor) -> Tensor:
         rows = z.flatten(1) if z.ndim > 1 else z[..., None]  # a sum over all axes has none
@@ -156,7 +156,7 @@ def make_relative_stabilizer(epsilon: float) -> Callable[[Tensor], Tensor]:
 
 
 def has_zennit_rule(module: nn.Module) -> bool:
-    """Whether zennit has a suitable rule for a module. It has none for attention."""
+    """Whether zennit has a relevance rule for a module. It has none for attention."""
     from zennit.layer import Sum
     from zennit.types import Activation, AvgPool, BatchNorm, Linear
 

@@ -18,7 +18,7 @@ NONLINEAR_FUNCTIONS = RESCALED_FUNCTIONS | MAX_FUNCTIONS | set(_OTHER_NONLINEAR_
 
 
 class UnsupportedOperationCounter(BaseFunctionMode):
-    """Counts, inside the `with`, non-linear operations for which captum has no rule."""
+    """A function mode that counts the non-linear operations for which captum's DeepLIFT has no rule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,9 +29,11 @@ class UnsupportedOperationCounter(BaseFunctionMode):
         self._supported_module_depth, self.counts = 0, Counter[str]()
 
     def track_supported_modules(self, model: nn.Module) -> None:
-        """Exclude modules that captum has a rule for from the count. Each gets its own copy of its input.
+        """Do not count operations inside modules that captum has a rule for. Each of these modules gets a copy of its
+        input.
 
-        captum replaces the gradient of that input. If the tensor were used elsewhere too, the other path would be lost.
+        captum replaces the gradient of that input. Without the copy, the gradient of other uses of the tensor would be
+        lost.
         """
         from captum.attr._core.deep_lift import SUPPORTED_NON_LINEAR
 
@@ -48,7 +50,7 @@ class UnsupportedOperationCounter(BaseFunctionMode):
                 module.register_forward_hook(leave_module)
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function. Count the call if the function is non-linear and has no rule."""
+        """Call a function and return its result. Count it if it is non-linear and captum has no rule for it."""
         name = function_name(func)
         if func is Tensor.register_hook and not args[0].requires_grad:
             return None  # captum sets its hooks also where gradients are disabled: the value is a constant there
@@ -62,6 +64,6 @@ class UnsupportedOperationCounter(BaseFunctionMode):
         return result
 
     def describe(self) -> str:
-        """Describe the counted operations, as a clause that ends a sentence."""
+        """Return the counted operations as a clause for the end of a sentence. It is empty if there are none."""
         operations = ", ".join(f"{name} ({count} x)" for name, count in sorted(self.counts.items()))
         return f"; captum has no rule for {operations}, which keep their gradient" if operations else ""

@@ -30,7 +30,7 @@ class AblationCAM(BaseWeightedChannels, BatchedMixin):
     runs_model = runs_partial_forward = True
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return how much the score drops when each channel is set to zero."""
+        """Return for each channel (N,K,1) how much the score drops if the channel is set to zero."""
         alive = features.activation.flatten(2).any(SPATIAL_AXIS).nonzero()
 
         def build_removals(part: slice) -> tuple[ActivationEdit, Tensor]:

@@ -1,4 +1,4 @@
-"""Deep Feature Factorization: concepts in the activation of a layer, their effect on the score, and figures of them."""
+"""Deep Feature Factorization: concepts in the activation of a layer, their effects on class scores, and figures."""
 
 import html
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ class Concepts:
 
     @property
     def legend(self) -> tuple[render.LegendEntry, ...]:
-        """The legend entry of each concept: color, number, share, and the classes whose scores it raises."""
+        """The legend entries of the concepts, with color, share, and the classes whose scores the concept raises."""
         return tuple(
             render.LegendEntry(
                 color,
@@ -212,7 +212,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
     tolerance: NonNegativeNumber = 1e-6
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Distribute the signed effect of each concept on the score over its cells."""
+        """Compute the map: the effect of each concept on the score, spread over the cells of the concept."""
         activation = features.activation.flatten(2)
         finite = activation.isfinite().flatten(1).all(1)[:, None]
         factors = self._factorize_matrix(torch.where(finite[..., None], activation, 0).mT)
@@ -270,16 +270,16 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
         )
 
     def _compute_layer_features(self, score: Score, x: Tensor) -> LayerFeatures:
-        """Run one forward pass and return the activation of the layer."""
+        """Run one forward pass of x and return the features of the layer."""
         layer = self.choose_layer_name(x, score) if self.layer is None else str(self.layer)
         with SharedLayerPass([self], [layer], x, [score]) as shared_pass:
             return next(features for _, features in shared_pass.iter_features(0))
 
 
 def compute_concept_gains(features: LayerFeatures, maps: Tensor, vectors: Tensor) -> Tensor:
-    """Return the score (N,C) with only one concept at the layer, minus the score with an empty layer.
+    """Compute for each concept (N,C) the score with only this concept at the layer, minus that with an empty layer.
 
-    `maps` (N,cells,C) and `vectors` (N,C,K) are the concepts. For scores of all classes the result is (N,C,classes).
+    The concepts are `maps` (N,cells,C) and `vectors` (N,C,K). For scores of all classes the result is (N,C,classes).
     """
     n_samples, n_concepts = vectors.shape[:2]
     if features.values.numel() == 0:
@@ -304,7 +304,7 @@ def compute_concept_gains(features: LayerFeatures, maps: Tensor, vectors: Tensor
 def _build_concepts(
     inputs: Sequence[ModelInput], features: LayerFeatures, factors: MatrixFactors, gains: Tensor
 ) -> Concepts:
-    """Build the result from the factors, with maps (N,cells,C) and vectors (1,C,K), and the gains (N,C,classes)."""
+    """Build the concepts of several images from their factors and from the gains (N,C,classes) of the class scores."""
     amounts, score = factors.maps.sum(1), features.score
     mean_gains = (_normalize_to_unit_sum(amounts)[..., None] * gains).sum(0)
     shares = _normalize_to_unit_sum(amounts.sum(0) * factors.vectors[0].sum(1))
@@ -340,6 +340,6 @@ def _build_concepts(
 
 
 def _normalize_to_unit_sum(values: Tensor) -> Tensor:
-    """Divide by the sum along the first axis. Where the sum is 0, the result is 0."""
+    """Divide values by their sum along the first axis. If the sum is 0, the result is 0."""
     total = values.sum(0)
     return torch.where(total > 0, values / total, 0)

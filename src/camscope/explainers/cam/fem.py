@@ -34,7 +34,7 @@ class FEM(LayerExplainer):
     k_sigma: NonNegativeNumber = 2.0
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Add up the channels. Each has its mean at the cells where it is strong, and 0 at all others."""
+        """Sum over the channels: a channel adds its mean at its unusually strong cells, and 0 at all others."""
         activation = features.activation.flatten(2).double()
         mean = activation.mean(SPATIAL_AXIS, keepdim=True)
         least = self.k_sigma * activation.std(SPATIAL_AXIS, correction=0, keepdim=True)

@@ -36,7 +36,7 @@ class FinerCAM(GradCAM):
     n_references: PositiveInteger = 3
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
-        """Return the logit of the class (N,) minus gamma times the mean logit of the similar classes."""
+        """Compute the logit of the class minus gamma times the mean logit of similar classes (N,)."""
         target_scores = score.read_score(output, n_samples)
         logits, classes = require_class_logits(self.name, score, output)
         distance = (logits - target_scores[:, None]).detach().abs().scatter(1, classes[:, None], torch.inf)
@@ -45,7 +45,7 @@ class FinerCAM(GradCAM):
 
 
 def require_class_logits(method_name: str, score: Score, output: object) -> tuple[Tensor, Tensor]:
-    """Return the logits (N,K) and the target class of each sample (N,). Raises TargetError if the target is not a class."""
+    """Return the logits and the target class of each sample. Raise TargetError if the target is not a class."""
     problem = "the target is a difference or a callable: pass a class, or use gradcam"
     if score.classes is not None:
         logits = class_scores(output)

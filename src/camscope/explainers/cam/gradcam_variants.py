@@ -27,7 +27,7 @@ class GradCAM(BaseCAM):
     name, title, paper = "gradcam", "Grad-CAM", "arXiv:1610.02391"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Return the mean gradient of each channel."""
+        """Return the weight of each channel in Grad-CAM: the mean of its gradient."""
         return gradient.mean(SPATIAL_AXIS, keepdim=True)
 
 
@@ -48,7 +48,7 @@ class HiResCAM(BaseCAM):
     relu = False
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient."""
+        """Return the weight of each cell in HiResCAM: the gradient."""
         return gradient
 
 
@@ -73,7 +73,7 @@ class GradCAMPlusPlus(BaseQuotientCAM):
     name, title, paper = "gradcam++", "Grad-CAM++", "arXiv:1710.11063"
 
     def quotient_terms(self, activation: Tensor, gradient: Tensor) -> QuotientTerms:
-        """Return the terms of relu(g) / (2 + g ΣA)."""
+        """Return the terms of the Grad-CAM++ weights, relu(g) / (2 + g ΣA)."""
         below = 2 + gradient * activation.sum(SPATIAL_AXIS, keepdim=True)
         size = 2 + gradient.abs() * activation.abs().sum(SPATIAL_AXIS, keepdim=True)
         return QuotientTerms(gradient.relu(), below, size)
@@ -100,7 +100,7 @@ class XGradCAM(BaseQuotientCAM):
     name, title, paper = "xgradcam", "XGrad-CAM", "arXiv:2008.02312"
 
     def quotient_terms(self, activation: Tensor, gradient: Tensor) -> QuotientTerms:
-        """Return the terms of Σ g A / Σ A."""
+        """Return the terms of the XGrad-CAM weights, Σ g A / Σ A."""
         total, size = activation.sum(SPATIAL_AXIS, keepdim=True), activation.abs().sum(SPATIAL_AXIS, keepdim=True)
         rounding = torch.finfo(activation.dtype).eps ** (2 / 3) * size
         above = (gradient * activation).sum(SPATIAL_AXIS, keepdim=True)
@@ -122,7 +122,7 @@ class LayerCAM(BaseCAM):
     name, title, paper = "layercam", "LayerCAM", "doi:10.1109/TIP.2021.3089943"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Return the positive part of the gradient."""
+        """Return the weight of each cell in LayerCAM: the positive part of the gradient."""
         return gradient.relu()
 
 

@@ -54,7 +54,7 @@ class KPCACAM(LayerExplainer):
     gamma: PositiveNumber | None = None
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the signed projection of each cell on the first kernel component."""
+        """Project each cell of the activation on the first kernel principal component (N,cells)."""
         activation = features.activation.flatten(2)
         n_cells = activation.shape[2]
         if n_cells > MAX_CELLS:
@@ -71,7 +71,7 @@ class KPCACAM(LayerExplainer):
         return map_chunks(len(activation), at_once, lambda part: self._compute_first_components(activation[part]))
 
     def _compute_first_components(self, channels: Tensor) -> Tensor:
-        """Return the projection (N,cells) of each cell of an activation (N,K,cells) on the first kernel component."""
+        """Project each cell of an activation (N,K,cells) on the first kernel principal component (N,cells)."""
         activation = channels.double()
         finite = activation.isfinite().flatten(1).all(1)[:, None]
         activation = torch.where(finite[..., None], activation, 0)
@@ -84,7 +84,7 @@ class KPCACAM(LayerExplainer):
         return torch.where(finite, cells, torch.nan).to(channels.dtype)
 
     def _compute_kernel(self, cell_vectors: Tensor) -> Tensor:
-        """Return the kernel of all pairs of cells (N,cells,cells) for cell vectors (N,cells,K)."""
+        """Compute the kernel (N,cells,cells) of all pairs of cells, from their vectors (N,cells,K)."""
         gamma = 1 / cell_vectors.shape[2] if self.gamma is None else self.gamma
         if self.kernel == "cosine":
             length = cell_vectors.norm(dim=2, keepdim=True)

@@ -39,11 +39,11 @@ class LayerExplainer(LayerSelectionMixin):
 
     @abstractmethod
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Compute the map by the formula of the method, as (N,*s) or flattened to (N,cells)."""
+        """Compute the map of the method from the features of the layer, as (N,*s) or flattened to (N,cells)."""
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether the method also works on an integer input: it never changes the input."""
+        """Whether the method can explain an integer input, because it never changes the input."""
         return not self.has_custom_backward and (self.runs_partial_forward or not self.runs_model)
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
@@ -56,7 +56,7 @@ class LayerExplainer(LayerSelectionMixin):
 
     @property
     def share_key(self) -> Hashable:
-        """Methods with equal keys share a forward pass, also if their layers differ."""
+        """A key of methods that share a forward pass. Their layers may differ."""
         return (LayerExplainer, self.precision, self.output_index, self.call_index, self.on_nonfinite)
 
     @staticmethod
@@ -65,9 +65,9 @@ class LayerExplainer(LayerSelectionMixin):
     ) -> Sequence[Sequence[AttributionMaps | DeferredMap | CamscopeError]]:
         """Compute the maps [method][score] with one shared forward pass, and one backward pass per score.
 
-        The methods may explain different layers. If the layer is chosen automatically and differs between the scores, each
-        change of the layer needs another forward pass. Methods that run the model again do so afterwards, without hooks. All
-        others compute their maps at once, so that only one score's gradients are in memory.
+        The methods may explain different layers. If the chosen layer differs from score to score, each change needs
+        another forward pass. Methods that run the model again compute their maps later, without hooks. All others
+        compute them at once, so that the gradients of only one score are in memory.
         """
         layer_explainers = [explainer for explainer in explainers if isinstance(explainer, LayerExplainer)]
         chooser = next((explainer for explainer in layer_explainers if explainer.layer is None), None)

@@ -58,26 +58,26 @@ class LayerSelectionMixin(Explainer):
         self._chosen_layers: dict[tuple[object, ...], str] = {}
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
-        """Compute the quantity (N,) that is differentiated, by default the score."""
+        """Compute from the model's output the quantity (N,) whose gradient the method uses. By default it is the score."""
         return score.read_score(output, n_samples)
 
     @property
     def objective_key(self) -> Hashable:
-        """Key of `objective`. Methods with equal keys share a backward pass."""
+        """A key of methods with the same `objective`, which share a backward pass."""
         return "score" if type(self).objective is LayerSelectionMixin.objective else id(self)
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
-        """Return a copy of this method whose layer is the one it chooses for this input."""
+        """Return a copy of this method with the layer that it chooses for this input. A named layer stays."""
         return self if self.layer is not None else replace(self, layer=self.choose_layer_name(x, score))
 
     def describe_chosen_layer(self, layer: str, model: nn.Module) -> list[str]:
-        """Return a note that names the layer. The list is empty if the user or the loaded model named the layer."""
+        """Return a note that names the chosen layer. Return an empty list if the user or the loaded model named it."""
         card = get_card(model)
         named = self.layer is not None or (card is not None and card.layer == layer)
         return [] if named else [f"layer {layer!r} was chosen"]
 
     def choose_layer_name(self, x: Tensor, score: Score) -> str:
-        """Return the default layer: the one that the loaded model names, or the last spatial layer used by a class."""
+        """Choose the layer if the user names none: that of a loaded model, or the last spatial layer that affects the score."""
         model = score.model
         card = get_card(model)
         if card and card.layer:

@@ -43,7 +43,7 @@ class OptiCAM(LayerExplainer):
     learning_rate: PositiveNumber = 0.1
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the optimized mean of the channels, minus its smallest cell."""
+        """Compute the map: the optimized mean of the channels, minus its smallest cell."""
         channels = features.activation.relu()
         live = find_nonconstant_channels(channels)
         shares = channels.new_zeros(live.shape).masked_fill(~live & live.any(1, keepdim=True), -torch.inf)
@@ -56,12 +56,12 @@ class OptiCAM(LayerExplainer):
 
 
 def _average_channels(logits: Tensor, channels: Tensor) -> Tensor:
-    """Return the mean (N,*s) of channels (N,K,*s), weighted by the softmax of logits (N,K)."""
+    """Compute the mean (N,*s) of channels (N,K,*s), weighted by the softmax of logits (N,K)."""
     return torch.einsum("nk,nk...->n...", logits.softmax(1), channels)
 
 
 def _compute_logit_gradient(features: LayerFeatures, channels: Tensor, logits: Tensor) -> Tensor:
-    """Return the gradient (N,K) of the masked input's score with respect to the logits of the channel weights."""
+    """Compute the gradient (N,K) of the score of the masked input with respect to the logits of the channel weights."""
 
     def compute_gradient_in(scope: GradientScope) -> Tensor | None:
         leaf = logits.detach().requires_grad_()

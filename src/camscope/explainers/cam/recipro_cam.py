@@ -38,7 +38,7 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
     gaussian: bool = False
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return p(A ∘ B_c) - p(0) for each cell c."""
+        """Compute p(A ∘ B_c) - p(0) for each cell c: the class probability if only this cell is kept, minus that of none."""
         activation, grid = features.activation, features.activation.shape[2:]
         weights, n_cells = [self._compute_axis_weights(length, activation) for length in grid], prod(grid)
         n_rows = n_cells + 1  # of a sample: the last one has no cell
@@ -62,7 +62,7 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
         return cells.to(activation.dtype)
 
     def _compute_axis_weights(self, length: int, activation: Tensor) -> Tensor:
-        """Return a matrix (length,length): row i holds the share of each position that is kept for cell i of an axis."""
+        """Return the weights (length,length) along one axis. Row i says how much of each position is kept for cell i."""
         identity = torch.eye(length, dtype=activation.dtype, device=activation.device)
         near = identity.new_ones(length - 1).diag(1)
         return identity / 2 + (near + near.T) / 4 if self.gaussian else identity

@@ -27,9 +27,9 @@ from camscope.explainers.core.setting_types import PositiveInteger, PositiveNumb
 
 
 class Masking(NamedTuple):
-    """How masks hide parts of the input.
+    """A function that applies masks to inputs, and the number of variants that each mask has.
 
-    `apply_masks` takes inputs (R,C,*S), masks (R,1,*S) and the number of the variant (R,), as each mask has `n_variants`.
+    `apply_masks` takes inputs (R,C,*S), masks (R,1,*S) and for each row the number of the variant (R,).
     """
 
     apply_masks: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -58,10 +58,10 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
 
     @abstractmethod
     def create_masking(self, x: Tensor) -> Masking:
-        """Return how masks are applied to inputs (N,C,*S)."""
+        """Define how masks are applied to inputs (N,C,*S)."""
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return the softmax of the channel scores."""
+        """Compute the channel weights (N,K,1): the softmax of the scores of the inputs that each channel masks."""
         activation, x = features.activation, features.x
         chosen, live = select_strongest_channels(activation, self.n_channels), find_nonconstant_channels(activation)
         samples, channels = (chosen & live).nonzero().T
@@ -89,7 +89,7 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
         build_masks: Callable[[Tensor], Tensor],
         n_variants: int,
     ) -> Tensor:
-        """Return the score (M,) of inputs under M masks, each the mean over all variants of the mask."""
+        """Compute the score (M,) of the inputs under M masks, each as the mean over the variants of the mask."""
         x = features.x
 
         def build_inputs(part: slice) -> tuple[Tensor, Tensor]:
@@ -121,7 +121,7 @@ class ScoreCAM(BaseScoreCAM):
     forward_passes: ClassVar[str] = "1 + K"
 
     def create_masking(self, x: Tensor) -> Masking:
-        """Return the masking x ∘ H."""
+        """Define the masking of Score-CAM, x ∘ H."""
         return Masking(lambda inputs, masks, numbers: inputs * masks)
 
 
@@ -151,7 +151,7 @@ class SSCAM(BaseScoreCAM, RandomMixin):
     noise: Literal["map", "input"] = "map"
 
     def create_masking(self, x: Tensor) -> Masking:
-        """Return the masking x ∘ (H + σ n), or x ∘ H + σ (max x - min x) n."""
+        """Define the masking of SS-CAM, x ∘ (H + σ n) or x ∘ H + σ (max x - min x) n."""
         shape = (self.n_samples, 1 if self.noise == "map" else x.shape[1], *x.shape[2:])
         drawn = torch.randn(shape, generator=self.generator(), dtype=torch.float32, device="cpu")
         noises = self.sigma * drawn.to(x)
@@ -185,7 +185,7 @@ class ISCAM(BaseScoreCAM):
     n_samples: PositiveInteger = 10
 
     def create_masking(self, x: Tensor) -> Masking:
-        """Return the masking x ∘ H i/N."""
+        """Define the masking of IS-CAM, x ∘ H i/N."""
         steps = torch.arange(1, self.n_samples + 1, dtype=torch.float64, device="cpu") / self.n_samples
         factors = steps.to(x).view(-1, *[1] * (x.ndim - 1))
         return Masking(lambda inputs, masks, numbers: inputs * (masks * factors[numbers]), self.n_samples)

@@ -42,11 +42,11 @@ class ShapleyCAM(BaseWeightedChannels):
 
     @property
     def objective_key(self) -> Hashable:
-        """Key of `objective`. The gradient of the logit is shared with other methods."""
+        """A key of methods with the same `objective`. The logit is also the objective of most other methods."""
         return "score" if self.utility == "logit" else (ShapleyCAM, self.utility)
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
-        """Compute the utility (N,) of each sample."""
+        """Compute the utility of each sample (N,), whose Shapley values the method approximates."""
         target_scores = score.read_score(output, n_samples)
         if self.utility == "logit":
             return target_scores
@@ -54,5 +54,5 @@ class ShapleyCAM(BaseWeightedChannels):
         return 2 * target_scores - logits.logsumexp(1)
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return the mean of g - H A / 2 over the cells of each channel."""
+        """Compute the ShapleyCAM weights (N,K,1): the mean of g - H A / 2 over the cells of each channel."""
         return (features.gradient - features.compute_curvature() / 2).flatten(2).mean(SPATIAL_AXIS, keepdim=True)

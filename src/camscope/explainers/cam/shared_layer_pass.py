@@ -46,7 +46,7 @@ NO_SECOND_DERIVATIVE_PATTERN = re.compile(
 class SharedLayerPass(ExitStack):
     """One forward pass of x (N,C,*S) for several methods, layers and scores, with one backward pass per score.
 
-    The forward pass runs at the start of the `with`, the backward passes in `iter_features`.
+    The forward pass runs when the `with` begins. The backward passes run in `iter_features`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SharedLayerPass(ExitStack):
         return self
 
     def iter_features(self, score_index: int) -> Iterator[tuple[int, LayerFeatures]]:
-        """Run the backward passes of one score. Yield the index of each method and the features of its layer."""
+        """Run the backward passes of one score. Yield for each method its index and the features of its layer."""
         for g, group in enumerate(self._objective_groups):
             values = self._objective_values[score_index][g]
             last = (score_index, g) == (len(self._scores) - 1, len(self._objective_groups) - 1)
@@ -129,7 +129,7 @@ class SharedLayerPass(ExitStack):
         check_finite("the score", torch.cat(every), first.on_nonfinite)
 
     def _needs_layout_inference(self, explainer: LayerSelectionMixin, layer: str) -> bool:
-        """Whether the layout of a layer is not yet known for this model and input size."""
+        """Whether the layout of a layer must be inferred: the user sets none, and no result is cached for this input size."""
         if explainer.layout is not None or explainer.reshape is not None:
             return False
         location = OutputLocation(layer, explainer.output_index)
@@ -138,7 +138,7 @@ class SharedLayerPass(ExitStack):
     def _verify_layout(
         self, explainer: LayerSelectionMixin, layer: str, call_index: int, layout: Layout | None
     ) -> LayoutVerdict:
-        """Check the layout of one call of a layer. Raises LayerError if the check contradicts the layout."""
+        """Verify the layout of one call of a layer, and return the verdict. Raise LayerError if it is contradicted."""
         if layout is None or explainer.layout is not None or math.prod(layout.grid) == 1:
             return LayoutVerdict.VERIFIED
         score, x, calls = self._scores[0], self._x, self._tap.calls[layer]
@@ -175,7 +175,7 @@ class SharedLayerPass(ExitStack):
     def _cache_maps_by_construction(
         self, layer: str, locations: Sequence[OutputLocation], layout: Layout, call_index: int
     ) -> bool:
-        """Cache the layout of calls that convolutions computed. Return whether the map of `call_index` was moved."""
+        """Cache the verdict for calls whose maps convolutions computed. Return whether call `call_index` has misplaced cells."""
         score, x, tracker, calls = self._scores[0], self._x, self._spatial_ops, self._tap.calls[layer]
         if tracker is None and isinstance(find_layer(score.model, layer)[1], CHANNELS_FIRST_MODULES):
             # interception would have changed the results of this model: one more forward pass
@@ -195,7 +195,7 @@ class SharedLayerPass(ExitStack):
         return is_misplaced
 
     def _compute_gradients(self, values: Tensor, layers: Sequence[str], is_last_backward: bool) -> dict[str, Tensor]:
-        """Return the gradient at each layer in at least float32. Gradients that underflow in float16 are scaled up."""
+        """Compute the gradient at each layer in at least float32. If it vanishes in float16, the score is scaled up first."""
         tap, keep = self._tap, not is_last_backward or self._needs_curvature
         half = any(call.activation.dtype == torch.float16 for name in layers for call in tap.calls[name])
         tap.backward(values.sum(), retain_graph=keep or half)
@@ -269,7 +269,7 @@ class SharedLayerPass(ExitStack):
     def _read_activation(
         self, explainer: LayerSelectionMixin, layer: str, call: TappedCall
     ) -> tuple[Tensor, Layout | None, Callable[[Tensor], Tensor]]:
-        """Return the output of a layer as (N,K,*s), at least float32, its layout, and the function that reshapes outputs."""
+        """Convert the output of a layer to maps, by its inferred layout or the `reshape` of the user."""
         key, x = (id(call), str(explainer.layout), explainer.reshape), self._x
         if key in self._layer_maps:
             return self._layer_maps[key]
@@ -307,7 +307,7 @@ def _require_gradient(tap: Tap, layer: str) -> Tensor:
 
 
 def _compute_hessian_times_activation(values: Tensor, activation: Tensor) -> Tensor:
-    """Return the Hessian of the values times the activation. It is zero if the values are linear in the activation."""
+    """Compute the Hessian of the values times the activation. It is zero if the values are linear in the activation."""
     (gradient,) = torch.autograd.grad(values.sum(), activation, create_graph=True)
     if not gradient.requires_grad:
         return torch.zeros_like(activation)

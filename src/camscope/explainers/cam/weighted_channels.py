@@ -34,15 +34,15 @@ class BaseWeightedChannels(LayerExplainer):
 
     @abstractmethod
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Compute one weight per channel (N,K,1), or one per cell of each channel (N,K,cells)."""
+        """Compute the weight of each channel (N,K,1), or of each cell of each channel (N,K,cells)."""
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Sum the contributions of all channels. Apply a ReLU if the method has one."""
+        """Compute the map: the sum of the weighted channels, with a ReLU if the method has one."""
         cells = self.contributions(features).sum(1)
         return cells.relu() if self.relu else cells
 
     def contributions(self, features: LayerFeatures) -> Tensor:
-        """Return the contribution of each channel to the map (N,K,cells): weight times activation."""
+        """Return the weighted channels (N,K,cells), whose sum is the map: weight times activation."""
         return self.channel_weights(features) * features.activation.flatten(2)
 
 
@@ -71,12 +71,12 @@ class BaseCAM(BaseWeightedChannels):
         """
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return the result of `weights` for the layer."""
+        """Compute the channel weights from the gradient of the score, by `weights`."""
         return self.weights(features.activation.flatten(2), features.gradient.flatten(2))
 
 
 class QuotientTerms(NamedTuple):
-    """Numerators and denominators of channel weights, and the size that a denominator has if its terms do not cancel."""
+    """Numerators and denominators of channel weights. `uncancelled_size` is a denominator's size without cancellation."""
 
     numerator: Tensor
     denominator: Tensor
@@ -91,19 +91,19 @@ class BaseQuotientCAM(BaseWeightedChannels):
 
     @abstractmethod
     def quotient_terms(self, activation: Tensor, gradient: Tensor) -> QuotientTerms:
-        """Compute terms (N,K,1) or (N,K,cells) from a layer's activation and the score's gradient, both (N,K,cells)."""
+        """Compute the quotients' terms, (N,K,1) or (N,K,cells), from activation and gradient at a layer, both (N,K,cells)."""
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Sum the quotients over the cells."""
+        """Compute the channel weights (N,K,1): the sum of the quotients over the cells."""
         return sum_quotients(
             features, self.quotient_terms(features.activation.flatten(2), features.gradient.flatten(2))
         )
 
 
 def sum_quotients(features: LayerFeatures, terms: QuotientTerms) -> Tensor:
-    """Sum numerator / denominator over the cells, (N,K,1). A quotient with denominator 0 counts as 0.
+    """Sum the quotients numerator / denominator over the cells (N,K,1). A quotient with denominator 0 counts as 0.
 
-    A note reports if denominators whose terms nearly cancel determine the map.
+    If the terms of denominators nearly cancel and these quotients determine the map, a note says so.
     """
     numerator, denominator, uncancelled_size = terms
     parts = torch.where(denominator != 0, numerator / denominator, 0)
@@ -121,6 +121,6 @@ def sum_quotients(features: LayerFeatures, terms: QuotientTerms) -> Tensor:
 
 
 def compute_value_range(x: Tensor) -> Tensor:
-    """Return the maximum minus the minimum (R,1,1,..) of each input (R,C,*S)."""
+    """Return the range of each input (R,C,*S), its maximum minus its minimum, as (R,1,1,...)."""
     axes = tuple(range(1, x.ndim))
     return x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)
