@@ -30,7 +30,7 @@ class GradECLIP(TokenAttentionExplainer):
     name, title, paper = "gradeclip", "Grad-ECLIP", "arXiv:2502.18816"
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
-        """Return the relevance (N,T) of each token. Tokens before the patches have 0."""
+        """Compute the relevance (N,T) of each token from the values of the last attention. Prefix tokens have 0."""
         last = trace.attentions[-1]
         if last.query is None or last.key is None or last.value is None or trace.output_gradient is None:
             raise LayerError(
@@ -48,6 +48,6 @@ class GradECLIP(TokenAttentionExplainer):
 
 
 def _scale_rows_to_unit_range(values: Tensor) -> Tensor:
-    """Scale each row to 0..1. A row of equal values becomes 1."""
+    """Scale each row to 0..1 by its minimum and maximum. A row of equal values becomes 1."""
     low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
     return torch.where(high > low, (values - low) / torch.where(high > low, high - low, 1), 1)

@@ -64,9 +64,9 @@ class GradientRollout(TokenAttentionExplainer):
 
 
 def _roll_out_attention(token_weights: Tensor, block_attentions: Sequence[Tensor]) -> Tensor:
-    """Multiply token weights (N,T) by the attention matrix (N,T,T) of each block.
+    """Multiply token weights (N,T) by the attention matrices (N,T,T) of all blocks, from the last to the first.
 
-    The identity is added to each matrix, and its rows are scaled to sum to 1.
+    Before, the identity is added to each matrix, and its rows are scaled to sum to 1.
     """
     for block in reversed(block_attentions):
         mixed = block + torch.eye(block.shape[-1], dtype=block.dtype, device=block.device)
@@ -75,5 +75,5 @@ def _roll_out_attention(token_weights: Tensor, block_attentions: Sequence[Tensor
 
 
 def multiply_rows(rows: Tensor, matrices: Tensor) -> Tensor:
-    """Multiply one row vector per sample (N,T) by one matrix per sample (N,T,U). Return (N,U)."""
+    """Multiply the row vector (N,T) of each sample by its matrix (N,T,U). The result is (N,U)."""
     return (rows[:, None] @ matrices)[:, 0]

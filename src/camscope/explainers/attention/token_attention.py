@@ -1,4 +1,4 @@
-"""Base class of methods that trace attention between tokens, and the attention recorded in a forward pass."""
+"""Base class of maps from the attention between tokens, and the recorded attentions with their gradients."""
 
 import math
 from abc import abstractmethod
@@ -39,10 +39,10 @@ MAX_EXTRA_TOKENS = 9  # tokens that are not on the grid
 
 @dataclass(frozen=True)
 class AttentionTrace:
-    """Self-attention (N,heads,T,T) of all blocks on which a score depends, between the T tokens of x (N,C,*S).
+    """The self-attentions between the T tokens of an input x (N,C,*S) on which a score depends, with gradients.
 
-    `gradients` holds the gradient of the score at the probabilities of the last blocks. `output_gradient` (N,heads,T,d)
-    is the gradient at the output of the last attention, if that output was recorded.
+    `gradients` are those of the score at the probabilities (N,heads,T,T), of all blocks or of the last one.
+    `output_gradient` (N,heads,T,d) is the gradient at the output of the last attention, if that output was recorded.
     """
 
     x: Tensor
@@ -60,14 +60,14 @@ class AttentionTrace:
 
     @cached_property
     def read_weights(self) -> Tensor:
-        """Weights (N,T) of the tokens that the score reads, such as the class token: equal, with sum 1. All others are 0."""
+        """Weights (N,T) of the tokens on which the score depends, such as the class token. They are equal and sum to 1."""
         rows = (self.gradients[-1] != 0).any(-1).any(1).to(self.gradients[-1].dtype)
         return rows / rows.sum(1, keepdim=True).clamp(min=1)
 
     def compute_early_gradients(self, n_blocks: int | None) -> list[Tensor]:
-        """Return the gradient (N,heads,T,T) at each of the last `n_blocks` blocks, as if the model ended with that block.
+        """Compute the gradient (N,heads,T,T) at each of the last `n_blocks` blocks, as if this block were the last one.
 
-        None means all blocks.
+        With None, all blocks are used.
         """
         count = min(n_blocks or len(self.attentions), len(self.attentions))
         blocks = self.blocks.find_blocks(self.attentions) if count > 1 else []
@@ -81,7 +81,7 @@ class AttentionTrace:
 
 
 def record_token_counts(model: nn.Module, scope: ExitStack) -> set[int]:
-    """Until the scope ends, collect in a set how many tokens the outputs of linear layers and norms have."""
+    """While the scope is open, collect in a set how many tokens linear layers and norms return."""
     lengths: set[int] = set()
 
     def record_count(module: nn.Module, args: object, output: object) -> None:
@@ -95,7 +95,7 @@ def record_token_counts(model: nn.Module, scope: ExitStack) -> set[int]:
 
 
 class TokenAttentions(NamedTuple):
-    """Attentions between image tokens, the layout of the tokens, and notes about all other attentions."""
+    """The attentions between image tokens, the layout of these tokens, and notes about attentions that were left out."""
 
     attentions: list[Attention]
     layout: Layout
@@ -110,7 +110,7 @@ def select_token_attentions(
     token_counts: Collection[int],
     layout: str | Layout | None,
 ) -> TokenAttentions:
-    """Select the attentions between the image tokens of x (N,C,*S). Raises LayerError if none exists."""
+    """Select the attentions between the image tokens of x (N,C,*S). Raise LayerError if there are none."""
     shapes = [tuple(attention.probabilities.shape) for attention in attentions]
     advice = "Pass a method that looks at a layer, such as gradcam"
     windows = next((shape for shape in shapes if len(shape) > 4 or shape[0] != len(x)), None)
@@ -154,7 +154,7 @@ def select_token_attentions(
 
 
 def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
-    """Whether a probe cannot verify the layout of the tokens. Raises LayerError if it contradicts the layout."""
+    """Test the layout of tokens by noise. Return True if it is undecided, and raise LayerError if it is contradicted."""
 
     def read_first_attention_values(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with AttentionRecorder() as recorder:
@@ -179,7 +179,7 @@ def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layo
 
 
 class AttentionGradients(NamedTuple):
-    """The attentions that a score depends on, its gradients there, and its gradient at the output of the last attention."""
+    """The attentions that a score depends on, the gradients there, and the gradient at the output of the last one."""
 
     attentions: list[Attention]
     gradients: list[Tensor]
@@ -189,7 +189,9 @@ class AttentionGradients(NamedTuple):
 def compute_attention_gradients(
     values: Tensor, attentions: Sequence[Attention], *, all_blocks: bool
 ) -> AttentionGradients:
-    """Compute the gradients of scores (N,) at the last attention that they depend on, or at all up to it."""
+    """Compute the gradients of scores (N,) at the last attention on which they depend. With `all_blocks`, also at those
+    before.
+    """
     for count in range(len(attentions), 0, -1) if values.requires_grad else ():
         used = list(attentions[:count])
         selected = used if all_blocks else used[-1:]
@@ -208,10 +210,10 @@ def compute_attention_gradients(
 
 @dataclass(eq=False, repr=False)
 class TokenAttentionExplainer(Explainer):
-    """Base class of maps of the attention from the tokens that the score reads to the patches. Implement `relevance`.
+    """Base class of maps from the attention between tokens. A subclass implements `relevance`.
 
-    The score reads the tokens whose rows of the last attention have a gradient: the class token, the class and the
-    distillation token, or all tokens if they are pooled. All of them count equally.
+    A score depends on the tokens whose rows of the last attention have a gradient: the class token, or all tokens if
+    they are pooled. The map shows which patches matter for these tokens. All of these tokens count equally.
 
     Args:
         layout: A Layout of tokens, if the grid is ambiguous.
@@ -227,12 +229,12 @@ class TokenAttentionExplainer(Explainer):
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether the method also works on an integer input. It does, as it never changes the input."""
+        """True: the method can explain an integer input, because it never changes the input."""
         return True
 
     @abstractmethod
     def relevance(self, trace: AttentionTrace) -> Tensor:
-        """Compute the relevance of each token (N,T) by the formula of the method."""
+        """Compute the relevance of each token (N,T) from the attentions and their gradients."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
         """Return the attribution map (N,*grid) of an input (N,C,*S)."""
@@ -246,7 +248,7 @@ class TokenAttentionExplainer(Explainer):
 
     @property
     def share_key(self) -> Hashable:
-        """Methods with equal keys share a forward pass."""
+        """A key of methods that share a forward pass."""
         return (TokenAttentionExplainer, self.precision, str(self.layout), self.on_nonfinite)
 
     @staticmethod

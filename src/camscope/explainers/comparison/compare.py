@@ -66,7 +66,7 @@ class Comparison:
 
     @property
     def equivalence_notes(self) -> tuple[str, ...]:
-        """Sentences that name the equal maps and the reason."""
+        """Sentences about equal maps: the methods, and the reason."""
         names = {id(entry.explanation): METHODS.display_name(entry.method_label) for entry in self.entries}
         return describe_equal_maps(self.equivalent_maps, names, self.n_targets)
 
@@ -177,7 +177,7 @@ class Comparison:
     def _build_figure_cells(
         self, images: Sequence[PixelArray], region: tuple[slice, slice] | None, height: int | None = None
     ) -> list[list[render.CaptionedImage | None]]:
-        """Return the captioned images of the figure, row by row."""
+        """Build the captioned images of the figure, row by row."""
         first, cells = self.explanations[0], {}
         photo = first.image if first.image is not None else first.model_input_image
         if photo is not None and first.attribution.ndim != 2:  # a signal or a volume, drawn as an image
@@ -196,12 +196,12 @@ class Comparison:
         ]
 
     def _select_target_explanation(self, target_index: int) -> Explanation:
-        """Return the explanation whose label represents a target."""
+        """Return the explanation whose label is the most frequent one for a target."""
         return select_common_explanation([e.explanation for e in self.entries if e.target_index == target_index])
 
     @property
     def title(self) -> str:
-        """The title: the name of the image, and the target and the layer if there is only one."""
+        """The title of the figure: the name of the image. The target and the layer are added if there is only one."""
         first, layers = self.explanations[0], {explanation.layer for explanation in self.explanations} - {None}
         names_target = self.n_targets == 1 and len(self.row_labels) > 1
         answer = self._select_target_explanation(0).label_and_score if names_target else None
@@ -321,7 +321,7 @@ def compare_explainers(
     skip_unsupported: bool = False,
     on_pass: OnPass | None = None,
 ) -> Comparison:
-    """Compare several explainers of one model on one image."""
+    """Explain one image by several explainers of one model, and compare the explanations."""
     timer = MethodTimer(on_pass)
     if skip_unsupported:
         explainers, rows = explain_supported(explainers, image, targets, extra_inputs, on_pass=timer)
@@ -335,7 +335,7 @@ def compare_explainers(
 
 
 def _find_visible_rows_and_columns(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
-    """Return the rows and columns of the image that the model received. None: all of them, or unknown."""
+    """Return the rows and the columns of the image that the model received. Return None for the whole image, or if unknown."""
     regions = set()
     for explanation in explanations:
         if explanation.image is None or explanation.placement is None:
@@ -351,7 +351,7 @@ def _find_visible_rows_and_columns(explanations: Sequence[Explanation]) -> tuple
 
 
 def _format_lowest_and_highest_label(scale: ScaleOption | Literal["shared"], colormap: str) -> tuple[str, str]:
-    """Return the meanings of the lowest and the highest color, as two texts."""
+    """Return two texts for the legend: what the lowest and what the highest color mean."""
     if isinstance(scale, tuple | list):
         return f"{scale[0]:.3g}", f"{scale[1]:.3g}"
     signed = colormap == render.DIVERGING

@@ -1,4 +1,4 @@
-"""The rows, columns and labels of a comparison: one row per target and layer, one column per method."""
+"""Arrange a comparison in a grid: one row per target and layer, one column per method, and their labels."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,11 @@ from camscope.hooks.find_layers import find_layer, unwrap
 
 @dataclass(frozen=True)
 class GridEntry:
-    """One explanation, its position and its cost. `row`, `column`: indices into `row_labels` and `column_labels`.
+    """One explanation in the grid, with its position and its cost.
 
-    `method_label`: the method, with the settings that distinguish it from another of the same name; `target_index`: index of
-    the target; `forward_passes`, `backward_passes`: the declared cost of the method alone; `seconds`: its share of the time.
+    `row` and `column` are indices of the row and column labels. `method_label` names the method, with settings that
+    distinguish it from another one of the same name. `forward_passes` and `backward_passes` are the declared cost of
+    the method. `seconds` is its share of the time.
     """
 
     explanation: Explanation
@@ -36,7 +37,7 @@ class GridEntry:
 def build_grid_layout(
     explainers: Sequence[Explainer], explanations: Sequence[Sequence[Explanation]], seconds: Sequence[float]
 ) -> tuple[tuple[GridEntry, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return the entries of a comparison row by row, the row labels and the column labels.
+    """Arrange explanations in a grid, with a label for each row and column.
 
     `explanations`: by method, then by target. `seconds`: by method.
 
@@ -70,20 +71,20 @@ def build_grid_layout(
 
 
 def select_common_explanation(explanations: Sequence[Explanation]) -> Explanation:
-    """Return the first explanation with the most frequent label. The label of a Contrast differs from the others."""
+    """Return the first explanation with the most frequent label. A Contrast has another label than other methods."""
     labels = Counter(explanation.label for explanation in explanations)
     return max(explanations, key=lambda explanation: labels[explanation.label])
 
 
 def combines_layers(explainer: Explainer) -> bool:
-    """Whether the explainer combines several layers to one map."""
+    """Whether an explainer combines the maps of several layers into one."""
     if isinstance(explainer, Wrapper):
         return len(explainer.inner) > 1 or combines_layers(explainer.inner[0])
     return accepts_several_layers(type(explainer))
 
 
 def accepts_several_layers(explainer_cls: type[Explainer]) -> bool:
-    """Whether the method has a setting `layers`, and combines these layers to one map."""
+    """Whether a method has a setting `layers`, and combines the maps of these layers into one."""
     return "layers" in signature(explainer_cls).parameters
 
 
@@ -93,7 +94,7 @@ def create_at_layers(
     layers: Sequence[str | nn.Module] | None,
     settings: Mapping[str, Any],
 ) -> list[Explainer]:
-    """Create one explainer for each layer. Create a single one if the method does not use one layer at a time."""
+    """Create one explainer of a method for each layer. Create a single one if the method does not explain one layer."""
     for layer in layers or ():
         find_layer(unwrap(model), layer)  # a mistyped name is an error, even if the method ignores it
     if layers is None or not accepts_layer_choice(explainer_cls):
@@ -104,12 +105,12 @@ def create_at_layers(
 
 
 def accepts_layer_choice(explainer_cls: type[Explainer]) -> bool:
-    """Whether the method has a setting `layer` or `layers`."""
+    """Whether a method has a setting `layer` or `layers`."""
     return accepts_several_layers(explainer_cls) or "layer" in signature(explainer_cls).parameters
 
 
 def format_method_labels(explainers: Sequence[Explainer]) -> list[str]:
-    """Return a label for each method: its name, and the settings that distinguish methods of the same name."""
+    """Return a label for each explainer: the name of its method, and settings that distinguish explainers of one name."""
     settings = [(explainer.composed_name, _describe_settings(explainer)) for explainer in explainers]
     labels = []
     for name, values in settings:
@@ -120,7 +121,7 @@ def format_method_labels(explainers: Sequence[Explainer]) -> list[str]:
 
 
 def _describe_settings(explainer: Explainer) -> dict[str, str]:
-    """Return the settings of a method as text, without the layer. A wrapper adds the settings of its explainers."""
+    """Return the settings of an explainer as text by name, without the layer. For a wrapper, add those of its explainers."""
     merged: dict[str, list[str]] = {}
     for inner in explainer.inner if isinstance(explainer, Wrapper) else ():
         for name, value in _describe_settings(inner).items():

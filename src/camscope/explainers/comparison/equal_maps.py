@@ -22,7 +22,7 @@ KNOWN_IDENTITIES = {  # what makes the formulas of methods equal
 
 
 def find_equal_maps(explanations: Sequence[Explanation]) -> list[tuple[Explanation, ...]]:
-    """Group explanations with equal displayed maps. Maps without positive values are in no group."""
+    """Group explanations whose displayed maps are equal. A map without positive values is in no group."""
     groups: list[list[Explanation]] = []
     for explanation in explanations:
         heatmap = explanation.heatmap("grid")
@@ -39,7 +39,7 @@ def find_equal_maps(explanations: Sequence[Explanation]) -> list[tuple[Explanati
 
 
 def correlate_maps(explanations: Sequence[Explanation], kind: Literal["pearson", "spearman"] = "pearson") -> FloatArray:
-    """Return the correlation matrix (M,M) of the displayed maps, in the order of `explanations`. It is NaN for a constant map."""
+    """Compute the correlation matrix (M,M) of the displayed maps of M explanations. A constant map has NaN."""
     if kind not in ("pearson", "spearman"):
         raise InputError(f"kind={kind!r}: expected 'pearson' or 'spearman'")
     finest_grid = np.max([explanation.grid for explanation in explanations], axis=0)
@@ -56,7 +56,7 @@ def correlate_maps(explanations: Sequence[Explanation], kind: Literal["pearson",
 
 
 def _rank_values(values: FloatArray) -> FloatArray:
-    """Return the rank of each value (M,). Equal values get their mean rank."""
+    """Compute the rank of each value (M,). Equal values get their mean rank."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((counts.cumsum() - (counts - 1) / 2)[which])
 
@@ -64,9 +64,9 @@ def _rank_values(values: FloatArray) -> FloatArray:
 def describe_equal_maps(
     groups: Sequence[tuple[Explanation, ...]], method_labels: Mapping[int, str], n_targets: int
 ) -> tuple[str, ...]:
-    """Return sentences that name the equal maps and the reason.
+    """Return a sentence for each group of equal maps: the methods, and the reason.
 
-    `method_labels`: the method's label by the id of an explanation.
+    `method_labels` are the labels of the methods, by `id` of the explanation.
     """
     classes_by_text: dict[tuple[str, str], list[str]] = {}
     for group in groups:
@@ -86,7 +86,7 @@ def describe_equal_maps(
 
 
 def _explain_equality(group: Sequence[Explanation], layers: set[str | None]) -> str:
-    """Return the reason why the maps are equal: a known identity of the methods, or this image."""
+    """Return why the maps of a group are equal: the formulas are identical under a condition, or only on this image."""
     for condition, methods in KNOWN_IDENTITIES.items():
         if len(layers) == 1 and all(explanation.method in methods for explanation in group):
             return f"their formulas are one if {condition}"
@@ -94,5 +94,5 @@ def _explain_equality(group: Sequence[Explanation], layers: set[str | None]) -> 
 
 
 def _join_names(names: Sequence[str]) -> str:
-    """Join names to a list in a sentence: `a, b and c`."""
+    """Join names for a sentence: `a, b and c`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -1,4 +1,4 @@
-"""Explain an image with all methods that support it, and measure the time of each method."""
+"""Explain an image by those methods that support the model, and measure the time of each method."""
 
 import time
 from collections import defaultdict
@@ -23,10 +23,10 @@ def explain_supported(
     *,
     on_pass: OnPass | None = None,
 ) -> tuple[list[Explainer], list[list[Explanation]]]:
-    """Explain an image with all methods that support it. Return these methods and the explanations [method][target].
+    """Explain an image by several methods, and leave out each method that cannot explain it, with a warning.
 
-    Passes are shared as in `explain_grid`. If a shared pass fails, the methods of that pass are tried in halves. If no
-    method succeeds, the first error is raised.
+    Passes are shared as in `explain_grid`. If a shared pass fails, each half of its methods is tried separately. Raise
+    the first error if no method succeeds.
     """
     errors, rows = MethodErrors(), dict[Explainer, list[Explanation]]()
 
@@ -59,14 +59,14 @@ def explain_supported(
 
 
 class MethodTimer:
-    """Callback that measures the seconds of each method; methods that share a pass share its time equally."""
+    """A callback `on_pass` that measures the seconds of each method. Methods that share a pass share its time equally."""
 
     def __init__(self, on_pass: OnPass | None = None) -> None:
         self._on_pass, self._seconds = on_pass, defaultdict[BaseMethod, float](float)
         self._active_explainers, self._started_at = list[BaseMethod](), time.perf_counter()
 
     def __call__(self, explainers: Sequence[BaseMethod]) -> None:
-        """Stop the time of the methods so far and start that of these."""
+        """Stop the time of the methods that ran until now, and start the time of `explainers`."""
         now = time.perf_counter()
         for explainer in self._active_explainers:
             self._seconds[explainer] += (now - self._started_at) / len(self._active_explainers)
@@ -75,6 +75,6 @@ class MethodTimer:
             self._on_pass(explainers)
 
     def get_seconds(self, explainer: BaseMethod) -> float:
-        """Return the run time of one method in seconds. Call this method after the last pass."""
+        """Return the measured seconds of one explainer. Call this method after the last pass."""
         self([])
         return self._seconds[explainer]

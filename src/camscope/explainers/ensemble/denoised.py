@@ -22,10 +22,10 @@ from camscope.targets import Score
 class Denoised(Wrapper):
     """Denoise a CAM: project the map on the first principal component of its channel contributions.
 
-    A map (N,cells) is the sum of contributions (N,K,cells). It is projected on their first right singular vector, without
-    centering. The ReLU follows if the method has one. The result is in units of the score, and unchanged if all channels
-    agree. The order of wrappers does not matter: Denoised(Augmented(x)) is Augmented(Denoised(x)). A method with a single map
-    is returned unchanged, with a note.
+    The map (N,cells) is the sum of contributions (N,K,cells). It is projected on their first right singular vector,
+    without centering. A ReLU follows if the method has one. The result is in units of the score. If all channels agree,
+    it is the map itself. Denoised(Augmented(x)) is the same as Augmented(Denoised(x)). The map of a method without
+    channels stays unchanged, with a note.
 
     It costs as much as the inner method. Use it if single channels clutter the map.
 
@@ -46,14 +46,14 @@ class Denoised(Wrapper):
 
     @property
     def share_key(self) -> Hashable:
-        """Methods with equal keys share passes, also when denoised."""
+        """A key of denoised methods whose inner methods share passes."""
         return (Denoised, self.explainer.share_key) if isinstance(self.explainer, BaseWeightedChannels) else id(self)
 
     @staticmethod
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
     ) -> Sequence[Sequence[AttributionMaps]]:
-        """Compute the denoised maps [method][score]. The inner methods share their passes."""
+        """Compute the denoised maps [method][score] of methods whose inner methods share passes."""
         inner = [wrapper.explainer for wrapper in explainers if isinstance(wrapper, Denoised)]
         channel_methods = [method for method in inner if isinstance(method, BaseWeightedChannels)]
         if len(channel_methods) < len(inner):
@@ -64,7 +64,7 @@ class Denoised(Wrapper):
         return compute_group_maps(principal_methods, x, scores)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the denoised maps. If the inner explainer is a wrapper, its inner explainers are denoised."""
+        """Compute the denoised maps of several scores. If the inner explainer is a wrapper, denoise the explainers inside it."""
         inner = self.explainer
         if isinstance(inner, BaseWeightedChannels):
             return list(self.compute_shared_maps([self], x, scores)[0])
@@ -77,7 +77,7 @@ class Denoised(Wrapper):
 
 
 def _combine_along_principal_component(method: BaseWeightedChannels, features: LayerFeatures) -> Tensor:
-    """Project the sum of the contributions on their first component, (N,cells). Apply a ReLU if the method has one."""
+    """Project the map (N,cells) of a method on the first principal component of its channel contributions."""
     parts = method.contributions(features)
     total, component = parts.sum(1), project_on_first_component(parts)
     size = component.abs().amax(1, keepdim=True)

@@ -101,7 +101,7 @@ class Fused(Wrapper):
 
 
 def _describe_layer_problem(value: object) -> str:
-    """Return the error message for an explainer that cannot be used at several layers."""
+    """Return the error text for a value that `Fused.at_layers` cannot use at several layers."""
     if not isinstance(value, Explainer):
         return f"Fused.at_layers(explainer, layers) takes an explainer, such as GradCAM(model); got {value!r:.80}"
     if not isinstance(value, Wrapper):
@@ -114,7 +114,7 @@ def _describe_layer_problem(value: object) -> str:
 def compute_all_maps(
     explainers: Sequence[Explainer], x: Tensor, scores: Sequence[Score]
 ) -> list[list[AttributionMaps]]:
-    """Compute the maps [explainer][score]. Explainers share passes if possible."""
+    """Compute the maps of several explainers as rows [explainer][score], with shared passes if possible."""
     done: dict[int, list[AttributionMaps]] = {}
     for indices in group_by_share_key(explainers):
         done.update(zip(indices, compute_group_maps([explainers[t] for t in indices], x, scores), strict=True))
@@ -122,7 +122,7 @@ def compute_all_maps(
 
 
 def fuse_attributions(attributions: Sequence[Tensor], fusion_mode: FusionMode) -> Tensor:
-    """Fuse maps (N,*s): clip each map at zero, divide by its maximum, and combine all maps on the finest grid."""
+    """Fuse maps (N,*s) of several layers. Each map is clipped at zero and divided by its maximum before."""
     finest_grid = max((attribution.shape[1:] for attribution in attributions), key=math.prod)
     layers = torch.stack([resize_maps(_divide_by_maximum(attribution), finest_grid) for attribution in attributions])
     if fusion_mode == "product":
@@ -131,13 +131,13 @@ def fuse_attributions(attributions: Sequence[Tensor], fusion_mode: FusionMode) -
 
 
 def _divide_by_maximum(maps: Tensor) -> Tensor:
-    """Clip maps at zero and divide each by its maximum."""
+    """Clip maps (N,*s) at zero, and divide each one by its maximum."""
     peak = maps.flatten(1).amax(1).view(-1, *[1] * (maps.ndim - 1))
     return torch.where(peak > 0, maps.relu() / peak, 0)
 
 
 def merge_layer_maps(layer_maps: Sequence[AttributionMaps], attribution: Tensor, scaling_note: str) -> AttributionMaps:
-    """Return a fused map (N,*s) with the notes of all layers. Also note each layer without evidence in every sample."""
+    """Build the result for a fused map (N,*s), with the notes of all layers and a note about each layer without evidence."""
     notes, layers = [scaling_note], [maps.layer for maps in layer_maps if maps.layer]
     for maps in layer_maps:
         statuses = set(determine_statuses(maps))
@@ -193,7 +193,7 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
 
 
 def _check_same_input_and_target(reference: Explanation, other: Explanation) -> None:
-    """Raise InputError if two explanations differ in input, target, method or model."""
+    """Raise InputError if two explanations differ in their input, target, method or model."""
     for fact in ("name", "method", "target", "label", "input_size", "placement", "model"):
         if getattr(other, fact) != getattr(reference, fact):
             raise InputError(

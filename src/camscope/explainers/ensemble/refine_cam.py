@@ -107,11 +107,11 @@ class RefineCAM(Explainer):
         return [replace(layer_maps, notes=(note, *layer_maps.notes)) for layer_maps in merged]
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
-        """Return this method with the layers that it chooses for the input."""
+        """Return a copy of this method with the layers that it chooses for this input. Named layers stay."""
         return self if self.layers is not None else replace(self, layers=self._choose_layers(x, score))
 
     def _choose_layers(self, x: Tensor, score: Score) -> list[str]:
-        """Return the last layer of each resolution, finest first. The result is cached."""
+        """Choose the last layer of each resolution for this input, finest first. Cache the result."""
         deepest, model = self._base_explainer.choose_layer_name(x, score), score.model
         key = (deepest, tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
         if key not in self._stages_by_model:
@@ -128,7 +128,7 @@ class RefineCAM(Explainer):
 
 
 def find_last_layer_per_resolution(model: nn.Module, layers: Sequence[SpatialLayer], deepest_layer: str) -> list[str]:
-    """Return the last layer of each of the four coarsest resolutions, finest first. `deepest_layer` is the last of all."""
+    """Return the last layer of each of the four coarsest resolutions up to `deepest_layer`, finest resolution first."""
     # a layer inside one of several similar blocks ends no stage: a bottleneck's first convolution still has the finer grid
     module_types = {layer.name: type(find_layer(model, layer.name)[1]) for layer in layers}
     parents = {name: name.rpartition(".")[0] for name in module_types}
@@ -146,7 +146,7 @@ def find_last_layer_per_resolution(model: nn.Module, layers: Sequence[SpatialLay
 
 
 def _multiply_maps(maps: Sequence[Tensor]) -> Tensor:
-    """Scale several maps (N,*s) to 0..1 and return their product on the finest grid."""
+    """Multiply the maps (N,*s) of several layers on the finest grid. Each map is scaled to 0..1 before."""
     finest_grid = max((attribution.shape[1:] for attribution in maps), key=math.prod)
     resized = [resize_maps(scale_to_unit_range(attribution.relu()), finest_grid) for attribution in maps]
     return torch.stack([scale_to_unit_range(attribution) for attribution in resized]).prod(0)

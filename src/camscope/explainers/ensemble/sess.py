@@ -1,4 +1,4 @@
-"""SESS: the maps of windows of the enlarged input, joined into one."""
+"""SESS: enlarge the input, explain each of its windows, and join the maps of the windows into one."""
 
 import itertools
 from collections.abc import Sequence
@@ -78,12 +78,12 @@ class SESS(Wrapper):
         return [merge_notes_and_flags(maps, mean, f"joined from {plural(len(maps), 'window')}")]
 
     def _list_grids(self, size: Sequence[int]) -> list[list[int]]:
-        """Return the size of the input at each scale."""
+        """Return the size of the enlarged input at each scale."""
         return [[round(side * (1 + number * self.scale_step)) for side in size] for number in range(self.n_scales)]
 
 
 def list_window_corners(size: Sequence[int], step: Sequence[int], window: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the first cell of each window, the last axis fastest. The last window of an axis ends at the border.
+    """Return the first cell of each window, one index per axis, in row order. The last windows end at the border.
 
     >>> list_window_corners((5, 4), (2, 4), (2, 4))
     [(0, 0), (2, 0), (3, 0)]
@@ -96,7 +96,7 @@ def list_window_corners(size: Sequence[int], step: Sequence[int], window: Sequen
 
 
 def _place_window_map(attribution: Tensor, corner: Sequence[int], grid: Sequence[int], size: Sequence[int]) -> Tensor:
-    """Return the map (N,*s) of a window, from 0 to 1, as a part of the map (N,*S) of the input."""
+    """Scale the map (N,*s) of a window to 0..1, and put it at the position of the window in a map (N,*S) of the input."""
     peak = attribution.flatten(1).amax(1).view(-1, *[1] * len(size))
     scaled = resize_maps(torch.where(peak > 0, attribution.relu() / peak, 0), size)
     margins = [(start, total - start - side) for start, total, side in zip(corner, grid, size, strict=True)]

@@ -46,10 +46,10 @@ class Wrapper(Explainer):
 
     @abstractmethod
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute one map per score of an input (N,C,*S), by combining the maps of the inner explainers."""
+        """Compute the maps of several scores for an input (N,C,*S), from the maps of the inner explainers."""
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
-        """Return this wrapper around inner explainers that have chosen their layers for the input."""
+        """Let the inner explainers choose their layers for the input. Return the wrapper around them."""
         return self._with_inner([explainer.with_chosen_layers(x, score) for explainer in self.inner])
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
@@ -58,11 +58,11 @@ class Wrapper(Explainer):
 
     @property
     def setting_names(self) -> frozenset[str]:
-        """Names of the settings, including those of the inner explainers."""
+        """The names of all settings, including those of the inner explainers."""
         return super().setting_names.union(*(explainer.setting_names for explainer in self.inner))
 
     def with_settings(self, **settings: Any) -> Self:
-        """Return this wrapper with changed settings of the inner explainers. Each explainer takes the settings that it has."""
+        """Return a copy of the wrapper in which each inner explainer gets those of the settings that it has."""
         return self._with_inner(
             [
                 explainer.with_settings(**{k: value for k, value in settings.items() if k in explainer.setting_names})
@@ -72,7 +72,7 @@ class Wrapper(Explainer):
 
     @property
     def composed_name(self) -> str:
-        """Name of the wrapper after those of the inner explainers, such as `gradcam, denoised`."""
+        """The names of the inner explainers and of the wrapper, such as `gradcam, denoised`."""
         return f"{' + '.join(dict.fromkeys(explainer.composed_name for explainer in self.inner))}, {self.name}"
 
     @property
@@ -86,7 +86,7 @@ class Wrapper(Explainer):
         return all(explainer.accepts_integer_input for explainer in self.inner)
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """Return the common target of all inner explainers. Raises InputError if they differ."""
+        """Return the target that all inner explainers explain. Raise InputError if their targets differ."""
         first, *other_targets = [explainer.resolve_target(target) for explainer in self.inner]
         for explainer, other in zip(self.inner[1:], other_targets, strict=True):
             if other is not first and not (isinstance(other, Difference) and other == first):
@@ -96,11 +96,11 @@ class Wrapper(Explainer):
         return first
 
     def create_sibling(self, method: str | type[Explainer]) -> Explainer:
-        """Return this wrapper around another method."""
+        """Create the same wrapper around another method for the same model."""
         return self._with_inner([explainer.create_sibling(method) for explainer in self.inner])
 
     def _with_inner(self, inner: Sequence[Explainer]) -> Self:
-        """Return this wrapper around other inner explainers."""
+        """Create the same wrapper around other explainers."""
         return type(self)(inner[0], **self._wrapper_settings)
 
     @property

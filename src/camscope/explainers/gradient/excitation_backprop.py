@@ -1,4 +1,4 @@
-"""Excitation backpropagation: a probability is propagated from the class to the units of a layer or to the pixels."""
+"""Excitation Backprop: propagate a probability from the class back to the cells of a layer, or to the pixels."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -71,14 +71,14 @@ class ExcitationBackprop(LayerExplainer):
         return [replace(score_maps, notes=(*notes, *score_maps.notes)) for score_maps in maps]
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
-        """Return the score (N,) that is propagated back. Raises ModelError if an operation has no rule."""
+        """Return the score (N,) from which probability is propagated back. Raise ModelError if an operation has no rule."""
         check_excitation_rules(output, self.name)
         if self.contrastive:
             enable_contrast(output)
         return score.read_score(output, n_samples)
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Sum the probabilities of the channels at each cell."""
+        """Compute the map: the sum of the probabilities of all channels at each cell."""
         for sample, note in enumerate(self._describe_lost_probability(features.score, features.gradient)):
             if note:
                 features.add_note(sample, note)
@@ -96,7 +96,7 @@ class ExcitationBackprop(LayerExplainer):
         return maps
 
     def _describe_lost_probability(self, score: Score, p: Tensor) -> list[str]:
-        """Return one note per sample about the lost probability. It is empty if little was lost."""
+        """Return a note for each sample about probability that was lost on the way. It is empty if little was lost."""
         if score.classes is None or self.contrastive:
             return [""] * len(p)
         missing = (1 - p.flatten(1).sum(1)).tolist()

@@ -21,10 +21,11 @@ from camscope.targets import Score
 
 
 class RectifiedGradientExplainer(InputGradientExplainer):
-    """Base class of input gradients with a modified backward `rule` in every ReLU.
+    """Base class of input gradients in which each ReLU has another backward `rule`.
 
-    ReLUs are found in the autograd graph of the score: modules, functions, in place, ReLU6, a clamp or a threshold at 0.
-    Other activations, such as a GELU, have their usual gradient, which a note reports. A model without a ReLU is an error.
+    ReLUs are found in the autograd graph of the score, as modules, functions, ReLU6, a clamp or a threshold at 0. Other
+    activations, such as a GELU, keep their usual gradient, and a note reports them. A model without a ReLU raises an
+    error.
     """
 
     rule: ClassVar[ReluRule]
@@ -38,7 +39,7 @@ class RectifiedGradientExplainer(InputGradientExplainer):
 
 
 def describe_relus(report: ReluReport, title: str) -> list[str]:
-    """Return notes about the ReLUs and other activations that the signal reached. Raises ModelError if it reached no ReLU."""
+    """Return notes about the ReLUs and other activations in a graph. Raise ModelError if there is no ReLU."""
     if not report.relus:
         operations = _format_counts(report.other_activations + report.opaque_operations) or "no activation"
         raise ModelError(

@@ -37,7 +37,7 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
 
     @abstractmethod
     def combine_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """Compute the values (N,C,*S) from the mean and the variance of the gradients over the copies, both float64."""
+        """Combine the mean and the variance of the gradients over the noisy copies (N,C,*S), both float64."""
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """Compute the maps (N,*S) of one score."""
@@ -49,7 +49,7 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
         return AttributionMaps(self.reduce_channels(gradient), zero_gradient=~reached.flatten(1).any(1))
 
     def _compute_mean_and_variance(self, evaluator: PerturbedEvaluator, sample: int) -> tuple[Tensor, Tensor]:
-        """Return mean and variance (C,*S) of the gradients. Differences to the first gradient avoid cancellation."""
+        """Compute the mean and the variance (C,*S) of the gradients at noisy copies of one sample."""
         x = full_precision(evaluator.x[sample])
         spread = self.sigma * (x.amax() - x.amin())
         seeds = draw_seeds(self.n_samples, self.generator())

@@ -16,7 +16,10 @@ from camscope.targets import Score
 
 
 class AdditiveAttribution(NamedTuple):
-    """The values (C,*S) of one sample, the exact sum that they should have, and notes. `remark` ends the note about the sum."""
+    """The attribution values (C,*S) of one sample, and the sum that they should have.
+
+    `notes` are about the sample. `remark` is added to the note about the sum.
+    """
 
     values: Tensor
     expected_sum: Tensor
@@ -41,14 +44,14 @@ class AdditiveExplainer(PixelExplainer, MultiPassExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Compute the values of one sample. `baseline_tensors`: the baselines (C,*S) of this sample."""
+        """Compute the attribution of one sample against its baselines, `baseline_tensors` (C,*S)."""
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
-        """Return one tensor per baseline, each of the input's shape (N,C,*S)."""
+        """Build one tensor (N,C,*S) for each baseline. By default there are none."""
         return []
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """Compute the maps (N,*S) of one score, and their difference from the expected sum."""
+        """Compute the maps (N,*S) of one score. Notes and diagnostics compare their sums with the expected sums."""
         evaluator, baselines = self.evaluator_cls(self, x, score), self.build_baselines(x)
         samples = [(evaluator, i, [baseline[i] for baseline in baselines]) for i in range(len(x))]
         parts = [self.compute_sample_attribution(*sample) for sample in samples]
@@ -70,14 +73,14 @@ class AdditiveExplainer(PixelExplainer, MultiPassExplainer):
         )
 
     def describe_sum(self, attribution: AdditiveAttribution, total: float) -> str:
-        """Return the note that compares the sum of the values with the expected sum."""
+        """Return the note that compares `total`, the sum of the values, with the expected sum."""
         gap = format_completeness_gap(self.describe_summands(), total, self.sum_text, float(attribution.expected_sum))
         n_gradients = attribution.n_gradients
         count = "" if n_gradients is None else f", after {plural(n_gradients, 'gradient')}"
         return f"{self.sum_name}: {gap}{count}{attribution.remark}"
 
     def reduce_to_pixels(self, evaluator: PerturbedEvaluator, values: Tensor) -> Tensor:
-        """Return the map (N,*S) of values (N,C,*S)."""
+        """Reduce attribution values (N,C,*S) to maps (N,*S)."""
         return self.reduce_channels(values)
 
 
@@ -88,7 +91,7 @@ class BaselinePathExplainer(BaselineMixin, AdditiveExplainer):
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
     ) -> AdditiveAttribution:
-        """Integrate from a baseline (C,*S) to one sample. `score_change` (): score of the sample minus that of the baseline."""
+        """Integrate from a baseline (C,*S) to one sample. `score_change` is the sample's score minus the baseline's."""
 
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]

@@ -16,7 +16,7 @@ from camscope.targets import full_precision
 
 
 class PathSamples(NamedTuple):
-    """Random points for one sample. Each has the index of its baseline, its position on the path in 0..1, and a noise seed."""
+    """Random points on paths to a sample: index of the baseline, fraction of the way, and seed of the noise for each."""
 
     baseline_indices: Tensor
     fractions: Tensor
@@ -24,7 +24,7 @@ class PathSamples(NamedTuple):
 
     @classmethod
     def draw(cls, n_samples: int, n_baselines: int, generator: torch.Generator) -> "PathSamples":
-        """Draw stratified points: one per equal step of the path, and all baselines equally often."""
+        """Draw one point in each of `n_samples` equal steps of the path. All baselines are drawn equally often."""
         n_rounds = -(-n_samples // n_baselines)
         rounds = [torch.randperm(n_baselines, generator=generator, device="cpu") for _ in range(n_rounds)]
         offsets = torch.rand(n_samples, generator=generator, dtype=torch.float64, device="cpu")
@@ -58,7 +58,7 @@ class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
         self.n_references: int = min(len(self.list_baselines()), self.n_samples)  # how many baselines are drawn
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
-        """Return one tensor (N,C,*S) for each drawn background input."""
+        """Build one tensor (N,C,*S) for each background input that is drawn."""
         drawn = self._draw_path_samples().baseline_indices.unique().tolist()
         return build_baseline_tensors(self.list_baselines(), x, self, drawn)
 
@@ -93,7 +93,7 @@ class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
         return PathSamples.draw(self.n_samples, len(self.list_baselines()), self.generator())
 
     def draw_path_ends(self, x: Tensor, path_samples: PathSamples, rows: slice) -> Tensor:
-        """Return the end points (R,C,*S) of a slice of the paths to a sample (C,*S)."""
+        """Return the end points (R,C,*S) of a slice of the paths. By default each path ends at the sample (C,*S)."""
         return x.expand(rows.stop - rows.start, *x.shape)
 
 
@@ -116,5 +116,5 @@ class GradientSHAP(ExpectedGradients):
     sigma: NonNegativeNumber = 0.1
 
     def draw_path_ends(self, x: Tensor, path_samples: PathSamples, rows: slice) -> Tensor:
-        """Return noisy copies (R,C,*S) of a sample (C,*S), the end points of the paths."""
+        """Return the end points (R,C,*S) of a slice of the paths: noisy copies of the sample (C,*S)."""
         return x + draw_normal(path_samples.noise_seeds[rows], x) * (self.sigma * (x.amax() - x.amin()))

@@ -58,7 +58,7 @@ class GuidedIG(BaselinePathExplainer):
         return AdditiveAttribution(total.to(place.dtype), score_change, count)
 
     def advance_point(self, point: Tensor, gradient: Tensor, start: Tensor, end: Tensor, step: int) -> Tensor:
-        """Return the end point (C,*S) of one step of the path. `point` and `gradient` are those at its start."""
+        """Compute the end (C,*S) of one step of the path, from the point where it starts and the gradient there."""
         if step == self.n_steps:
             return full_precision(end)
         share, direction = step / self.n_steps, full_precision(end) - full_precision(start)
@@ -72,10 +72,12 @@ class GuidedIG(BaselinePathExplainer):
 
 
 def allocate_distance(available: Tensor, gradient: Tensor, required: Tensor, group_fraction: float) -> Tensor:
-    """Distribute a required total distance over P values with `available` distances, smallest gradients first.
+    """Choose how far each of P values moves, so that the distances sum to `required`. Values with small gradients move
+    first.
 
-    Return the share (P,) in 0..1 that each value moves. The ordered values are split into groups of this fraction of all. All
-    values of a group move the same share. Gradients that differ by rounding count as equal and keep their order.
+    Return the share (P,) of its available distance that each value moves. The values are ordered by gradient and split
+    into groups, each with `group_fraction` of all values. All values of a group move the same share. Gradients that
+    differ only by rounding count as equal.
     """
     sizes = torch.where(available > 0, gradient.abs(), torch.inf)
     n_bits = N_ROUNDING_BITS_BY_ITEMSIZE[sizes.itemsize]

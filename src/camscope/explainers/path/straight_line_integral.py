@@ -21,7 +21,7 @@ def integrate_straight_line(
 ) -> AdditiveAttribution:
     """Integrate gradients along the straight line from a baseline to a sample, with `n_steps` steps of equal length.
 
-    While the sum misses the score change by more than `tolerance`, the number of steps is tripled.
+    If a tolerance is given, the steps are tripled until the sum of the attribution agrees with the score change.
     """
     # three times as many steps have the old midpoints among theirs, which are not run again
     direction = full_precision(evaluator.x[sample]) - full_precision(baseline)
@@ -41,13 +41,13 @@ def integrate_straight_line(
 
 
 def compute_step_midpoints(n_steps: int, *, only_new: bool = False) -> Tensor:
-    """Return the midpoints of `n_steps` equal steps in 0..1. `only_new`: omit the midpoints of n_steps / 3 steps."""
+    """Return the midpoints of `n_steps` equal steps in 0..1. With `only_new`, leave out those of n_steps / 3 steps."""
     places = torch.arange(n_steps, dtype=torch.float64, device="cpu")
     return ((places[places % 3 != 1] if only_new else places) + 0.5) / n_steps
 
 
 def sum_gradients_on_line(evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, fractions: Tensor) -> Tensor:
-    """Return the sum of the gradients (C,*S) at points between baseline and sample. `fractions` (R,) in 0..1: the points."""
+    """Sum the gradients (C,*S) at points between a baseline and a sample, at `fractions` (R,) of the way."""
     total = torch.zeros_like(baseline, dtype=torch.float64)
 
     def add_gradients(part: slice) -> None:

@@ -1,4 +1,4 @@
-"""Methods that optimize a mask: the mask of a given area with the highest score, or the smallest that removes the class."""
+"""Extremal Perturbation and Meaningful Perturbation: optimize a mask that keeps or removes the class."""
 
 from collections.abc import Sequence
 
@@ -93,7 +93,7 @@ class ExtremalPerturbation(PerturbationExplainer):
     def _compute_objective_gradient(
         self, masked_input: MaskedInput, coarse_masks: Tensor, area_weight: float
     ) -> Tensor:
-        """Return the gradient (A,*s) of the maximized objective with respect to the mask of each area."""
+        """Compute the gradient (A,*s) of the maximized objective with respect to the mask of each of A areas."""
         with torch.enable_grad():
             leaf = coarse_masks.detach().requires_grad_()
             masks = enlarge_to_input(apply_smooth_maximum(leaf), masked_input.evaluator.x)
@@ -159,7 +159,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
     smooth_weight: NonNegativeNumber = 1e-2
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Optimize the mask m and return 1 - m."""
+        """Optimize the mask m of one sample. The map is 1 - m."""
         coarse = self._select_initial_mask(masked_input)
         optimizer = torch.optim.Adam([coarse], self.learning_rate, eps=ADAM_EPSILON)
         with masked_input.evaluator.track_sample_steps(masked_input.sample, self.n_steps) as advance:
@@ -173,7 +173,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
         return PerturbationAttribution((1 - mask).double(), notes=(note,))
 
     def _select_initial_mask(self, masked_input: MaskedInput) -> Tensor:
-        """Return the mask (1,*s) with the smallest central disc that removes most of the class probability."""
+        """Return the mask (1,*s) that hides the smallest central disc without which the class probability is lost."""
         discs = build_disc_masks(expand_per_axis(self.grid_size, masked_input.x.shape[1:]), masked_input.x)
         left = masked_input.score_all_masks(
             len(discs), lambda part: enlarge_to_input(discs[part], masked_input.evaluator.x), as_probability=True
@@ -183,7 +183,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
         return discs[enough.nonzero()[:1, 0]]
 
     def _compute_objective_gradient(self, masked_input: MaskedInput, coarse_mask: Tensor) -> tuple[Tensor, float]:
-        """Return the gradient (1,*s) of the minimized objective with respect to the mask, and the class probability."""
+        """Compute the gradient (1,*s) of the minimized objective with respect to the mask, and the class probability."""
         with torch.enable_grad():
             leaf = coarse_mask.detach().requires_grad_()
             mask = enlarge_to_input(leaf, masked_input.evaluator.x)
@@ -196,7 +196,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
 
 
 def build_disc_masks(size: Sequence[int], template: Tensor) -> Tensor:
-    """Return 11 masks (11,*s) that hide central discs of increasing size, from nothing to the whole input."""
+    """Build 11 masks (11,*s) that hide central discs of increasing size, from nothing to the whole input."""
     dtype = torch.promote_types(template.dtype, torch.float32)
     axes = [(torch.arange(cells, dtype=dtype, device=template.device) * 2 + 1) / cells - 1 for cells in size]
     distance = torch.stack(torch.meshgrid(*axes, indexing="ij")).square().mean(0).sqrt()

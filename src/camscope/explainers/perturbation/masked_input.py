@@ -19,7 +19,7 @@ MaskChunkBuilder = Callable[[slice], Tensor]  # a slice of the masks -> (R,*S): 
 
 
 class PerturbationAttribution(NamedTuple):
-    """The map (*S) of one sample in float64, its standard error if the map is a mean, and notes."""
+    """The map (*S) of one sample in float64, and notes. If the map is a mean, it has a standard error (*S)."""
 
     attribution: Tensor
     standard_error: Tensor | None = None
@@ -28,7 +28,7 @@ class PerturbationAttribution(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedInput:
-    """One sample whose pixels masks replace by a baseline. There may be several baselines (C,*S)."""
+    """One sample with masks: hidden pixels are replaced by a baseline, or by each of several baselines (C,*S)."""
 
     evaluator: PerturbedEvaluator
     sample: int
@@ -41,15 +41,17 @@ class MaskedInput:
 
     @property
     def clean_score(self) -> Tensor:
-        """The score of the unmasked sample, a scalar tensor ()."""
+        """The score of the sample without a mask, a scalar tensor."""
         return self.evaluator.clean_scores[self.sample].double()
 
     def apply_masks(self, masks: Tensor, baseline: Tensor) -> Tensor:
-        """Apply R masks m (R,*S) to the sample x: x m + baseline (1 - m). Exact where m is 0 or 1."""
+        """Apply R masks m (R,*S) to the sample x: x m + baseline (1 - m)."""
         return torch.lerp(baseline, self.x, masks[:, None].to(self.x.dtype))
 
     def score_masks(self, masks: Tensor, *, as_probability: bool = False) -> Tensor:
-        """Return the scores or probabilities (B,R) of the sample under R masks (R,*S), with each of B baselines."""
+        """Compute the scores (B,R) of the sample under R masks (R,*S) with each of B baselines. Probabilities may
+        replace scores.
+        """
         rows = [
             self.evaluator.score_variants(self.sample, self.apply_masks(masks, baseline), as_probability=as_probability)
             for baseline in self.baselines
@@ -57,7 +59,7 @@ class MaskedInput:
         return torch.stack(rows).double()
 
     def score_all_masks(self, n_masks: int, build_masks: MaskChunkBuilder, *, as_probability: bool = False) -> Tensor:
-        """Return the scores (B,n_masks) under all masks, computed in chunks that fit into memory. See `score_masks`."""
+        """Compute the scores (B,n_masks) of the sample under many masks, in chunks that fit into memory. See `score_masks`."""
         scores = torch.empty(len(self.baselines), n_masks, dtype=torch.float64, device=self.x.device)
 
         def score_chunk(part: slice) -> None:
@@ -69,7 +71,7 @@ class MaskedInput:
     def compute_scores_and_mask_gradients(
         self, masks: Tensor, *, as_probability: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return scores (R,) under R masks, and gradients with respect to the masks (R,*S), averaged over the baselines."""
+        """Compute the scores (R,) under R masks and their gradients with respect to the masks (R,*S), as means over baselines."""
         values, slopes = (torch.zeros_like(like, dtype=torch.float64) for like in (masks.flatten(1)[:, 0], masks))
 
         def add_gradients(part: slice) -> None:
@@ -92,10 +94,10 @@ class PerturbationExplainer(BaselineMixin, MultiPassExplainer):
 
     @abstractmethod
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Compute the map of one sample."""
+        """Compute the map of one sample from its scores under masks."""
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """Compute the maps (N,*S) of one score, and their standard error if they are means over masks."""
+        """Compute the maps (N,*S) of one score, with standard errors if the maps are means over masks."""
         evaluator, baselines = PerturbedEvaluator(self, x, score), self.build_baselines(x)
         inputs = [MaskedInput(evaluator, i, [baseline[i] for baseline in baselines]) for i in range(len(x))]
         parts = [self.compute_sample_attribution(masked_input) for masked_input in inputs]
@@ -109,13 +111,13 @@ class PerturbationExplainer(BaselineMixin, MultiPassExplainer):
 
 
 def compute_relative_error(mean: Tensor, standard_error: Tensor) -> float:
-    """Return the largest standard error divided by the range of the mean map."""
+    """Compute the largest standard error of a mean map, divided by the range of the map."""
     largest, span = float(standard_error.max()), float(mean.max() - mean.min())
     return largest / span if span > 0 else float(largest > 0)
 
 
 def describe_convergence(relative_error: float, tolerance: float | None, n_samples: int, max_samples: int) -> str:
-    """Return a sentence about the standard error of a map, and whether sampling stopped before `max_samples`."""
+    """Return a sentence about the standard error of a map. It also says whether sampling stopped before `max_samples`."""
     text = f"the largest standard error is {relative_error:.2%} of the map's range"
     if n_samples < max_samples:
         return f"{text}: settled to tolerance={tolerance:g} before all {max_samples}"
@@ -124,6 +126,6 @@ def describe_convergence(relative_error: float, tolerance: float | None, n_sampl
 
 
 def expand_per_axis(value: int | Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
-    """Return one number per axis: the value, or the value for this axis, but at most the length of the axis."""
+    """Return one number per axis, from one value for all axes or one for each. It is at most the length of the axis."""
     values = [value] * len(size) if isinstance(value, int) else value
     return tuple(min(int(number), length) for number, length in zip(values, size, strict=True))

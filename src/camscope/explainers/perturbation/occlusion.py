@@ -1,4 +1,4 @@
-"""Occlusion: how much the score drops if a sliding window or a segment of the input is hidden."""
+"""Occlusion and Segment Ablation: how much the score drops if a sliding window or a segment is hidden."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -64,7 +64,7 @@ class Occlusion(PerturbationExplainer):
                 check_positive_integer(None, **{name: value})
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Compute the mean drop of the score over the windows that cover each pixel."""
+        """Compute for each pixel the mean drop of the score over the windows that cover it."""
         covers = self.compute_window_masks(masked_input.x.shape[1:])
         size = [int(cover[0].sum()) for cover in covers]
         corners = torch.cartesian_prod(*(cover.int().argmax(1) for cover in covers)).view(-1, len(covers))
@@ -78,7 +78,7 @@ class Occlusion(PerturbationExplainer):
         return PerturbationAttribution(attribution, notes=tuple(notes))
 
     def compute_window_masks(self, size: Sequence[int]) -> list[Tensor]:
-        """Return for each axis which pixels each window covers, as a boolean tensor (windows,pixels)."""
+        """Return one mask (windows,pixels) per axis: which pixels along the axis each window covers."""
         window, stride = self.window, self.stride
         try:
             default = [-(-length // DEFAULT_WINDOW_DIVISOR) for length in size]
@@ -102,7 +102,7 @@ def _compute_axis_coverage(length: int, window: int, stride: int) -> Tensor:
 
 
 def average_over_windows(values: Tensor, coverage: Sequence[Tensor]) -> Tensor:
-    """Return the mean value (*S) of the windows that cover each pixel. `values` is a grid with one number per window."""
+    """Compute for each pixel the mean value (*S) of the windows that cover it, from the grid of the windows' values."""
     for axis, cover in enumerate(coverage):
         share = cover.to(values.dtype) / cover.sum(0)
         values = (values.movedim(axis, -1) @ share).movedim(-1, axis)
@@ -137,7 +137,7 @@ class SegmentAblation(PerturbationExplainer):
         check_segments(segments=self.segments)
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Compute the drop of the score for each segment and assign it to the pixels."""
+        """Compute the drop of the score if a segment is hidden. Each pixel of the map has the drop of its segment."""
         numbers, labels = self.compute_segment_labels(masked_input.x).unique(return_inverse=True)
         every = torch.arange(len(numbers), device=labels.device).view(-1, *[1] * labels.ndim)
         scores = masked_input.score_all_masks(len(numbers), lambda part: labels != every[part])
@@ -145,5 +145,5 @@ class SegmentAblation(PerturbationExplainer):
         return PerturbationAttribution(lost[labels], notes=(plural(len(numbers), "segment"),))
 
     def compute_segment_labels(self, x: Tensor) -> Tensor:
-        """Return the number of the segment of each pixel (*S) for an input (C,*S)."""
+        """Compute the segment number of each pixel (*S) of an input (C,*S)."""
         return resolve_segment_labels(self.segments, x, self.compactness)

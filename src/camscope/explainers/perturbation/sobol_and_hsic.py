@@ -28,14 +28,14 @@ N_JACKKNIFE_GROUPS = 10  # each left out once for the standard error
 
 
 class IndexEstimate(NamedTuple):
-    """Sensitivity index of each cell, and its standard error."""
+    """The sensitivity index of each grid cell, and the standard error of each index."""
 
     indices: Tensor
     standard_error: Tensor
 
 
 class MaskDesign(NamedTuple):
-    """How masks are drawn, and how scores (n_samples,masks_per_sample) become sensitivity indices."""
+    """A function that draws masks, and one that estimates indices from their scores (n_samples,masks_per_sample)."""
 
     masks_per_sample: int
     build_masks: MaskChunkBuilder
@@ -72,10 +72,10 @@ class GridSensitivityExplainer(PerturbationExplainer):
 
     @abstractmethod
     def build_design(self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int) -> MaskDesign:
-        """Draw the masks of one sample. `cell_labels` (*S) holds the number of the cell of each pixel."""
+        """Define the masks of one sample. `cell_labels` (*S) is the number of the grid cell of each pixel."""
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Compute the sensitivity index of each cell and assign it to the pixels."""
+        """Compute the sensitivity index of each grid cell. Each pixel of the map has the index of its cell."""
         size, n_total = masked_input.x.shape[1:], self.n_samples
         counts = expand_per_axis(self.grid_size, size)
         labels = label_grid_cells(size, counts, masked_input.x.device)
@@ -141,7 +141,7 @@ class Sobol(GridSensitivityExplainer):
         return MaskDesign(n_cells + 1, build_masks, estimate_indices)
 
     def _draw_sobol_points(self, n_dimensions: int) -> Tensor:
-        """Draw points (samples,dimensions) in 0..1 from a scrambled Sobol sequence."""
+        """Draw points (n_samples,dimensions) in 0..1 from a scrambled Sobol sequence."""
         if n_dimensions > SobolEngine.MAXDIM:
             limit = SobolEngine.MAXDIM
             raise InputError(
@@ -194,7 +194,8 @@ class HSIC(GridSensitivityExplainer):
 def compute_total_sobol_indices(scores: Tensor, changed_scores: Tensor, machine_epsilon: float = 0.0) -> IndexEstimate:
     """Compute the total Sobol index of each of d cells by Jansen's estimator, Σ_j (a_j - c_ji)² / 2 n V[a].
 
-    `scores` (n,): a. `changed_scores` (n,d): c, the scores with one cell changed. The standard error is linearized.
+    `scores` (n,) are a. `changed_scores` (n,d) are c, the scores with one cell changed. The standard error is
+    linearized.
     """
     if is_constant_within_rounding(scores, machine_epsilon):
         return IndexEstimate(torch.zeros_like(changed_scores[0]), torch.zeros_like(changed_scores[0]))
@@ -205,7 +206,7 @@ def compute_total_sobol_indices(scores: Tensor, changed_scores: Tensor, machine_
 
 
 def compute_hsic(visible: Tensor, scores: Tensor, machine_epsilon: float = 0.0) -> Tensor:
-    """Return the HSIC (d,) between the scores (n,) of n masks and the visibility (n,d) of each of d cells."""
+    """Compute the HSIC (d,) between the scores (n,) of n masks and the visibility (n,d) of each cell in them."""
     # K is (1 + s s') / 2 for s of ±1, of which H leaves the product: the trace is a quadratic form of the centered s
     signs = visible.to(scores.dtype) * 2 - 1
     signs, total = signs - signs.mean(0), torch.zeros_like(signs[0])
@@ -218,7 +219,7 @@ def compute_hsic(visible: Tensor, scores: Tensor, machine_epsilon: float = 0.0) 
 
 
 def compute_hsic_with_error(visible: Tensor, scores: Tensor, machine_epsilon: float) -> IndexEstimate:
-    """Compute the HSIC (d,) of each cell, and its standard error by a jackknife over ten groups of masks."""
+    """Compute the HSIC of each cell, with a standard error by a jackknife over ten groups of masks."""
     whole, groups = compute_hsic(visible, scores, machine_epsilon), min(N_JACKKNIFE_GROUPS, len(scores) // 2)
     if groups < 2:
         return IndexEstimate(whole, whole)
@@ -228,5 +229,5 @@ def compute_hsic_with_error(visible: Tensor, scores: Tensor, machine_epsilon: fl
 
 
 def is_constant_within_rounding(scores: Tensor, machine_epsilon: float) -> bool:
-    """Whether scores differ by no more than rounding. `machine_epsilon`: relative rounding of the model's dtype."""
+    """Whether scores differ only by rounding. `machine_epsilon` is the relative rounding error of the model's dtype."""
     return float(scores.max() - scores.min()) <= 4 * machine_epsilon * float(scores.abs().max())

@@ -24,14 +24,14 @@ N_TRIAL_WINDOWS = 2  # computed both ways
 
 
 class MultiplicationCounter(TorchDispatchMode):
-    """Count the multiplications of convolutions, matrix products and attention inside the `with`."""
+    """A dispatch mode that counts the multiplications of convolutions, matrix products and attention."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # which PyTorch has not typed
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """Run the operation, count its multiplications, and return its result."""
+        """Run an operation and return its result. Add its multiplications to the count."""
         result, kind = func(*args, **(kwargs or {})), func.overloadpacket
         if kind is aten.convolution:
             self.count += result.numel() * args[1][0].numel()
@@ -43,10 +43,11 @@ class MultiplicationCounter(TorchDispatchMode):
 
 
 class WindowScorer:
-    """Compute the scores of one input with each window hidden.
+    """Computes the scores of one input with each window hidden.
 
-    Window passes compute only the activations that a window changes. On the CPU, a trial compares two windows in full passes
-    and in window passes. If the scores are equal and enough multiplications are saved, all others run in window passes.
+    A window pass computes only the activations that the hidden window changes. On the CPU, a trial runs two windows
+    both in full passes and in window passes. If the scores agree and enough multiplications are saved, all other
+    windows run in window passes.
     """
 
     def __init__(self, masked_input: MaskedInput, size: Sequence[int]) -> None:
@@ -63,7 +64,7 @@ class WindowScorer:
         return max(0, saved) / max(1.0, self._n_rows * self._multiplications_per_row)
 
     def score_windows(self, corners: Tensor) -> Tensor:
-        """Return the scores (B,W) with each of W windows filled by each of B baselines. `corners` (W,axes): first pixels."""
+        """Compute the scores (B,W) with each of W windows filled by each of B baselines. `corners` (W,axes) are first pixels."""
         masked_input, count, middle = self._masked_input, len(corners), len(corners) // 2
         order = torch.tensor([middle, *(n for n in range(count) if n != middle)], device=corners.device)
         places, device = corners[order], masked_input.x.device
@@ -87,7 +88,7 @@ class WindowScorer:
         return scores[:, order.argsort()]
 
     def _decide_pass_type_by_trial(self, corners: Tensor, scores: Tensor, n_multiplications: int) -> None:
-        """Decide whether to use window passes, by comparison with the `scores` (B,R) of full passes of windows (R,axes)."""
+        """Decide whether to use window passes. Their scores of R windows must equal the `scores` (B,R) of full passes."""
         evaluator, n_baselines = self._masked_input.evaluator, len(self._masked_input.baselines)
         self._n_rows = len(corners) * n_baselines
         self._multiplications_per_row = n_multiplications / self._n_rows
@@ -113,7 +114,7 @@ class WindowScorer:
                 self._chunk_size = max(self._chunk_size, n_copies)
 
     def _score_chunk(self, corners: Tensor, *, is_last: bool) -> Tensor:
-        """Return the scores (B,R) of windows (R,axes). The last pass is a full pass, as a model may store tensors of it."""
+        """Compute the scores (B,R) of R windows. The last pass is a full pass, because a model may store tensors of it."""
         if is_last and self._saved_per_row and len(corners) > 1:
             before = self._score_chunk(corners[:-1], is_last=False)
             return torch.cat([before, self._score_chunk(corners[-1:], is_last=True)], 1)
@@ -131,7 +132,7 @@ class WindowScorer:
             return self._score_full_passes(corners)
 
     def _score_full_passes(self, corners: Tensor) -> Tensor:
-        """Return the scores (B,R) of windows (R,axes), computed in full passes."""
+        """Compute the scores (B,R) of R windows in full passes. `corners` (R,axes) are the first pixels."""
         hidden = torch.ones((), dtype=torch.bool, device=corners.device)
         for axis, (length, extent) in enumerate(zip(self._masked_input.x.shape[1:], self._size, strict=True)):
             place = torch.arange(length, device=corners.device) - corners[:, axis, None]
@@ -140,7 +141,7 @@ class WindowScorer:
         return self._masked_input.score_masks(~hidden)
 
     def _score_window_passes(self, corners: Tensor, cost_tracker: CostTracker) -> Tensor:
-        """Return the scores (B,R) of windows (R,axes), computed in passes that skip unchanged activations."""
+        """Compute the scores (B,R) of R windows in window passes. `corners` (R,axes) are the first pixels."""
         scores, x = [], self._masked_input.x
         for baseline in self._masked_input.baselines:
             variants = WindowTensor(x[None], cut_windows(baseline, corners, self._size), corners, cost_tracker)
@@ -149,6 +150,6 @@ class WindowScorer:
 
 
 def _has_no_hooks(module: nn.Module) -> bool:
-    """Whether the module has no hooks that observe its input."""
+    """Whether a module has no hooks and no patched forward, which would see incomplete inputs."""
     is_hooked = module._forward_hooks or module._forward_pre_hooks or has_instance_forward(module)
     return not (is_hooked or isinstance(module, torch.jit.ScriptModule))
