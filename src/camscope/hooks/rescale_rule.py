@@ -1,7 +1,7 @@
 """DeepLIFT's Rescale rule: the backward pass of elementwise functions multiplies by Δout/Δin from a reference pass."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,7 +72,14 @@ class RescaleRule(BaseFunctionMode):
         return z.copy_(passed) if in_place else passed
 
 
-def _compute_multiplier(function: Callable[[Tensor], Tensor], z: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+class RescaledOutput(NamedTuple):
+    """The output f(z) of an elementwise function, and its multiplier by DeepLIFT."""
+
+    output: Tensor
+    multiplier: Tensor
+
+
+def _compute_multiplier(function: Callable[[Tensor], Tensor], z: Tensor, reference: Tensor) -> RescaledOutput:
     """Return f(z) and its multiplier by DeepLIFT, (f(z) - f(reference)) / (z - reference).
 
     If z differs from the reference only by rounding, the multiplier is the gradient f'. f may overwrite z.
@@ -87,7 +94,7 @@ def _compute_multiplier(function: Callable[[Tensor], Tensor], z: Tensor, referen
         secant = (result - function(reference.clone())) / step
     # half of the digits: below, rounding in the secant is larger than the curvature's effect on the gradient
     is_reliable = (step.abs() > torch.finfo(z.dtype).eps ** 0.5 * size) & secant.isfinite()
-    return result, torch.where(is_reliable, secant, gradient)
+    return RescaledOutput(result, torch.where(is_reliable, secant, gradient))
 
 
 class _MultiplyGradient(torch.autograd.Function):

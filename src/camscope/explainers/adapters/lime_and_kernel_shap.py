@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,17 +58,25 @@ class InterpretableModel:
         return self.linear_fit.coefficients
 
 
-def solve_least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) -> tuple[Tensor, int]:
+class LeastSquaresSolution(NamedTuple):
+    """The solution φ (M,) of a least squares problem, and the rank of its rows."""
+
+    solution: Tensor
+    rank: int
+
+
+def solve_least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) -> LeastSquaresSolution:
     """Minimize Σ w (y - rows·φ)² + α |φ|² over φ (M,), for rows (S,M). Of several solutions φ is the shortest one."""
     count = rows.shape[1]
     if not len(rows):
-        return rows.new_zeros(count), 0
+        return LeastSquaresSolution(rows.new_zeros(count), 0)
     left, right = rows * weights.sqrt()[:, None], y * weights.sqrt()
     rank = int(torch.linalg.matrix_rank(left))
     if alpha:
         left = torch.cat([left, alpha**0.5 * torch.eye(count, dtype=rows.dtype, device="cpu")])
         right = torch.cat([right, right.new_zeros(count)])
-    return torch.linalg.lstsq(left, right[:, None], driver="gelsd").solution[:, 0], rank
+    solution = torch.linalg.lstsq(left, right[:, None], driver="gelsd").solution[:, 0]
+    return LeastSquaresSolution(solution, rank)
 
 
 def format_explained_variance(
@@ -79,6 +87,13 @@ def format_explained_variance(
     share = f"{1 - missed / variance:.1%} of its variance" if variance else "a score that does not vary"
     few = "" if is_determined else "; they do not determine the cells: raise n_samples, or lower grid_size"
     return f"a linear model of {plural(n_cells, 'cell')} explains {share} over {plural(n_samples, 'sample')}{few}"
+
+
+class CellLabels(NamedTuple):
+    """The number of the cell of each pixel (*S), and the number of cells."""
+
+    labels: Tensor
+    n_cells: int
 
 
 MaskScorer = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden cells -> (S,)
@@ -165,7 +180,7 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
                 vars(method).clear()  # it refers to itself, and would wait for the garbage collector
         return fit.linear_fit
 
-    def _label_cells(self, x: Tensor) -> tuple[Tensor, int]:
+    def _label_cells(self, x: Tensor) -> CellLabels:
         """Number the cells of a sample (C,*S), from the grid or the segments."""
         if self.segments is None:
             size = x.shape[1:]
@@ -177,7 +192,7 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
             raise InputError(
                 f"{self.name} requires at least two cells, but there is only one: raise grid_size, or pass segments"
             )
-        return labels, len(numbers)
+        return CellLabels(labels, len(numbers))
 
 
 @register_optional("captum", "captum")

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,13 @@ Composite = Literal[
     "epsilon_plus", "epsilon_plus_flat", "epsilon_alpha2_beta1", "epsilon_alpha2_beta1_flat", "epsilon_gamma_box"
 ]
 MERGED_NORM_EPS = torch.finfo(torch.float32).tiny  # next to a variance of 1; PyTorch 2.11 rejects 0
+
+
+class RelevanceRules(NamedTuple):
+    """Zennit's composite of rules for modules, and a function mode with the rules for other functions."""
+
+    composite: Any
+    function_mode: RelevanceRuleMode
 
 
 @register_optional("zennit", "lrp")
@@ -97,7 +104,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
         notes = (f"batch norms without a linear layer before them pass relevance on unchanged: {names}",)
         return AdditiveAttribution(full_precision(relevance[0]), start, notes=notes if unmerged else ())
 
-    def _build_rules(self, x: Tensor, merged_norms: Sequence[tuple[list[str], str]]) -> tuple[Any, RelevanceRuleMode]:
+    def _build_rules(self, x: Tensor, merged_norms: Sequence[tuple[list[str], str]]) -> RelevanceRules:
         """Build the relevance rules: zennit's composite for modules, and the same rules for functions outside of modules."""
         from zennit.canonizers import NamedMergeBatchNorm
         from zennit.composites import COMPOSITES as KNOWN
@@ -109,7 +116,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
             axes = tuple(range(2, x.ndim))
             settings |= {"low": x.amin(axes, keepdim=True), "high": x.amax(axes, keepdim=True)}
         composite = KNOWN[self.composite](**settings, canonizers=[NamedMergeBatchNorm(list(merged_norms))])
-        return composite, RelevanceRuleMode(stabilizer, make_relative_stabilizer(rounding))
+        return RelevanceRules(composite, RelevanceRuleMode(stabilizer, make_relative_stabilizer(rounding)))
 
     def _check_first_layer(self, model: nn.Module, call_records: ModuleCallRecords) -> None:
         """Raise ModelError if a composite has a rule for the first layer, and another layer runs first."""
@@ -125,9 +132,17 @@ class LRP(AdapterExplainer, AdditiveExplainer):
             )
 
 
+class Relevance(NamedTuple):
+    """The score of one sample, the relevance of the output, and the relevance (1,C,*S) of the input."""
+
+    score: Tensor
+    at_output: Tensor
+    at_input: Tensor
+
+
 def _propagate_relevance(
     score: Score, x: Tensor, sample_index: Tensor, clone: nn.Module, rule_mode: RelevanceRuleMode
-) -> tuple[Tensor, Tensor, Tensor] | None:
+) -> Relevance | None:
     """Propagate the score back to the input by LRP. Return None if no gradient reaches the input."""
     restart_call_counts(clone)
     rule_mode.reset()
@@ -154,12 +169,17 @@ def _propagate_relevance(
     with score.forward_context():  # zennit runs layers again in the backward pass
         grads: Sequence[Tensor | None] = torch.autograd.grad(outputs, leaf, starts, allow_unused=True)
     start = torch.stack([full_precision(relevance).sum() for relevance in starts]).sum()
-    return None if grads[0] is None else (value.detach()[0], start, grads[0].detach())
+    return None if grads[0] is None else Relevance(value.detach()[0], start, grads[0].detach())
 
 
-def find_mergeable_norms(
-    model: nn.Module, call_records: ModuleCallRecords
-) -> tuple[list[tuple[list[str], str]], list[str]]:
+class MergeableNorms(NamedTuple):
+    """Batch norms to merge, each as ([linear layer before it], batch norm), and the names of all other batch norms."""
+
+    pairs: list[tuple[list[str], str]]
+    other_names: list[str]
+
+
+def find_mergeable_norms(model: nn.Module, call_records: ModuleCallRecords) -> MergeableNorms:
     """Find the batch norms that can be merged with the linear layer before them."""
     from zennit.types import BatchNorm, Linear
 
@@ -172,4 +192,4 @@ def find_mergeable_norms(
         fixed = getattr(norm, "running_mean", None) is not None and norm.weight is not None and not norm.training
         if once and fixed and isinstance(parts[before], Linear):
             merged.append(([before], name))
-    return merged, [name for name in norms if name not in [last for _, last in merged]]
+    return MergeableNorms(merged, [name for name in norms if name not in [last for _, last in merged]])

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.layer_features import ActivationEdit, LayerFeatures
+from camscope.explainers.cam.layer_features import ActivationVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels import SPATIAL_AXIS, BaseWeightedChannels
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
@@ -33,10 +33,10 @@ class AblationCAM(BaseWeightedChannels, BatchedMixin):
         """Return for each channel (N,K,1) how much the score drops if the channel is set to zero."""
         alive = features.activation.flatten(2).any(SPATIAL_AXIS).nonzero()
 
-        def build_removals(part: slice) -> tuple[ActivationEdit, Tensor]:
+        def build_removals(part: slice) -> ActivationVariants:
             samples, channels = alive[part].T
             rows = torch.arange(len(samples), device=samples.device)
-            return lambda maps: maps.index_put_((rows, channels), maps.new_zeros(())), samples
+            return ActivationVariants(lambda maps: maps.index_put_((rows, channels), maps.new_zeros(())), samples)
 
         weights = features.values.new_zeros(features.activation.shape[:2])
         weights[alive[:, 0], alive[:, 1]] = features.compute_score_losses(len(alive), build_removals)

@@ -13,7 +13,7 @@ from torch import Tensor
 from camscope import render
 from camscope.errors import InputError
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.cam.layer_features import ActivationEdit, LayerFeatures
+from camscope.explainers.cam.layer_features import ActivationVariants, LayerFeatures
 from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
 from camscope.explainers.core.evaluation_context import evaluation_context, inspect_model
 from camscope.explainers.core.explainer import register
@@ -286,7 +286,7 @@ def compute_concept_gains(features: LayerFeatures, maps: Tensor, vectors: Tensor
         return features.values.new_zeros(n_samples, n_concepts, 0)
     maps, vectors = (F.pad(factor, (0, 0, 0, 1)) for factor in (maps.mT, vectors))  # the last one is the empty layer
 
-    def build_single_concepts(part: slice) -> tuple[ActivationEdit, Tensor]:
+    def build_single_concepts(part: slice) -> ActivationVariants:
         rows = torch.arange(part.start, part.stop, device=maps.device)
         samples, which = rows // (n_concepts + 1), rows % (n_concepts + 1)
 
@@ -294,7 +294,7 @@ def compute_concept_gains(features: LayerFeatures, maps: Tensor, vectors: Tensor
             replacement = vectors[samples, which][..., None] * maps[samples, which][:, None]
             return activation.copy_(replacement.view(activation.shape))
 
-        return write_concept, samples
+        return ActivationVariants(write_concept, samples)
 
     scores: Tensor = features.score_activations(n_samples * (n_concepts + 1), build_single_concepts)
     scores = scores.unflatten(0, (n_samples, n_concepts + 1))

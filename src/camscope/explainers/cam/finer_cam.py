@@ -1,6 +1,6 @@
 """Finer-CAM: Grad-CAM of a class compared with similar classes."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,12 +44,19 @@ class FinerCAM(GradCAM):
         return target_scores - self.gamma * logits.gather(1, closest).mean(1)
 
 
-def require_class_logits(method_name: str, score: Score, output: object) -> tuple[Tensor, Tensor]:
+class ClassLogits(NamedTuple):
+    """The logits (N,K) of all classes, and the target class of each sample (N,)."""
+
+    logits: Tensor
+    classes: Tensor
+
+
+def require_class_logits(method_name: str, score: Score, output: object) -> ClassLogits:
     """Return the logits and the target class of each sample. Raise TargetError if the target is not a class."""
     problem = "the target is a difference or a callable: pass a class, or use gradcam"
     if score.classes is not None:
         logits = class_scores(output)
         if logits.shape[1] > 1:
-            return full_precision(logits), score.classes
+            return ClassLogits(full_precision(logits), score.classes)
         problem = "this model has one output: use gradcam"
     raise TargetError(f"{method_name} compares a class with the other classes, but {problem}")

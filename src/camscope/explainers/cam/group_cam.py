@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels import SPATIAL_AXIS
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
@@ -46,13 +46,13 @@ class GroupCAM(LayerExplainer, BatchedMixin):
         samples, groups = masks.flatten(2).any(SPATIAL_AXIS).nonzero().T
         sample_index = torch.arange(len(x), device=x.device)
 
-        def build_restored_inputs(part: slice) -> tuple[Tensor, Tensor]:
+        def build_restored_inputs(part: slice) -> InputVariants:
             rows = samples[part]
             mask = enlarge_to_input(masks[rows, groups[part]], x)[:, None].to(x.dtype)
-            return background[rows].lerp(x[rows], mask), rows
+            return InputVariants(background[rows].lerp(x[rows], mask), rows)
 
-        def build_blurred_inputs(part: slice) -> tuple[Tensor, Tensor]:
-            return background[part], sample_index[part]
+        def build_blurred_inputs(part: slice) -> InputVariants:
+            return InputVariants(background[part], sample_index[part])
 
         blurred = features.score_inputs(len(x), build_blurred_inputs, as_probability=True)
         restored = features.score_inputs(len(samples), build_restored_inputs, as_probability=True)

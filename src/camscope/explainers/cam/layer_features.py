@@ -5,7 +5,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,28 @@ InputShares = tuple[float, ...]
 SCORE_TOLERANCE_BY_DTYPE = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4, torch.float64: 1e-9}
 MIN_ROUNDING_STEPS = 20  # a change of fewer steps of rounding gets a note
 
-# A slice of the variants -> inputs (R,C,*S), and the sample (R,) that each is a variant of
-InputVariants = Callable[[slice], tuple[Tensor, Tensor]]
-# A slice of the variants -> a function that edits activations (R,K,*s) in place, and the sample (R,) of each row.
-# It may be called for all rows at once to learn the samples, so large tensors are made in the edit.
-ActivationEdit = Callable[[Tensor], object]
-ActivationVariants = Callable[[slice], tuple[ActivationEdit, Tensor]]
+
+class InputVariants(NamedTuple):
+    """Variants of samples as inputs (R,C,*S), and the index (R,) of the sample of each variant."""
+
+    inputs: Tensor
+    sample_index: Tensor
+
+
+ActivationEdit = Callable[[Tensor], object]  # edits activations (R,K,*s) in place
+
+
+class ActivationVariants(NamedTuple):
+    """A function that edits R copies of activations in place, and the index (R,) of the sample of each copy."""
+
+    edit: ActivationEdit
+    sample_index: Tensor
+
+
+# functions that build a slice of all variants; a plain tuple is accepted, too. That of activations may be called for
+# all rows at once to learn the samples, so large tensors are made in the edit
+InputVariantsBuilder = Callable[[slice], tuple[Tensor, Tensor]]
+ActivationVariantsBuilder = Callable[[slice], tuple[ActivationEdit, Tensor]]
 ScoreReader = Callable[[object, int, Tensor | None], Tensor]  # output, number of rows, sample of each row -> (R,)
 
 
@@ -130,7 +146,9 @@ class LayerFeatures:
             )
         return self.optional_gradient
 
-    def score_inputs(self, n_variants: int, build_variants: InputVariants, *, as_probability: bool = False) -> Tensor:
+    def score_inputs(
+        self, n_variants: int, build_variants: InputVariantsBuilder, *, as_probability: bool = False
+    ) -> Tensor:
         """Compute the scores (n_variants,) of variants of the input.
 
         `as_probability`: return the probability of the class, if the model has several classes.
@@ -146,7 +164,7 @@ class LayerFeatures:
         return map_chunks(n_variants, chunk_size, score_chunk).to(self.values)
 
     def score_activations(
-        self, n_variants: int, build_variants: ActivationVariants, *, as_probability: bool = False
+        self, n_variants: int, build_variants: ActivationVariantsBuilder, *, as_probability: bool = False
     ) -> Tensor:
         """Compute the scores (n_variants,) of the model with changed activations at the layer.
 
@@ -155,7 +173,7 @@ class LayerFeatures:
         run_chunk = partial(self._score_rows, self._strategy, self._get_score_reader(as_probability))
         return self._run_in_chunks(self._strategy, n_variants, build_variants, run_chunk)
 
-    def compute_score_losses(self, n_variants: int, build_variants: ActivationVariants) -> Tensor:
+    def compute_score_losses(self, n_variants: int, build_variants: ActivationVariantsBuilder) -> Tensor:
         """Compute for each changed activation at the layer how much the score drops (n_variants,).
 
         Clean and changed activations share a pass, so that equal rounding errors cancel.
@@ -236,9 +254,9 @@ class LayerFeatures:
         rows = torch.arange(2 * n_samples + 1, device=self.x.device)
         sample_index = (rows // 2).clamp(max=n_samples - 1)
 
-        def blank_every_other(part: slice) -> tuple[ActivationEdit, Tensor]:
+        def blank_every_other(part: slice) -> ActivationVariants:
             blank = (rows[part] % 2 == 0).nonzero()[:, 0]
-            return lambda maps: maps.index_fill_(0, blank, 0), sample_index[part]
+            return ActivationVariants(lambda maps: maps.index_fill_(0, blank, 0), sample_index[part])
 
         run_chunk = partial(self._score_rows, strategy, self.score.read_score)
         try:
@@ -256,7 +274,7 @@ class LayerFeatures:
         self,
         strategy: str,
         n_variants: int,
-        build_variants: ActivationVariants,
+        build_variants: ActivationVariantsBuilder,
         run_chunk: Callable[[ActivationEdit, Tensor], Tensor],
     ) -> Tensor:
         """Run all variants in chunks that memory and strategy allow. Return the concatenated results (n_variants,)."""

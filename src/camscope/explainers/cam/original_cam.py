@@ -6,7 +6,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from camscope.errors import LayerError, ModelError, TargetError
-from camscope.explainers.cam.layer_features import SCORE_TOLERANCE_BY_DTYPE, LayerFeatures
+from camscope.explainers.cam.layer_features import SCORE_TOLERANCE_BY_DTYPE, ActivationVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels import SPATIAL_AXIS, BaseWeightedChannels
 from camscope.explainers.core.explainer import register
 from camscope.hooks.find_layers import find_layer, unwrap
@@ -115,7 +115,7 @@ def _find_head_weights(
         if _is_equal_within_rounding(logits, pooled @ rows.T + bias, pooled.square() @ rows.square().T, logits.abs()):
             return rows
     samples = torch.arange(len(features.x), device=features.x.device)
-    empty = features.score_activations(len(samples), lambda part: (Tensor.zero_, samples[part]))
+    empty = features.score_activations(len(samples), lambda part: ActivationVariants(Tensor.zero_, samples[part]))
     gained, size = features.values - empty, features.values.abs() + empty.abs()
     for rows, _, pooled in candidates:
         terms = pooled * _select_target_weights(rows, class_pairs)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.cam.layer_features import ActivationEdit, LayerFeatures
+from camscope.explainers.cam.layer_features import ActivationVariants, LayerFeatures
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
 
@@ -43,7 +43,7 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
         weights, n_cells = [self._compute_axis_weights(length, activation) for length in grid], prod(grid)
         n_rows = n_cells + 1  # of a sample: the last one has no cell
 
-        def build_cell_edits(part: slice) -> tuple[ActivationEdit, Tensor]:
+        def build_cell_edits(part: slice) -> ActivationVariants:
             rows = torch.arange(part.start, part.stop, device=activation.device)
 
             def mask_cells(maps: Tensor) -> object:
@@ -53,7 +53,7 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
                     masks = masks[..., None] * weights[axis][place].view(len(rows), *[1] * (axis + 1), -1)
                 return maps.mul_(masks.to(maps.dtype))
 
-            return mask_cells, rows // n_rows
+            return ActivationVariants(mask_cells, rows // n_rows)
 
         probabilities = features.score_activations(len(activation) * n_rows, build_cell_edits, as_probability=True)
         probabilities = probabilities.view(-1, n_rows)

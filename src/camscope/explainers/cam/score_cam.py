@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels import BaseWeightedChannels, compute_value_range
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
@@ -92,11 +92,12 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
         """Compute the score (M,) of the inputs under M masks, each as the mean over the variants of the mask."""
         x = features.x
 
-        def build_inputs(part: slice) -> tuple[Tensor, Tensor]:
+        def build_inputs(part: slice) -> InputVariants:
             numbers = torch.arange(part.start, part.stop, device=x.device)
             rows = numbers // n_variants
             inputs = x if len(x) == 1 else x[sample_index[rows]]
-            return apply_masks(inputs, build_masks(rows).to(x.dtype), numbers % n_variants), sample_index[rows]
+            masked = apply_masks(inputs, build_masks(rows).to(x.dtype), numbers % n_variants)
+            return InputVariants(masked, sample_index[rows])
 
         scores = features.score_inputs(len(sample_index) * n_variants, build_inputs)
         return scores.to(features.activation.dtype).view(-1, n_variants).mean(1)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +44,14 @@ NO_SECOND_DERIVATIVE_PATTERN = re.compile(
 )
 
 
+class LayerMaps(NamedTuple):
+    """The output of a layer as maps (N,K,*s) in at least float32, its layout, and the function that converts outputs."""
+
+    maps: Tensor
+    layout: Layout | None
+    to_maps: Callable[[Tensor], Tensor]
+
+
 class SharedLayerPass(ExitStack):
     """One forward pass of x (N,C,*S) for several methods, layers and scores, with one backward pass per score.
 
@@ -67,7 +76,7 @@ class SharedLayerPass(ExitStack):
         for t, explainer in enumerate(explainers):
             groups.setdefault(explainer.objective_key, []).append(t)
         self._objective_groups = list(groups.values())
-        self._layer_maps: dict[object, tuple[Tensor, Layout | None, Callable[[Tensor], Tensor]]] = {}
+        self._layer_maps: dict[object, LayerMaps] = {}
 
     def __enter__(self) -> "SharedLayerPass":
         super().__enter__()
@@ -266,9 +275,7 @@ class SharedLayerPass(ExitStack):
             layout_unverified=verdict is LayoutVerdict.UNDECIDED,
         )
 
-    def _read_activation(
-        self, explainer: LayerSelectionMixin, layer: str, call: TappedCall
-    ) -> tuple[Tensor, Layout | None, Callable[[Tensor], Tensor]]:
+    def _read_activation(self, explainer: LayerSelectionMixin, layer: str, call: TappedCall) -> LayerMaps:
         """Convert the output of a layer to maps, by its inferred layout or the `reshape` of the user."""
         key, x = (id(call), str(explainer.layout), explainer.reshape), self._x
         if key in self._layer_maps:
@@ -290,7 +297,7 @@ class SharedLayerPass(ExitStack):
             raise LayerError(
                 f"reshape= returned the shape {shape} for layer {layer!r}; expected (N,K,h,w) with N = {len(x)}"
             )
-        self._layer_maps[key] = maps, layout, to_maps
+        self._layer_maps[key] = LayerMaps(maps, layout, to_maps)
         return self._layer_maps[key]
 
 

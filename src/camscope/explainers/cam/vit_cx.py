@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels import compute_value_range
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
@@ -75,13 +75,13 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
         drawn = torch.randn(x.shape[1:], generator=self.generator(), dtype=torch.float32, device="cpu")
         noise = self.sigma * compute_value_range(x) * drawn.to(x)
 
-        def build_inputs(part: slice) -> tuple[Tensor, Tensor]:
+        def build_inputs(part: slice) -> InputVariants:
             numbers = torch.arange(part.start, part.stop, device=x.device)
             rows, shows_all = numbers // 2, (numbers % 2 == 1).view(-1, *[1] * (x.ndim - 1))
             sample_index = samples[rows]
             mask = scale_to_unit_range(enlarge_to_input(masks[sample_index, mask_index[rows]], x))[:, None].to(x.dtype)
             inputs = x[sample_index] * torch.where(shows_all, 1, mask) + noise[sample_index] * (1 - mask)
-            return inputs, sample_index
+            return InputVariants(inputs, sample_index)
 
         scores = features.score_inputs(2 * len(samples), build_inputs, as_probability=True)
         return scores.to(masks.dtype).view(-1, 2)

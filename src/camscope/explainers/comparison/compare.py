@@ -15,7 +15,7 @@ from camscope import render
 from camscope.errors import InputError, LayerError, OutputError, TargetError
 from camscope.explainers.comparison.comparison_grid import (
     GridEntry,
-    build_grid_layout,
+    arrange_in_grid,
     create_at_layers,
     select_common_explanation,
 )
@@ -328,7 +328,7 @@ def compare_explainers(
     else:
         rows = explain_grid(explainers, image, targets, extra_inputs, on_pass=timer)
     seconds = [timer.get_seconds(explainer) / len(targets) for explainer in explainers]
-    entries, row_labels, column_labels = build_grid_layout(explainers, rows, seconds)
+    entries, row_labels, column_labels = arrange_in_grid(explainers, rows, seconds)
     by_target = [[entry.explanation for entry in entries if entry.target_index == q] for q in range(len(targets))]
     groups = [group for explanations in by_target for group in find_equal_maps(explanations)]
     return Comparison(entries, row_labels, column_labels, tuple(groups))

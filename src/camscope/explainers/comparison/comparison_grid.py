@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -34,15 +34,21 @@ class GridEntry:
     seconds: float
 
 
-def build_grid_layout(
+class ComparisonGrid(NamedTuple):
+    """The entries of a comparison, row by row, and the labels of its rows and columns."""
+
+    entries: tuple[GridEntry, ...]
+    row_labels: tuple[str, ...]
+    column_labels: tuple[str, ...]
+
+
+def arrange_in_grid(
     explainers: Sequence[Explainer], explanations: Sequence[Sequence[Explanation]], seconds: Sequence[float]
-) -> tuple[tuple[GridEntry, ...], tuple[str, ...], tuple[str, ...]]:
+) -> ComparisonGrid:
     """Arrange explanations in a grid, with a label for each row and column.
 
-    `explanations`: by method, then by target. `seconds`: by method.
-
-    `seconds`: time of each method for one target. Layers are rows if every method with a layer has all of them, and columns
-    otherwise.
+    `explanations` are by method, then by target. `seconds` is the time of each method for one target. Layers are rows if
+    every method with a layer has all of them. Otherwise each layer has its own columns.
     """
     names, displayed_layers = format_method_labels(explainers), [row[0].layer for row in explanations]
     layers = [None if combines_layers(e) else layer for e, layer in zip(explainers, displayed_layers, strict=True)]
@@ -67,7 +73,7 @@ def build_grid_layout(
             entries[position] = GridEntry(explanation, *position, q, names[t], forward, backward, seconds[t])
     answers = [select_common_explanation(column).label_and_score for column in zip(*explanations, strict=True)]
     rows = [layer if len(answers) == 1 else f"{answer} · {layer}" for answer in answers for layer in row_layers]
-    return tuple(entries[position] for position in sorted(entries)), tuple(rows or answers), columns
+    return ComparisonGrid(tuple(entries[position] for position in sorted(entries)), tuple(rows or answers), columns)
 
 
 def select_common_explanation(explanations: Sequence[Explanation]) -> Explanation:

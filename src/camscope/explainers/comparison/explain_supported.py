@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from camscope.errors import CamscopeError, ImageError, PreprocessError, warn_caller
 from camscope.explainers.comparison.comparison_grid import format_method_labels
@@ -15,6 +15,13 @@ from camscope.explanation import Explanation
 from camscope.targets import TargetLike
 
 
+class SupportedExplanations(NamedTuple):
+    """The explainers that support the model, and their explanations [method][target]."""
+
+    explainers: list[Explainer]
+    explanations: list[list[Explanation]]
+
+
 def explain_supported(
     explainers: Sequence[Explainer],
     image: Any,
@@ -22,7 +29,7 @@ def explain_supported(
     extra_inputs: ExtraInputs = NO_EXTRA_INPUTS,
     *,
     on_pass: OnPass | None = None,
-) -> tuple[list[Explainer], list[list[Explanation]]]:
+) -> SupportedExplanations:
     """Explain an image by several methods, and leave out each method that cannot explain it, with a warning.
 
     Passes are shared as in `explain_grid`. If a shared pass fails, each half of its methods is tried separately. Raise
@@ -55,7 +62,7 @@ def explain_supported(
         if explainer in errors:
             layer, title = getattr(explainer, "layer", None), METHODS.display_name(label)
             warn_caller(f"{f'{title} at {layer}' if layer else title} is left out: {errors[explainer]}")
-    return supported, [rows[explainer] for explainer in supported]
+    return SupportedExplanations(supported, [rows[explainer] for explainer in supported])
 
 
 class MethodTimer:

@@ -164,7 +164,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
         optimizer = torch.optim.Adam([coarse], self.learning_rate, eps=ADAM_EPSILON)
         with masked_input.evaluator.track_sample_steps(masked_input.sample, self.n_steps) as advance:
             for _ in range(self.n_steps):
-                coarse.grad, left = self._compute_objective_gradient(masked_input, coarse)
+                coarse.grad, left = self._compute_gradient_and_probability(masked_input, coarse)
                 optimizer.step()
                 coarse.clamp_(0, 1)
                 advance(1)
@@ -182,7 +182,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
         enough[-1] = True
         return discs[enough.nonzero()[:1, 0]]
 
-    def _compute_objective_gradient(self, masked_input: MaskedInput, coarse_mask: Tensor) -> tuple[Tensor, float]:
+    def _compute_gradient_and_probability(self, masked_input: MaskedInput, coarse_mask: Tensor) -> tuple[Tensor, float]:
         """Compute the gradient (1,*s) of the minimized objective with respect to the mask, and the class probability."""
         with torch.enable_grad():
             leaf = coarse_mask.detach().requires_grad_()
