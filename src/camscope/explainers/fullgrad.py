@@ -217,7 +217,7 @@ class BaseFullGrad(Explainer):
         ]
 
     def describe_decomposition(self, decomposition: ScoreDecomposition) -> tuple[tuple[str, ...], ...]:
-        """Return notes about the decomposition, one tuple for each sample. By default there are none."""
+        """Return notes about the decomposition, one tuple for each sample. By default there is no note."""
         return ()
 
 

@@ -97,9 +97,7 @@ def override_forward(replacements: Mapping[nn.Module, ForwardReplacement]) -> It
 
 
 def has_instance_forward(module: nn.Module) -> bool:
-    """Whether a module has a forward of its own that hides that of its class, as TorchScript and patched modules
-    have.
-    """
+    """Whether the forward of a module is an attribute of the instance, as in TorchScript and patched modules."""
     return not isinstance(module.__dict__.get("forward"), ForwardOverride | None)
 
 

@@ -98,9 +98,7 @@ class LayerCall:
 
     @property
     def gradient(self) -> Any:
-        """The gradient with respect to the output, in the structure of the output. It is None if no gradient
-        arrived.
-        """
+        """The gradient with respect to the output, in the structure of the output, or None if no gradient arrived."""
         return self._at_output.fill_structure()
 
     @property

@@ -20,9 +20,7 @@ T = TypeVar("T")
 
 @dataclass
 class TappedCall:
-    """One call of one layer: a copy of its output, and the score's gradient there. The gradient is None before
-    `backward`.
-    """
+    """One call of one layer: a copy of its output and, after `backward`, the gradient of the score there."""
 
     activation: Tensor
     gradient: Tensor | None = None

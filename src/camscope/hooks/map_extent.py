@@ -169,7 +169,7 @@ def join_extents(extents: Sequence[Extent | None], grid: Sequence[int]) -> Exten
 def find_channel_extents(positions: Tensor, axis: int, length: int, extent: AxisExtent) -> list[AxisExtent | None]:
     """Return the extent of each channel along one axis, from the source positions of its cells (channels,*grid).
 
-    `length` and `extent` are those of the source map. The extent of a channel is None if its positions do not ascend
+    `length` and `extent` are those of the source map. A channel has no extent, but None, if its positions do not ascend
     evenly along the axis, or if they vary along another axis.
     """
     n_after = positions.ndim - axis - 2

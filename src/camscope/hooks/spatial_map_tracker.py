@@ -85,7 +85,8 @@ FUSED_MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # intercept
 class _CellRecord:
     """What is known about one tensor: for each value the number of the cell from which it comes, or 0 for no cell.
 
-    `cells` is None if the cells are unknown. The record is valid for one `version`, PyTorch's count of the changes of a
+    If the cells are unknown, there is None instead. The record is valid for one `version`, PyTorch's count of the
+    changes of a
     tensor's memory. `extent` is known for maps. `is_misplaced` says whether the tensor was computed from misplaced
     cells.
     """
@@ -267,7 +268,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return not covers_input_evenly(record.extent, tensor.shape[2:])
 
     def _is_misplaced(self, tensor: Tensor) -> bool:
-        """Whether many channels of a tensor (N,K,*grid) have misplaced cells, or its record says so."""
+        """Whether many channels of a tensor (N,K,*grid) have misplaced cells, by their extents or by its record."""
         planes = Counter(self._find_channel_extents(tensor))
         n_moved = sum(count for plane, count in planes.items() if not covers_input_evenly(plane, tensor.shape[2:]))
         is_elsewhere = bool(planes) and n_moved >= MIN_MISPLACED_SHARE * planes.total()
@@ -414,7 +415,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return cells.select(fitting[-1], 0).reshape(shape)
 
     def _find_channel_extents(self, tensor: Tensor) -> list[Extent | None]:
-        """Return the extents of the channels of a tensor (N,K,*grid). An extent is None if the cells are not in order.
+        """Return the extents of the channels of a tensor (N,K,*grid). A channel with cells in another order has None.
 
         Return [] for an unknown tensor.
         """

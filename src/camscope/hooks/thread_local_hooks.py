@@ -62,8 +62,8 @@ class Hooks(ExitStack):
 
 
 def register_gradient_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Removable:
-    """Register a hook that gets the gradient of a tensor. The gradient becomes what the hook returns, unless that is
-    None.
+    """Register a hook that gets the gradient of a tensor. The gradient becomes what the hook returns, or stays if it
+    returns None.
     """
     register: Callable[..., Removable] = tensor.register_hook
     return register(hook)

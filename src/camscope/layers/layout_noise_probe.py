@@ -61,7 +61,7 @@ _lock = threading.RLock()
 def get_cached_layout_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout
 ) -> LayoutProbeResult | None:
-    """Return the cached test result of a layer for a layout and an input size. Return None if there is none."""
+    """Return the cached test result of a layer for a layout and an input size. Return None without a result."""
     with _lock:
         return _cached_results(model, location).get((location, tuple(size), str(layout)))
 
@@ -193,7 +193,7 @@ def probe_output_layouts(
 def _read_layer_outputs(
     model: nn.Module, locations: Sequence[OutputLocation], forward: ForwardFunction, x: Tensor
 ) -> list[Tensor | None]:
-    """Run one forward pass and return the output at each location. An output is None if the call did not run."""
+    """Run one forward pass and return the output at each location, or None at locations that did not run."""
     calls: list[list[Tensor]] = [[] for _ in locations]
 
     def store_output(number: int, module: nn.Module, args: object, output: object) -> None:

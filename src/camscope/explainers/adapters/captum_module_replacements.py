@@ -27,7 +27,7 @@ RANK_BY_MAX_POOL: dict[type, int] = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPoo
 
 
 class NonOverlappingMaxPool(nn.Module):
-    """A max pooling with overlapping windows. It copies each window to a row of its own, and pools the rows."""
+    """A max pooling with overlapping windows. It copies each window to a separate row, and pools the rows."""
 
     def __init__(self, pool: Any, rank: int) -> None:
         super().__init__()

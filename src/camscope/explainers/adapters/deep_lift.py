@@ -48,7 +48,7 @@ class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
 
     @property
     def baseline_notes(self) -> tuple[str, ...]:
-        """Notes about the baselines. By default there are none."""
+        """Notes about the baselines. By default there is no note."""
         return ()
 
     def compute_sample_attribution(

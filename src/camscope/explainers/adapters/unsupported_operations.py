@@ -64,6 +64,6 @@ class UnsupportedOperationCounter(BaseFunctionMode):
         return result
 
     def describe(self) -> str:
-        """Return the counted operations as a clause for the end of a sentence. It is empty if there are none."""
+        """Return the counted operations as a clause for the end of a sentence. It is empty if nothing was counted."""
         operations = ", ".join(f"{name} ({count} x)" for name, count in sorted(self.counts.items()))
         return f"; captum has no rule for {operations}, which keep their gradient" if operations else ""

@@ -110,7 +110,7 @@ def select_token_attentions(
     token_counts: Collection[int],
     layout: str | Layout | None,
 ) -> TokenAttentions:
-    """Select the attentions between the image tokens of x (N,C,*S). Raise LayerError if there are none."""
+    """Select the attentions between the image tokens of x (N,C,*S). Raise LayerError if no attention fits."""
     shapes = [tuple(attention.probabilities.shape) for attention in attentions]
     advice = "Pass a method that looks at a layer, such as gradcam"
     windows = next((shape for shape in shapes if len(shape) > 4 or shape[0] != len(x)), None)

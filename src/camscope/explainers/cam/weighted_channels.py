@@ -103,7 +103,7 @@ class BaseQuotientCAM(BaseWeightedChannels):
 def sum_quotients(features: LayerFeatures, terms: QuotientTerms) -> Tensor:
     """Sum the quotients numerator / denominator over the cells (N,K,1). A quotient with denominator 0 counts as 0.
 
-    If the terms of denominators nearly cancel and these quotients determine the map, a note says so.
+    If the terms of denominators nearly cancel and these quotients determine the map, a note reports it.
     """
     numerator, denominator, uncancelled_size = terms
     parts = torch.where(denominator != 0, numerator / denominator, 0)

@@ -185,7 +185,7 @@ def _apply_preprocess(preprocess: PreprocessFunction, source: Any, name: str) ->
 
 
 def require_preprocess(preprocess: PreprocessFunction | None, image_name: str) -> PreprocessFunction:
-    """Return the preprocessing, or raise a PreprocessError that names the image if there is none."""
+    """Return the preprocessing. If it is missing, raise a PreprocessError that names the image."""
     if preprocess is None:
         raise PreprocessError(
             f"no preprocessing is known for {image_name}",

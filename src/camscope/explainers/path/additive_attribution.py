@@ -47,7 +47,7 @@ class AdditiveExplainer(PixelExplainer, MultiPassExplainer):
         """Compute the attribution of one sample against its baselines, `baseline_tensors` (C,*S)."""
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
-        """Build one tensor (N,C,*S) for each baseline. By default there are none."""
+        """Build one tensor (N,C,*S) for each baseline. By default there is no baseline."""
         return []
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
