@@ -74,9 +74,8 @@ CREATION_FUNCTIONS = split_names(
 EXPORT_FUNCTIONS = split_names(
     "array cuda_array_interface data data_ptr dlpack numpy set share_memory storage typed_storage untyped_storage"
 )
-MIN_MISPLACED_SHARE = (
-    0.4  # of the planes that a window mixes; models that shift channels by a cell shift a third of them
-)
+# of the channels that a convolution mixes; models that shift channels by a cell shift a third of them
+MIN_MISPLACED_SHARE = 0.4
 INDEX_TYPES = (torch.bool, torch.int32, torch.int64)
 FUSED_MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # intercepted, they do not run their fused kernels
 
@@ -85,7 +84,7 @@ FUSED_MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # intercept
 class _CellRecord:
     """What is known about one tensor: for each value the number of the cell from which it comes, or 0 for no cell.
 
-    If the cells are unknown, there is None instead. The record is valid for one `version`, PyTorch's count of the
+    Unknown cells have None. The record is valid for one `version`, PyTorch's count of the
     changes of a
     tensor's memory. `extent` is known for maps. `is_misplaced` says whether the tensor was computed from misplaced
     cells.
