@@ -160,8 +160,7 @@ class LogProbability(ClassTarget):
     Args:
         label: Index or name of the class, or None for the top class of each sample.
         multilabel: Take the sigmoid of the class's own logit, for labels that do not exclude each other. The default is
-            the
-            softmax of all classes. A model with one output always gets the sigmoid.
+            the softmax of all classes. A model with one output always gets the sigmoid.
         resolved_classes: Class of each sample, which `resolve` sets.
 
     >>> LogProbability(0)(Tensor([[200.0, 0.0]])).tolist(), LogProbability(1)(Tensor([[200.0, 0.0]])).tolist()
