@@ -209,13 +209,14 @@ for name in {sorted(names)}:
 
 
 ON_ARRAYS = {
-    "cam/feature_factorization.py",
+    "cam/deep_feature_factorization.py",
     "comparison/compare.py",
-    "core/base.py",
+    "comparison/equal_maps.py",
     "core/base_method.py",
     "core/baselines.py",
-    "core/inputs.py",
-    "core/segmentation.py",
+    "core/explainer.py",
+    "core/input_segments.py",
+    "core/model_input.py",
     "ensemble/fusion.py",
     "path/xrai.py",
 }  # what makes or reads finished explanations, or what another package makes of a picture

@@ -14,7 +14,7 @@ from camscope import render
 from camscope.cli import app
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers import METHODS
-from camscope.explainers.core.evaluation_context import (
+from camscope.explainers.core.setting_checks import (
     MAX_COUNT_SETTING,
     check_number,
     check_positive_integer,

@@ -694,7 +694,7 @@ def test_the_seconds_of_a_row_are_those_of_its_method(folder, model, tmp_path):
 def test_small_images_share_a_pass_with_more_of_their_kind(shape, many):
     from camscope.batch.batch_worker import BatchWorker
     from camscope.batch.image_loading import LoadedImage
-    from camscope.explainers.core.inputs import ModelInput
+    from camscope.explainers.core.model_input import ModelInput
 
     tool = GradCAM(load_model("phantom"))
     manifest = SimpleNamespace(images=None)

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from camscope import GradCAM, LayerCAM, load_model
 from camscope.cli import app
 from camscope.errors import ImageError, InputError, OutputError, PreprocessError
-from camscope.explainers.controls import compute_center_gaussian
-from camscope.explainers.ensemble.explainer_wrappers import Augmented
+from camscope.explainers.control_methods import compute_center_gaussian
+from camscope.explainers.ensemble.augmented import Augmented
 from camscope.images.preprocess import Preprocess
 from camscope.metrics import METRICS, PerturbationTest, scoring_scope
 from camscope.phantom import CATEGORIES, draw_radiograph

@@ -17,8 +17,9 @@ from camscope import Layout
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import METHODS, GradCAM, HiResCAM
 from camscope.explainers.core.evaluation_context import check_input, inference_scope, inspect_model
-from camscope.hooks.base import find_layer, find_layers
-from camscope.layers.layout import LayoutHints, infer_layout
+from camscope.hooks.find_layers import find_layer, find_layers
+from camscope.layers.infer_layout import infer_layout
+from camscope.layers.layout_hints import LayoutHints
 from camscope.targets import Box, Classes, Difference, LogProbability, Region, TextSimilarity
 from camscope.targets import OutputPart as Part
 from tests.nets import CASES, Plain, Tokens, plain, truth

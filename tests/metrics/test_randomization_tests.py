@@ -13,7 +13,7 @@ from torch import nn
 
 from camscope.errors import InputError, LayerError, ModelError, OutputError, TargetError, UndefinedError
 from camscope.explainers import CenterGaussian, Denoised, EdgeDetector, GradCAM, InputXGradient, Saliency
-from camscope.explainers.controls import BaseControl
+from camscope.explainers.control_methods import BaseControl
 from camscope.metrics import (
     METRICS,
     RandomizationResult,

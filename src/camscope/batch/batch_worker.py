@@ -24,13 +24,13 @@ from camscope.errors import (
     is_transient,
 )
 from camscope.explainers import Explainer
-from camscope.explainers.comparison.supported_methods import MethodTimer
-from camscope.explainers.core.base_method import format_without_address
-from camscope.explainers.core.evaluation_context import device_and_dtype
-from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ModelInput, require_preprocess
+from camscope.explainers.comparison.explain_supported import MethodTimer
+from camscope.explainers.core.evaluation_context import get_device_and_dtype
+from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ModelInput, require_preprocess
+from camscope.explainers.core.settings_as_text import format_without_address
 from camscope.explainers.core.shared_passes import build_explanations, check_compatible_explainers, run_methods
 from camscope.explanation import Explanation, PixelArray
-from camscope.hooks.base import unwrap
+from camscope.hooks.find_layers import unwrap
 from camscope.images.preprocess import Preprocess
 from camscope.model_metadata import compute_model_digest
 from camscope.targets import TargetLike
@@ -112,7 +112,9 @@ class BatchWorker:
         if not inputs:
             return ImageBatch(images, None)
         x = torch.stack(inputs)
-        copies_to_gpu = device_and_dtype(unwrap(self.explainers[0].model))[0].type == "cuda" and x.device.type == "cpu"
+        copies_to_gpu = (
+            get_device_and_dtype(unwrap(self.explainers[0].model))[0].type == "cuda" and x.device.type == "cpu"
+        )
         return ImageBatch(images, x.pin_memory() if copies_to_gpu else x)
 
     def compute_rows(self, batch: ImageBatch, overlay_queue: OverlayQueue | None = None) -> list[dict[str, Any]]:
@@ -146,13 +148,13 @@ class BatchWorker:
         items = [image.item for image in images if image.item is not None]
         targets_by_image = [self.targets_for(image) for image in images]
         bound_targets = [
-            self.explainers[0].bind_targets(list(column), items, NO_EXTRA_INPUTS)
+            self.explainers[0].prepare_targets(list(column), items, NO_EXTRA_INPUTS)
             for column in zip(*targets_by_image, strict=True)
         ]
         timer = MethodTimer()
         maps_by_method = run_methods(
             self.explainers,
-            x.to(*device_and_dtype(unwrap(self.explainers[0].model)), non_blocking=True),
+            x.to(*get_device_and_dtype(unwrap(self.explainers[0].model)), non_blocking=True),
             bound_targets,
             on_pass=timer,
             warn_flagged=False,

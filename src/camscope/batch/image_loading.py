@@ -28,7 +28,7 @@ from camscope.errors import (
     is_transient,
 )
 from camscope.explainers import Explainer
-from camscope.explainers.core.inputs import (
+from camscope.explainers.core.model_input import (
     ModelInput,
     prepare_scan,
     read_model_input,
@@ -36,7 +36,7 @@ from camscope.explainers.core.inputs import (
     require_preprocess,
 )
 from camscope.explanation import PixelArray
-from camscope.hooks.base import unwrap
+from camscope.hooks.find_layers import unwrap
 from camscope.images.files.image_file_access import split_selector
 from camscope.images.files.redaction_and_pseudonyms import redact_error_message
 from camscope.images.photo_reader import find_file_warnings, read_photo, read_pixel_count, read_reduced_photo

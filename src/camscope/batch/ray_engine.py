@@ -19,8 +19,8 @@ from camscope.batch.image_loading import MemoryBudget, load_images
 from camscope.batch.local_engine import ChunkPlan, ChunkProgress, ChunkTask, Failure, write_chunk
 from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, RunError
-from camscope.explainers.core.evaluation_context import device_and_dtype
-from camscope.hooks.base import unwrap
+from camscope.explainers.core.evaluation_context import get_device_and_dtype
+from camscope.hooks.find_layers import unwrap
 from camscope.model_metadata import attach_card, get_card
 from camscope.optional import require
 from camscope.plurals import plural
@@ -42,7 +42,7 @@ def compute_chunks_on_ray(
     tasks: Sequence[ChunkTask],
 ) -> ChunkProgress:
     """Compute chunks on a Ray cluster. Raise a RunError if a part file is missing at the end."""
-    device = device_and_dtype(unwrap(worker.explainers[0].model))[0]
+    device = get_device_and_dtype(unwrap(worker.explainers[0].model))[0]
     on_cuda = device.type == "cuda"
     if on_cuda and device.index:
         raise InputError(f"the model is on {device}, but each Ray worker has one GPU, cuda:0; move the model to cuda:0")

@@ -26,12 +26,12 @@ from camscope.batch.run_store import RunStore
 from camscope.batch.sources import build_manifest
 from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
-from camscope.explainers.core.argument_sorting import reject_foreign_keywords
-from camscope.explainers.core.base_method import format_without_address, redact_parameters
-from camscope.explainers.core.evaluation_context import check_positive_integer
-from camscope.explainers.core.inputs import accepts_scans
+from camscope.explainers.core.call_arguments import reject_foreign_keywords
+from camscope.explainers.core.model_input import accepts_scans
+from camscope.explainers.core.setting_checks import check_positive_integer
+from camscope.explainers.core.settings_as_text import format_without_address, redact_parameters
 from camscope.explainers.core.shared_passes import get_library_versions
-from camscope.hooks.base import unwrap
+from camscope.hooks.find_layers import unwrap
 from camscope.images.scans.scan import Window
 from camscope.model_metadata import compute_model_digest, get_card
 from camscope.models import redact_file_names

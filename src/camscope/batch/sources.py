@@ -17,7 +17,7 @@ from torch import Tensor
 
 from camscope.batch.manifest import Manifest, add_row_columns, import_arrow
 from camscope.errors import CamscopeError, InputError
-from camscope.explainers.core.base_method import format_without_address
+from camscope.explainers.core.settings_as_text import format_without_address
 from camscope.images.files.image_file_access import MAX_FILE_BYTES, is_scan_name, list_image_paths
 from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
 from camscope.images.scans.scan_reader import is_scan

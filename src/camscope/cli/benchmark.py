@@ -39,7 +39,7 @@ def run(
     """Rank methods by how well they localize findings in synthetic images, with confidence intervals."""
     from camscope.batch import BatchOptions, run_batch
     from camscope.evaluation import evaluate
-    from camscope.explainers.comparison.supported_methods import explain_supported
+    from camscope.explainers.comparison.explain_supported import explain_supported
 
     if benchmark not in BENCHMARKS:
         raise base.option_error("WHAT", f"{benchmark!r}; expected {', '.join(BENCHMARKS)}")

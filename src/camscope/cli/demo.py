@@ -108,7 +108,7 @@ def _explain_phantoms(
 
     With `skip_unsupported`, methods that fail on the first image are dropped.
     """
-    from camscope.explainers.comparison.supported_methods import explain_supported
+    from camscope.explainers.comparison.explain_supported import explain_supported
     from camscope.explainers.core.shared_passes import explain_grid
 
     rows: list[list[Explanation]] = []

@@ -299,7 +299,7 @@ class ImageExplanationWriter:
 
     def _explain(self, source: Any, on_pass: "OnPass") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
         """Return the explainers that support the image, and their explanations, indexed by [explainer][class]."""
-        from camscope.explainers.comparison.supported_methods import explain_supported
+        from camscope.explainers.comparison.explain_supported import explain_supported
         from camscope.explainers.core.shared_passes import explain_grid
 
         if (axis := self.scan_settings.slice_axis) is not None:

@@ -68,8 +68,8 @@ def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
     import torch
     from torch.nn.modules.conv import _ConvNd
 
-    from camscope.explainers.core.evaluation_context import device_and_dtype, inspect_model
-    from camscope.explainers.core.inputs import infer_spatial_rank
+    from camscope.explainers.core.evaluation_context import get_device_and_dtype, inspect_model
+    from camscope.explainers.core.model_input import infer_spatial_rank
     from camscope.model_metadata import get_card
 
     inner = inspect_model(model).model
@@ -83,7 +83,7 @@ def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
         shape = (shape[0], *_parse_size(size, len(shape) - 1))
     generator = torch.Generator(device="cpu").manual_seed(0)
     noise = torch.randn((1, *shape), generator=generator, dtype=torch.float32, device="cpu")
-    return noise.to(*device_and_dtype(inner))
+    return noise.to(*get_device_and_dtype(inner))
 
 
 def _parse_size(text: str, n_dimensions: int) -> list[int]:
@@ -99,7 +99,8 @@ def _parse_size(text: str, n_dimensions: int) -> list[int]:
 def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> tuple[set[str], str | None]:
     """Return the names of all layers with a spatial grid, and the name of the default layer if there is one."""
     from camscope.explainers.core.evaluation_context import inference_scope, inspect_model
-    from camscope.layers.selection import choose_layer, find_spatial_layers
+    from camscope.layers.choose_layer import choose_layer
+    from camscope.layers.spatial_layers import find_spatial_layers
     from camscope.model_metadata import get_card
     from camscope.targets import Score
 

@@ -121,8 +121,8 @@ class ExplainerOptions:
 
         A method that takes no layer, or several at once, gets one explainer.
         """
-        from camscope.explainers.comparison.grid_layout import create_at_layers
-        from camscope.hooks.base import unwrap
+        from camscope.explainers.comparison.comparison_grid import create_at_layers
+        from camscope.hooks.find_layers import unwrap
         from camscope.model_metadata import compute_model_digest
 
         if self.model_digest is not None and self.model_digest != compute_model_digest(unwrap(model)):
@@ -136,7 +136,7 @@ class ExplainerOptions:
 
     def check_single_layer(self) -> None:
         """Raise typer.BadParameter if the user named several layers and a method accepts only one."""
-        from camscope.explainers.comparison.grid_layout import accepts_layer_choice, accepts_several_layers
+        from camscope.explainers.comparison.comparison_grid import accepts_layer_choice, accepts_several_layers
 
         for name, method in self.methods.items() if self.layers and len(self.layers) > 1 else ():
             if accepts_layer_choice(method) and not accepts_several_layers(method):
@@ -146,7 +146,7 @@ class ExplainerOptions:
 
 def _parse_layers(names: str | None, explainer_classes: "dict[str, type[Explainer]]") -> list[str] | None:
     """Parse `--layers`. Raise typer.BadParameter if the list is empty, or if no method takes a layer."""
-    from camscope.explainers.comparison.grid_layout import accepts_layer_choice
+    from camscope.explainers.comparison.comparison_grid import accepts_layer_choice
 
     if names is None:
         return None

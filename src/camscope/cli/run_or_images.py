@@ -148,7 +148,7 @@ class EvaluationRequest:
 def _select_supporting_explainers(explainers: "list[Explainer]", manifest: "Manifest") -> "list[Explainer]":
     """Select the explainers that can explain the first readable image. All are selected if no image is readable."""
     from camscope.errors import ImageError, InputError
-    from camscope.explainers.comparison.supported_methods import explain_supported
+    from camscope.explainers.comparison.explain_supported import explain_supported
 
     for row in manifest.rows(0, MAX_IMAGES_TRIED):
         with (

@@ -91,7 +91,7 @@ class ScanOptions:
 
         All images count as private if the preprocessing of an explainer reads scans.
         """
-        from camscope.explainers.core.inputs import accepts_scans
+        from camscope.explainers.core.model_input import accepts_scans
         from camscope.images.scans.monai_preprocess import MonaiPreprocess
 
         preprocesses = [explainer.preprocess for explainer in explainers]
@@ -101,7 +101,7 @@ class ScanOptions:
 
     def redact_explanation(self, explanation: "Explanation", path: Path) -> "Explanation":
         """Return a copy of the explanation in which a pseudonym replaces the names of private files."""
-        from camscope.explainers.core.base_method import redact_parameters
+        from camscope.explainers.core.settings_as_text import redact_parameters
 
         if (pseudonym := self.pseudonym(path)) is None:
             return explanation

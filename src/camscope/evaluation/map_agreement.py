@@ -17,7 +17,7 @@ from camscope.batch.result_rows import FAILED
 from camscope.batch.run_store import RunStore
 from camscope.errors import UndefinedError
 from camscope.evaluation.metric_value_files import RowsByImage, open_value_files, write_missing_value_files
-from camscope.explainers.comparison.compare import MAX_HEATMAP_DIFFERENCE
+from camscope.explainers.comparison.equal_maps import MAX_HEATMAP_DIFFERENCE
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
 from camscope.metrics.map_similarity import center_and_normalize_rows, rank_values

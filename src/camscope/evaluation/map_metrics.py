@@ -14,7 +14,7 @@ from camscope.batch.manifest import RESERVED_COLUMNS, import_arrow
 from camscope.batch.map_collection import require_unchanged
 from camscope.errors import CategoryError, ImageError, InputError, UndefinedError
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, GroundTruth, Mask
-from camscope.explainers.controls import compute_center_gaussian, compute_edge_map
+from camscope.explainers.control_methods import compute_center_gaussian, compute_edge_map
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
 from camscope.images.photo_reader import read_photo

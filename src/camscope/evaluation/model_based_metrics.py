@@ -22,9 +22,9 @@ from camscope.evaluation.map_metrics import (
 )
 from camscope.evaluation.run_replay import RunReplay, format_method_key
 from camscope.explainers import METHODS, Explainer
-from camscope.explainers.core.evaluation_context import Mode, device_and_dtype
+from camscope.explainers.core.evaluation_context import Mode, get_device_and_dtype
 from camscope.geometry import Placement
-from camscope.hooks.base import unwrap
+from camscope.hooks.find_layers import unwrap
 from camscope.metrics import Metric
 from camscope.metrics.explainer_probe import ExplainerProbe
 from camscope.metrics.model_scorer import ModelScorer, scoring_scope
@@ -159,7 +159,7 @@ class ModelMetricEvaluator:
 
     def _evaluate_batch(self, cases: Sequence[EvaluationCase]) -> Iterator[Row]:
         model, class_names = self.replay.model, self.replay.input_explainer.class_names
-        x = torch.stack([case.x for case in cases if case.x is not None]).to(*device_and_dtype(unwrap(model)))
+        x = torch.stack([case.x for case in cases if case.x is not None]).to(*get_device_and_dtype(unwrap(model)))
         targets: Any = [case.target for case in cases]
         map_metrics = [metric for metric in self.metrics if metric.input_kind != "explainer"]
         if map_metrics:

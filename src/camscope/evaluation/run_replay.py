@@ -15,9 +15,9 @@ from camscope.batch.map_collection import require_unchanged
 from camscope.batch.result_rows import hash_parameters
 from camscope.errors import ImageError, InputError, PreprocessError, Remedy, UndefinedError
 from camscope.explainers import METHODS, Explainer, GradCAM
-from camscope.explainers.core.base_method import format_without_address
 from camscope.explainers.core.evaluation_context import Mode
-from camscope.hooks.base import unwrap
+from camscope.explainers.core.settings_as_text import format_without_address
+from camscope.hooks.find_layers import unwrap
 from camscope.model_metadata import compute_model_digest, get_card
 from camscope.targets import TargetLike
 

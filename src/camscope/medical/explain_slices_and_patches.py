@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from camscope.errors import InputError
 from camscope.explainers import Explainer
-from camscope.explainers.core.evaluation_context import check_positive_integer
-from camscope.explainers.core.inputs import ModelInput
-from camscope.explainers.core.pixel_base import track_steps
+from camscope.explainers.core.model_input import ModelInput
+from camscope.explainers.core.perturbed_evaluator import track_steps
+from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.explanation import STATUS_OK, Explanation
 from camscope.geometry import Placement
 from camscope.images.scans.scan import Scan, convert_scan_to_display_pixels, rescale_to_display_range

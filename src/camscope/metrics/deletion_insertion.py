@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.metrics.imputation import NoisyLinearImputation
 from camscope.metrics.metric_registry import MetricValues, register_metric
 from camscope.metrics.model_scorer import OutputKind

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError, TargetError
-from camscope.explainers.core.base import Explainer
 from camscope.explainers.core.evaluation_context import evaluation_context, inspect_model
+from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.shared_passes import run_methods
 from camscope.metrics.metric_registry import FloatArray
 from camscope.targets import Score, TargetLike
@@ -35,7 +35,7 @@ class ExplainerProbe:
             score = context.create_score(explainer.resolve_target(target))
             output = score.forward(context.x)
             probabilities = score.probability(output, len(context.x))
-            explainer = explainer.resolve(context.x, score)
+            explainer = explainer.with_chosen_layers(context.x, score)
         logits = score.logits
         return cls(explainer, x, score, _to_float_array(probabilities), None if logits is None else logits.shape[1])
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import GeometryError, InputError
-from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.metrics.metric_registry import MetricValues, register_metric
 from camscope.metrics.model_scorer import OutputKind
 from camscope.metrics.perturbation_test import (

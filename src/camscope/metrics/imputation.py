@@ -8,7 +8,7 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.core.baselines import compute_baseline_from_input
-from camscope.explainers.core.evaluation_context import check_number, check_positive_number
+from camscope.explainers.core.setting_checks import check_number, check_positive_number
 from camscope.targets import full_precision
 from camscope.tensor_kinds import check_ordinary_tensor
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.errors import GeometryError, InputError
-from camscope.explainers.core.evaluation_context import (
+from camscope.explainers.core.setting_checks import (
     check_integer,
     check_number,
     check_positive_integer,

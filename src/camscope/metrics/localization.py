@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
-from camscope.explainers.core.evaluation_context import check_number
+from camscope.explainers.core.setting_checks import check_number
 from camscope.metrics.metric_registry import FloatArray, Mask, check_mask, positive_part, register_metric
 from camscope.optional import require
 from camscope.plurals import plural

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
-from camscope.explainers.core.evaluation_context import check_positive_integer
+from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.metrics.intervals_and_p_values import (
     MIN_GROUPS_FOR_INTERVAL,
     compute_bootstrap_interval,

@@ -9,17 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.core.batching import count_copies_in_memory, measure_activation_bytes, process_chunks
 from camscope.explainers.core.evaluation_context import (
     EvaluationContext,
     Mode,
     Precision,
-    check_one_of,
-    check_positive_integer,
     evaluation_context,
     inspect_model,
 )
-from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
+from camscope.explainers.core.memory_chunks import count_copies_in_memory, measure_activation_bytes, process_chunks
+from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs
+from camscope.explainers.core.setting_checks import check_one_of, check_positive_integer
 from camscope.targets import TargetLike
 from camscope.targets.outputs import are_probabilities
 

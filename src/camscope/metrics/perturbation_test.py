@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from camscope.errors import GeometryError, InputError
-from camscope.explainers.core.batching import draw_seeds
-from camscope.explainers.core.evaluation_context import check_integer, check_one_of, check_positive_integer
-from camscope.explainers.core.segmentation import label_grid_cells
+from camscope.explainers.core.input_segments import label_grid_cells
+from camscope.explainers.core.random_mixin import draw_seeds
+from camscope.explainers.core.setting_checks import check_integer, check_one_of, check_positive_integer
 from camscope.metrics.imputation import ImputationLike, build_imputer
 from camscope.metrics.metric_registry import MetricValues
 from camscope.metrics.model_scorer import ModelScorer, OutputKind

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, NonFiniteError, TargetError, UndefinedError
-from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.batching import draw_seeds
-from camscope.explainers.core.evaluation_context import check_integer, check_one_of
+from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.random_mixin import draw_seeds
+from camscope.explainers.core.setting_checks import check_integer, check_one_of
 from camscope.geometry import Placement
 from camscope.metrics.explainer_probe import ExplainerProbe, check_single_sample
 from camscope.metrics.map_similarity import (

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError, UndefinedError
-from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.batching import draw_seeds
-from camscope.explainers.core.evaluation_context import check_positive_integer, check_positive_number
+from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.random_mixin import draw_seeds
+from camscope.explainers.core.setting_checks import check_positive_integer, check_positive_number
 from camscope.geometry import Placement
 from camscope.metrics.explainer_probe import ExplainerProbe, check_single_sample
 from camscope.metrics.input_transforms import ACQUISITION_TRANSFORMS, GaussianNoise, InputTransform, Rotation, Shift

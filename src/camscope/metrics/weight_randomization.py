@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError, ModelError
-from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.batching import draw_seeds
-from camscope.explainers.core.evaluation_context import check_integer, check_positive_integer
-from camscope.hooks.base import Hooks, find_layer, unwrap
+from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.random_mixin import draw_seeds
+from camscope.explainers.core.setting_checks import check_integer, check_positive_integer
+from camscope.hooks.find_layers import find_layer, unwrap
+from camscope.hooks.thread_local_hooks import Hooks
 
 MAX_MODEL_PARTS = 20  # parts that a model is split into by default
 

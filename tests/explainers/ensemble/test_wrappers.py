@@ -24,7 +24,7 @@ from camscope.explainers import (
     RefineCAM,
     XGradCAM,
 )
-from camscope.explainers.core.resampling import resize_input
+from camscope.explainers.core.resize_and_blur import resize_input
 from camscope.explainers.core.shared_passes import explain_grid
 from camscope.targets import Box, Difference, OutputPart, Region, Score, Target
 from tests.nets import CASES, Pooled, plain

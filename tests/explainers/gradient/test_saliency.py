@@ -21,9 +21,9 @@ from camscope.explainers import (
     SmoothGradSquared,
     VarGrad,
 )
-from camscope.explainers.core.pixel_base import PixelExplainer
-from camscope.explainers.core.resampling import resize_maps
-from camscope.explainers.perturbation.base import PerturbationExplainer
+from camscope.explainers.core.pixel_explainers import PixelExplainer
+from camscope.explainers.core.resize_and_blur import resize_maps
+from camscope.explainers.perturbation.masked_input import PerturbationExplainer
 from tests.nets import CASES, Flat
 from tests.tools import explainer, looks_at_layers, seen_before
 from tests.untouched import untouched

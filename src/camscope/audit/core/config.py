@@ -22,7 +22,7 @@ from pydantic import (
 
 from camscope.batch.sources import DATASET_PREFIXES
 from camscope.errors import InputError
-from camscope.explainers.core.base import get_explainer_class
+from camscope.explainers.core.explainer import get_explainer_class
 from camscope.untrusted_files import parse_toml, read_errors_converted, read_toml
 
 ImputationName = Literal["mean", "blur", "noise", "zero", "inpainting"]

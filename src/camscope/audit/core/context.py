@@ -16,7 +16,7 @@ from camscope.batch.image_loading import LoadedImage, load_images
 from camscope.errors import InputError, TargetError
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.explainers import METHODS, Explainer
-from camscope.explainers.core.evaluation_context import device_and_dtype
+from camscope.explainers.core.evaluation_context import get_device_and_dtype
 from camscope.model_metadata import get_card
 from camscope.models import load_model
 from camscope.plurals import plural
@@ -78,7 +78,7 @@ class AuditContext:
     @cached_property
     def explainers(self) -> list[Explainer]:
         """The explainers of the config. CAM methods use the configured layer or the model's default layer."""
-        from camscope.explainers.comparison.grid_layout import accepts_layer_choice
+        from camscope.explainers.comparison.comparison_grid import accepts_layer_choice
 
         config, explainers = self.config.explain, []
         for name in config.methods:
@@ -151,4 +151,4 @@ class AuditContext:
     def stack_on_device(self, batch: Sequence[LoadedImage]) -> Tensor:
         """Return the readable images of a batch as a tensor (N,C,*S) on the model's device."""
         x = torch.stack([image.item.x for image in batch if image.item is not None])
-        return x.to(*device_and_dtype(self.model))
+        return x.to(*get_device_and_dtype(self.model))

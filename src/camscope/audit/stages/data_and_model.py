@@ -26,8 +26,8 @@ from camscope.batch import Manifest, inspect_images
 from camscope.batch.manifest import import_arrow
 from camscope.errors import InputError
 from camscope.explainers import Explainer
-from camscope.explainers.core.base_method import format_without_address, redact_parameters
-from camscope.explainers.core.inputs import accepts_scans
+from camscope.explainers.core.model_input import accepts_scans
+from camscope.explainers.core.settings_as_text import format_without_address, redact_parameters
 from camscope.model_metadata import compute_model_digest, get_card
 from camscope.models import redact_file_names
 from camscope.plurals import inflect, plural

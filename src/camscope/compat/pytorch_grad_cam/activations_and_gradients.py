@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camscope.hooks.base import thread_local_hook
+from camscope.hooks.thread_local_hooks import thread_local_hook
 
 
 class ActivationsAndGradients:

@@ -23,7 +23,7 @@ from camscope.compat.pytorch_grad_cam.utils.model_targets import ClassifierOutpu
 from camscope.compat.pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from camscope.errors import LayerError, warn_caller
 from camscope.explainers import LayerExplainer, LayerFeatures
-from camscope.explainers.cam.layer_pass import SharedPass
+from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
 from camscope.hooks import find_layer, find_layers
 from camscope.targets import Score
 
@@ -192,7 +192,7 @@ class BaseCAM:
         with ExitStack() as stack:
             try:
                 with outputs.recorded():
-                    shared = stack.enter_context(SharedPass(layer_explainers, names, x, [score]))
+                    shared = stack.enter_context(SharedLayerPass(layer_explainers, names, x, [score]))
             except StructuredOutputError:
                 yield from self._iter_structured_features(x, names, layer_explainers)
                 return

@@ -20,12 +20,17 @@ from camscope.evaluation.selection.candidate_race import (
     SelectionSample,
 )
 from camscope.explainers import METHODS, Explainer
-from camscope.explainers.comparison.grid_layout import accepts_layer_choice, accepts_several_layers, create_at_layers
-from camscope.explainers.core.evaluation_context import device_and_dtype, inference_scope, inspect_model
+from camscope.explainers.comparison.comparison_grid import (
+    accepts_layer_choice,
+    accepts_several_layers,
+    create_at_layers,
+)
+from camscope.explainers.core.evaluation_context import get_device_and_dtype, inference_scope, inspect_model
 from camscope.explainers.core.shared_passes import run_methods
 from camscope.geometry import Placement
-from camscope.hooks.base import unwrap
-from camscope.layers.selection import choose_layer, find_spatial_layers
+from camscope.hooks.find_layers import unwrap
+from camscope.layers.choose_layer import choose_layer
+from camscope.layers.spatial_layers import find_spatial_layers
 from camscope.metrics import METRICS
 from camscope.metrics.explainer_probe import ExplainerProbe
 from camscope.metrics.imputation import DEFAULT_IMPUTATIONS
@@ -140,7 +145,7 @@ def evaluate_candidates(
 
 def get_model_device(explainer: Explainer) -> torch.device:
     """Return the device of the model of an explainer."""
-    return device_and_dtype(unwrap(explainer.model))[0]
+    return get_device_and_dtype(unwrap(explainer.model))[0]
 
 
 def _compute_stabilities(explainer: Explainer, x: Tensor, targets: Any) -> list[float]:

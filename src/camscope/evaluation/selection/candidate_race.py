@@ -8,7 +8,7 @@ import numpy as np
 
 from camscope.errors import UndefinedError
 from camscope.explainers import Explainer
-from camscope.explainers.core.inputs import ModelInput
+from camscope.explainers.core.model_input import ModelInput
 from camscope.metrics import METRICS
 from camscope.metrics.mean_estimates import Estimate, estimate_difference, estimate_mean
 from camscope.metrics.metric_registry import FloatArray, Mask

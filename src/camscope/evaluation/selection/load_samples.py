@@ -13,7 +13,7 @@ from camscope.errors import CategoryError, InputError, TargetError, UndefinedErr
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, GroundTruth, Mask
 from camscope.evaluation.selection.candidate_race import SelectionSample
 from camscope.explainers import Explainer
-from camscope.explainers.core.inputs import ModelInput, accepts_scans
+from camscope.explainers.core.model_input import ModelInput, accepts_scans
 from camscope.geometry import project_mask_to_input
 from camscope.plurals import plural
 from camscope.targets import TargetLike

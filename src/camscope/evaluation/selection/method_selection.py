@@ -27,7 +27,7 @@ from camscope.evaluation.selection.candidate_race import (
 )
 from camscope.explainers import METHODS, Explainer
 from camscope.explainers.core.shared_passes import run_methods
-from camscope.hooks.base import unwrap
+from camscope.hooks.find_layers import unwrap
 from camscope.metrics.map_similarity import spearman
 from camscope.metrics.weight_randomization import randomize_weights
 from camscope.model_metadata import compute_model_digest
