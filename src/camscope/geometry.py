@@ -237,7 +237,7 @@ def _project_separable(
         row = inverse[axes[axis]]
         cell = (np.arange(length) + 0.5) * row[axis] + row[-1]
         inside = (cell >= 0) & (cell <= attribution.shape[axes[axis]])
-        low, share = _split_coordinate(cell, attribution.shape[axes[axis]])
+        low, share = _split_into_index_and_fraction(cell, attribution.shape[axes[axis]])
         weight = _reshape_along_axis(share.astype(attribution.dtype), axis, len(size))
         first = values.take(low, axis)
         step = values.take(np.minimum(low + 1, attribution.shape[axes[axis]] - 1), axis)
@@ -270,7 +270,9 @@ def _project_affine(
 
 def _interpolate(attribution: FloatArray, cells: FloatArray) -> FloatArray:
     """Interpolate a map at cell coordinates (n,M) linearly. Return the values (M,)."""
-    pairs = [_split_coordinate(cell, length) for cell, length in zip(cells, attribution.shape, strict=True)]
+    pairs = [
+        _split_into_index_and_fraction(cell, length) for cell, length in zip(cells, attribution.shape, strict=True)
+    ]
     total = np.zeros(cells.shape[1], np.float64)
     for corner in itertools.product((0, 1), repeat=attribution.ndim):
         index = tuple(
@@ -281,7 +283,7 @@ def _interpolate(attribution: FloatArray, cells: FloatArray) -> FloatArray:
     return total
 
 
-def _split_coordinate(cell: FloatArray, length: int) -> tuple[NDArray[np.int64], FloatArray]:
+def _split_into_index_and_fraction(cell: FloatArray, length: int) -> tuple[NDArray[np.int64], FloatArray]:
     """Split cell coordinates into the index of the cell below and the fraction to the next cell."""
     position = np.clip(cell - 0.5, 0, length - 1)
     low = np.floor(position).astype(np.int64)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from camscope.errors import InputError, LayerError, Remedy
 from camscope.plurals import plural
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 LeafPath = tuple[Any, ...]
 ATTENTION_SUM_TOLERANCE = 1e-2  # deviation of a sum of attention weights from 1, in half precision
@@ -77,7 +77,7 @@ def select_argument_rows(
     for path, value in iter_argument_leaves(args, kwargs):
         if value.ndim == 0 or value.size(0) != n_samples:
             continue
-        if (kind := find_unusual_kind(value, "value")) is not None and not kind.is_castable:
+        if (kind := describe_unusual_tensor(value, "value")) is not None and not kind.is_castable:
             raise InputError(
                 f"the additional argument {format_argument(path)} is {kind.description}, which cannot be split into "
                 f"{plural(n_samples, 'sample')}: pass {kind.replacement}, or explain one image at a time"
@@ -101,7 +101,7 @@ def find_main_tensor(name: str, output: object, output_index: str | int | None =
     rank = max((leaf.ndim for _, leaf in leaves), default=0)
     best = [(path, leaf) for path, leaf in leaves if leaf.ndim == rank]
     if len(best) == 1:
-        if (kind := find_unusual_kind(best[0][1])) is not None:
+        if (kind := describe_unusual_tensor(best[0][1])) is not None:
             raise LayerError(
                 f"layer {name!r} returns {kind.description}, for which there is no map",
                 fix="choose a layer that returns an ordinary (dense) tensor",

@@ -20,7 +20,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
 pytest.importorskip("jinja2")
 
-from camscope.batch import BatchRun, Query, map_collection, run_batch
+from camscope.batch import BatchRun, Query, run_batch, run_reader
 from camscope.batch.contact_sheet import build_contact_sheet
 
 EVIL = "<script>alert(1)</script>"
@@ -134,10 +134,10 @@ def test_a_large_photograph_is_made_small_before_it_is_drawn_on(run):
     row = run.query("id = 'case 2' and method = 'gradcam'").to_pylist()[0]
     photo = run.read_image(row)
     one = run.explanation(row, photo)
-    quick, whole = map_collection.render_thumbnail(one, photo, 60), one.overlay(height=60)
+    quick, whole = run_reader.render_thumbnail(one, photo, 60), one.overlay(height=60)
     assert quick.shape == whole.shape == (60, 90, 3)
     assert np.abs(quick.astype(int) - whole).mean() < 2
-    assert map_collection.render_thumbnail(one, None, 60).shape == (60, 90, 3)
+    assert run_reader.render_thumbnail(one, None, 60).shape == (60, 90, 3)
     page = read(run, "id = 'case 2'", image_height=60)
     assert {picture(one["src"]).shape for one in page.all("img")} == {(60, 90, 3)}
 

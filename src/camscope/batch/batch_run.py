@@ -6,12 +6,12 @@ from pathlib import Path
 
 from camscope.batch.contact_sheet import build_contact_sheet
 from camscope.batch.export import Exporter, ExportResult
-from camscope.batch.map_collection import MapCollection
-from camscope.batch.query import Query
+from camscope.batch.run_reader import RunReader
+from camscope.batch.sql_query import Query
 from camscope.safe_files import check_free, write_bytes
 
 
-class BatchRun(MapCollection):
+class BatchRun(RunReader):
     """The maps of a run.
 
     Iterate over it for `Explanation` objects, and `query` it for rows of a table.

@@ -13,9 +13,9 @@ import numpy as np
 from camscope import render
 from camscope.batch.image_loading import map_in_order
 from camscope.batch.manifest import RESERVED_COLUMNS
-from camscope.batch.map_collection import MapCollection, read_original, render_thumbnail
-from camscope.batch.query import Query, iter_rows_by_image
 from camscope.batch.result_rows import FAILED
+from camscope.batch.run_reader import RunReader, read_original, render_thumbnail
+from camscope.batch.sql_query import Query, iter_rows_by_image
 from camscope.errors import InputError
 from camscope.explanation import STATUS_MEANINGS, PixelArray
 from camscope.optional import require
@@ -26,7 +26,7 @@ MAX_TEXT_LENGTH = 300  # characters of a text from a run
 ResultRow = Mapping[str, Any]
 
 
-def build_cards(run: MapCollection, rows: Sequence[ResultRow], image_height: int) -> list[dict[str, Any]]:
+def build_cards(run: RunReader, rows: Sequence[ResultRow], image_height: int) -> list[dict[str, Any]]:
     """Build the template fields of one card per row. All rows belong to one image, which is read once."""
     image = original_uri = missing_reason = None
     if any(row["attribution"] is not None for row in rows):
@@ -45,7 +45,7 @@ def build_cards(run: MapCollection, rows: Sequence[ResultRow], image_height: int
     ]
 
 
-def _draw_map(run: MapCollection, row: ResultRow, image: PixelArray | None, image_height: int) -> dict[str, Any]:
+def _draw_map(run: RunReader, row: ResultRow, image: PixelArray | None, image_height: int) -> dict[str, Any]:
     """Draw the map of a row and return the card fields of the map, or `failure_reason` if drawing fails."""
     explanation = run.explanation(row, image)
     try:
@@ -65,7 +65,7 @@ def _draw_map(run: MapCollection, row: ResultRow, image: PixelArray | None, imag
     return {**fields, "score_text": f"p={probability:.3f}" if probability >= 0.0005 else "p<0.001"}
 
 
-def _describe_row(run: MapCollection, row: ResultRow) -> dict[str, Any]:
+def _describe_row(run: RunReader, row: ResultRow) -> dict[str, Any]:
     """Return the card fields without images: title, id, method, layer, target and columns of the manifest."""
     label, target, class_names = row["label"], row["target"], run.run_info["class_names"]
     # the target of a row for which no target was requested is the index of its label
@@ -111,7 +111,7 @@ class ContactSheet:
 
 
 def build_contact_sheet(
-    run: MapCollection,
+    run: RunReader,
     query: Query,
     image_height: int = 224,
     num_threads: int = 1,
@@ -140,7 +140,7 @@ def build_contact_sheet(
 
 
 def _render_html(
-    run: MapCollection, query: Query, image_height: int, cards: Sequence[Mapping[str, Any]], row_counts: str
+    run: RunReader, query: Query, image_height: int, cards: Sequence[Mapping[str, Any]], row_counts: str
 ) -> str:
     jinja2 = require("jinja2", extra="batch")
     files = resources.files("camscope.batch")

@@ -39,7 +39,7 @@ class ChunkPlan:
         """The numbers of the chunks of this shard."""
         return range(self.shard[0], -(-self.n_images // self.chunk_size), self.shard[1])
 
-    def row_range(self, chunk: int) -> tuple[int, int]:
+    def start_and_stop_row(self, chunk: int) -> tuple[int, int]:
         """Return the manifest positions (start, stop) of the rows of a chunk."""
         return chunk * self.chunk_size, min(self.n_images, (chunk + 1) * self.chunk_size)
 
@@ -53,7 +53,7 @@ class ChunkTask:
 
     def select_rows(self, plan: ChunkPlan, table: "pa.Table") -> "pa.Table":
         """Return the rows of the manifest that this task computes."""
-        start, stop = plan.row_range(self.chunk)
+        start, stop = plan.start_and_stop_row(self.chunk)
         rows = table.slice(start, stop - start)
         if self.row_numbers is None:
             return rows
@@ -107,7 +107,7 @@ class BatchOutcome:
 
 def list_open_tasks(plan: ChunkPlan, store: RunStore, retry_failed: bool) -> tuple[list[ChunkTask], BatchOutcome]:
     """Return the chunks that remain to compute, and the outcome of the finished chunks."""
-    sizes = {chunk: stop - start for chunk in plan.shard_chunks for start, stop in [plan.row_range(chunk)]}
+    sizes = {chunk: stop - start for chunk in plan.shard_chunks for start, stop in [plan.start_and_stop_row(chunk)]}
     done = store.select_parts_of_run(sorted(sizes.keys() & store.finished_chunks()))
     outcome = BatchOutcome(sum(sizes.values()), sum(sizes[chunk] for chunk in done))
     outcome.add_failures(store.count_failures(done))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camscope.batch.manifest import import_arrow
-from camscope.batch.query import open_map_parts, open_parts, read_rows
 from camscope.batch.result_rows import FAILED
+from camscope.batch.sql_query import open_map_parts, open_parts, read_rows
 from camscope.errors import OutputError, Remedy, RunError
 from camscope.safe_files import (
     FOLDER_BUSY_MESSAGE,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from camscope.batch import ray_engine
 from camscope.batch.batch_worker import RUN_LEVEL_ERRORS, BatchWorker
 from camscope.batch.image_loading import require_valid_num_threads
+from camscope.batch.image_sources import build_manifest
 from camscope.batch.local_engine import (
     BatchOutcome,
     ChunkPlan,
@@ -23,7 +24,6 @@ from camscope.batch.manifest import ImageAccessor, Manifest, contains_scans, has
 from camscope.batch.overlays import OverlayWriter
 from camscope.batch.result_rows import OutputNames, hash_parameters
 from camscope.batch.run_store import RunStore
-from camscope.batch.sources import build_manifest
 from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
 from camscope.explainers.core.argument_sorting import reject_foreign_keywords

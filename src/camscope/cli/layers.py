@@ -110,7 +110,7 @@ def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> tuple[set[str], str
         if card is not None and card.layer:
             return candidates, card.layer
         try:
-            return candidates, choose_layer(inner, Score(inner).combined_class_score, x).name
+            return candidates, choose_layer(inner, Score(inner).compute_weighted_sum_of_all_classes, x).name
         except CamscopeError as error:  # a model without class scores has no default layer
             base.print_note(f"no default layer: {error}")
             return candidates, None

@@ -159,7 +159,7 @@ def is_run(source: str) -> bool:
 
 def is_image_collection(source: str) -> bool:
     """Return whether the source is a folder of images, a glob pattern, a manifest, or a dataset."""
-    from camscope.batch.sources import DATASET_PREFIXES, TABLE_SUFFIXES
+    from camscope.batch.image_sources import DATASET_PREFIXES, TABLE_SUFFIXES
 
     path = Path(source)
     if source.startswith(DATASET_PREFIXES) or path.is_dir():

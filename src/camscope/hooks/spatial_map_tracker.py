@@ -24,7 +24,7 @@ from camscope.hooks.function_mode import (
 )
 from camscope.hooks.map_extent import AxisExtent, Extent, find_ends, is_aligned, join_extents, update_extent
 from camscope.pytree import iter_leaves, map_leaves
-from camscope.tensor_kinds import is_fake_mode_active
+from camscope.unusual_tensors import is_fake_mode_active
 
 WINDOW_FUNCTIONS = {
     f"{name}{rank}d"

@@ -13,7 +13,6 @@ from camscope.plurals import plural
 from camscope.render.colors import colorize, get_colormap_minimum, overlay
 from camscope.render.image_encoding import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, RGBImage, check_rgb_image
 from camscope.render.image_grid import draw_image_grid
-from camscope.render.volume import AnatomicalView, Volume, draw_slice
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,
     add_plane_frame,
@@ -25,6 +24,7 @@ from camscope.render.volume_annotations import (
     get_middle_voxel,
     pad_on_dark,
 )
+from camscope.render.volume_data import AnatomicalView, Volume, draw_slice
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -84,8 +84,8 @@ def animate_volume(
     pixels_per_mm = volume.choose_pixels_per_mm(size)
     if not size:
         pixels_per_mm = min(pixels_per_mm, MAX_ANIMATION_SIDE_PIXELS / max(volume.extent_mm))
-    font_size = choose_font_size(round(pixels_per_mm * max(volume.get_slice_size_mm(view))))
-    height = round(pixels_per_mm * volume.get_slice_size_mm(view)[0])
+    font_size = choose_font_size(round(pixels_per_mm * max(volume.get_slice_height_and_width_mm(view))))
+    height = round(pixels_per_mm * volume.get_slice_height_and_width_mm(view)[0])
     side_panel = draw_side_panel(volume, font_size, pixels_per_mm, height, [caption, *describe_peak(volume)])
     frames = (_draw_animation_frame(volume, view, i, pixels_per_mm, font_size, side_panel) for i in slice_indices)
     ramp = colorize(np.linspace(get_colormap_minimum(volume.colormap), 1, N_RAMP_COLORS)[None], volume.colormap)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from camscope.errors import InputError
 from camscope.plurals import plural
 from camscope.render.colors import colorize
+from camscope.render.draw_text import draw_text
 from camscope.render.image_encoding import (
     BACKGROUND_COLOR,
     Color,
@@ -22,7 +23,6 @@ from camscope.render.image_encoding import (
     choose_line_width,
     to_finite_float64,
 )
-from camscope.render.text import draw_text
 
 CYAN: Color = (0, 229, 255)
 LIGHT_RIM_COLOR: Color = (255, 255, 255)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from camscope.errors import InputError, NonFiniteError
 from camscope.plurals import plural
 from camscope.render.colors import DIVERGING, colorize, get_colormap_minimum
+from camscope.render.draw_text import draw_text
 from camscope.render.image_encoding import (
     BACKGROUND_COLOR,
     TEXT_COLOR,
@@ -20,7 +21,6 @@ from camscope.render.image_encoding import (
     check_rgb_image,
     resize_to_fit,
 )
-from camscope.render.text import draw_text
 
 WARNING_COLOR: Color = (255, 191, 0)
 FRAME_COLOR: Color = (150, 150, 150)

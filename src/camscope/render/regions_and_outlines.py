@@ -12,6 +12,7 @@ from camscope.mask_labels import find_multiple_labels, format_name_list
 from camscope.plurals import plural
 from camscope.render.colors import ROWS_PER_BAND, hatch_uncovered
 from camscope.render.contours_and_boxes import draw_polygon, find_contours
+from camscope.render.draw_text import ELLIPSIS, draw_text
 from camscope.render.image_encoding import (
     DARK_BACKGROUND_COLOR,
     LIGHT_TEXT_COLOR,
@@ -23,7 +24,6 @@ from camscope.render.image_encoding import (
     to_finite_float64,
 )
 from camscope.render.image_grid import arrange_tiles, pad_image, paste_tile, stack_tiles
-from camscope.render.text import ELLIPSIS, draw_text
 
 # The first eight are after Okabe & Ito (2008), distinguishable with any color vision; more than twelve are not.
 REGION_COLORS: tuple[Color, ...] = (

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 
+from camscope.render.draw_text import draw_text
 from camscope.render.image_encoding import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, Color, RGBImage
 from camscope.render.image_grid import (
     WARNING_COLOR,
@@ -16,8 +17,7 @@ from camscope.render.image_grid import (
     stack_tiles,
 )
 from camscope.render.regions_and_outlines import draw_outline_legend_items, truncate_legend_line
-from camscope.render.text import draw_text
-from camscope.render.volume import AnatomicalView, Volume, VoxelIndex, format_location, match_world_axes
+from camscope.render.volume_data import AnatomicalView, Volume, VoxelIndex, assign_axes_to_xyz, format_xyz_location
 
 ACCENT_COLOR: Color = (0, 229, 255)  # of the peak and the crosshair
 DARK_ACCENT_COLOR: Color = (0, 96, 120)  # the same on the pale image under a signed map
@@ -72,7 +72,7 @@ def add_plane_frame(
     return out
 
 
-def compute_plane_offset(font_size: int, has_letters: bool) -> tuple[int, int]:
+def compute_plane_row_and_column(font_size: int, has_letters: bool) -> tuple[int, int]:
     """Return (row, column) of the plane's top left pixel in the image that `add_plane_frame` returns."""
     margin = compute_letter_margin(font_size)
     return draw_text_on_dark("", font_size).shape[0] + (margin if has_letters else 2), margin
@@ -111,8 +111,8 @@ def format_slice_position(volume: Volume, voxel: VoxelIndex, normal_axis: int) -
     Without an affine it is the distance from the first slice, and without a voxel size it is empty.
     """
     if volume.affine_matrix is not None:
-        world_axis = match_world_axes(volume.affine_matrix)[normal_axis]
-        return f" · {format_location(volume.affine_matrix, voxel)[world_axis]} mm"
+        world_axis = assign_axes_to_xyz(volume.affine_matrix)[normal_axis]
+        return f" · {format_xyz_location(volume.affine_matrix, voxel)[world_axis]} mm"
     return f" · {voxel[normal_axis] * volume.voxel_size[normal_axis]:.1f} mm" if volume.has_physical_size else ""
 
 
@@ -169,7 +169,7 @@ def describe_voxel(volume: Volume, voxel: VoxelIndex) -> list[str]:
     label = "peak" if voxel == volume.peak and not volume.warning else "value"
     descriptions = [f"{label} {format_range_number(value, value, value)}", f"voxel {voxel[0]}, {voxel[1]}, {voxel[2]}"]
     if volume.affine_matrix is not None:
-        descriptions.append(f"{'  '.join(format_location(volume.affine_matrix, voxel))} mm")
+        descriptions.append(f"{'  '.join(format_xyz_location(volume.affine_matrix, voxel))} mm")
     return descriptions
 
 

@@ -47,7 +47,7 @@ class ImageContext:
 class Target(ABC):
     """Base class of targets: a callable that reads one score per sample (N,) from the model's output.
 
-    `bind` converts coordinates of the original image to the model's input. `resolve` fixes every open choice, such
+    `prepare_for_image` converts coordinates of the original image to the model's input. `resolve_choices` fixes every open choice, such
     as the class, in the first, clean forward pass. It raises TargetError if the output does not fit the target.
 
     >>> import torch
@@ -74,15 +74,15 @@ class Target(ABC):
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """Return a text that describes the target of one sample. `class_name` converts a class index to a name."""
 
-    def bind_model(self, model: nn.Module) -> "Target":
+    def prepare_for_model(self, model: nn.Module) -> "Target":
         """Return the target with the information about the model that it needs. Called once per score."""
         return self
 
-    def bind(self, image_context: ImageContext) -> "Target":
+    def prepare_for_image(self, image_context: ImageContext) -> "Target":
         """Return the target converted from coordinates of the original image to those of the model's input."""
         return self
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Target":
+    def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Target":
         """Return the target with every open choice fixed, such as the class. `input_size`: size of the model's input (*S)."""
         return self
 

@@ -62,8 +62,8 @@ class Box(Target):
             YOLOS),
             "sigmoid" where there is no such class (Deformable DETR, RT-DETR). None follows the config of a Hugging Face
         model.
-        heads: The detection heads of the model, which `bind_model` sets.
-        input_size: Size of the model's input, which `bind` and `resolve` set.
+        heads: The detection heads of the model, which `prepare_for_model` sets.
+        input_size: Size of the model's input, which `prepare_for_image` and `resolve_choices` set.
 
     Raises:
         TargetError: The corners are not finite or not in order, or `activation` is unknown.
@@ -101,11 +101,11 @@ class Box(Target):
         """The corners as (x0, y0, x1, y1)."""
         return self.x0, self.y0, self.x1, self.y1
 
-    def bind_model(self, model: nn.Module) -> "Box":
+    def prepare_for_model(self, model: nn.Module) -> "Box":
         """Return the box with the number of classes from the model's config."""
         return replace(self, heads=find_detection_heads(model)) if self.activation is None else self
 
-    def bind(self, image_context: ImageContext) -> "Box":
+    def prepare_for_image(self, image_context: ImageContext) -> "Box":
         """Return the box in pixels of the model's input."""
         ends = image_context.to_input([[self.y0, self.x0], [self.y1, self.x1]])
         (top, left), (bottom, right) = ends.min(0).tolist(), ends.max(0).tolist()
@@ -124,7 +124,7 @@ class Box(Target):
         (top, bottom), (left, right) = sides
         return replace(self, x0=left, y0=top, x1=right, y1=bottom, input_size=tuple(size))
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Box":
+    def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Box":
         """Return the box with its class fixed. Raises TargetError if no detection overlaps it by at least half."""
         resolved = replace(self, input_size=tuple(input_size), activation=self._resolve_activation(output))
         detections = parse_detections(output, resolved.input_size, resolved.activation)

@@ -17,7 +17,7 @@ from camscope.errors import Remedy, TargetError
 from camscope.plurals import plural
 from camscope.targets.base import ClassNameLookup, Target
 from camscope.targets.outputs import are_probabilities, class_scores, full_precision
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ClassTarget(Target):
     def candidate_scores(self, output: Any) -> Tensor:
         """Compute the scores (N,K) from which the class is chosen."""
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> Self:
+    def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> Self:
         """Return the target with the class of each sample (N,) fixed."""
         scores = self.candidate_scores(output).detach()
         best = scores.argmax(1).tolist()
@@ -107,7 +107,7 @@ class Classes(Target):
 
     Args:
         labels: Indices or names of the classes, each once.
-        class_indices: The indices, which `resolve` sets.
+        class_indices: The indices, which `resolve_choices` sets.
 
     Raises:
         TargetError: `labels` is no list of classes, or a class is there twice.
@@ -133,7 +133,7 @@ class Classes(Target):
         indices = self.class_indices or self._resolve_class_indices(scores.shape[1], None)
         return scores[:, list(indices)].mean(1)
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Classes":
+    def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Classes":
         """Return the target with all classes converted to indices."""
         return replace(
             self, class_indices=self._resolve_class_indices(class_scores(output, self.labels[0]).shape[1], class_names)
@@ -162,7 +162,7 @@ class LogProbability(ClassTarget):
         multilabel: Take the sigmoid of the class's own logit, for labels that do not exclude each other. The default is
             the
             softmax of all classes. A model with one output always gets the sigmoid.
-        resolved_classes: Class of each sample, which `resolve` sets.
+        resolved_classes: Class of each sample, which `resolve_choices` sets.
 
     >>> LogProbability(0)(Tensor([[200.0, 0.0]])).tolist(), LogProbability(1)(Tensor([[200.0, 0.0]])).tolist()
     ([0.0], [-200.0])
@@ -206,7 +206,7 @@ def tensor_to_list(target: Any) -> Any:
     """Return a tensor or array of class indices as a list, and a scalar as a number. Raises TargetError for an unusual
     tensor, such as a sparse one.
     """
-    kind = find_unusual_kind(target) if isinstance(target, Tensor) else None
+    kind = describe_unusual_tensor(target) if isinstance(target, Tensor) else None
     if kind is not None and not (kind.is_castable and not target.is_floating_point()):
         raise TargetError(
             f"the target is {kind.description}: expected a class index, or an ordinary tensor with one class index per sample"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from camscope.errors import CamscopeError, InputError, ModelError, is_out_of_memory
 from camscope.pytree import format_argument, iter_argument_leaves
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 INTEGER_TYPE_NAMES = {  # as torch spells them in errors
     torch.uint8: ("byte", "unsigned char"),
@@ -63,13 +63,13 @@ def _raise_unusual_tensor_error(
     """Raise a CamscopeError if an argument or a weight is an unusual tensor, such as a sparse one."""
     reason = f"the forward of {type(model).__name__} raised {type(error).__name__}"
     for path, value in iter_argument_leaves(args, kwargs):
-        if (kind := find_unusual_kind(value, "value")) is not None:
+        if (kind := describe_unusual_tensor(value, "value")) is not None:
             raise InputError(
                 f"{reason}, and its additional argument {format_argument(path)} is {kind.description}: if the model does not "
                 f"support that, pass {kind.replacement}"
             ) from error
     for name, value in (*model.named_parameters(), *model.named_buffers()):
-        if (kind := find_unusual_kind(value, "weight")) is not None:
+        if (kind := describe_unusual_tensor(value, "weight")) is not None:
             raise ModelError(
                 f"{reason}, and its weight {name} is {kind.description}: if the layer does not support that, set the weight to "
                 f"{kind.replacement}"

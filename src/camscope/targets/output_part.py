@@ -21,7 +21,7 @@ class OutputPart(Target):
     Args:
         path: Key, index or attribute of the part. Several are joined by dots, such as "heads.2".
         target: The target within this part, as if the model returned only this part.
-        part_score: Score of the part, which `resolve` sets.
+        part_score: Score of the part, which `resolve_choices` sets.
 
     Raises:
         TargetError: `path` is no key, index or attribute.
@@ -52,15 +52,21 @@ class OutputPart(Target):
         """Return the target with the inner target flipped."""
         return replace(self, part_score=self.part_score and self.part_score.flipped(flips, size))
 
-    def bind_model(self, model: nn.Module) -> "OutputPart":
+    def prepare_for_model(self, model: nn.Module) -> "OutputPart":
         """Return the target with the inner target bound to the model."""
-        return replace(self, target=self.target.bind_model(model)) if isinstance(self.target, Target) else self
+        return replace(self, target=self.target.prepare_for_model(model)) if isinstance(self.target, Target) else self
 
-    def bind(self, image_context: ImageContext) -> "OutputPart":
+    def prepare_for_image(self, image_context: ImageContext) -> "OutputPart":
         """Return the target with the inner target bound to the image."""
-        return replace(self, target=self.target.bind(image_context)) if isinstance(self.target, Target) else self
+        return (
+            replace(self, target=self.target.prepare_for_image(image_context))
+            if isinstance(self.target, Target)
+            else self
+        )
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "OutputPart":
+    def resolve_choices(
+        self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None
+    ) -> "OutputPart":
         """Return the target with the inner target resolved for the selected part of the output."""
         score = Score(nn.Identity(), self.target, class_names=class_names, input_size=input_size)
         score.read_score(part := self._select_part(output), _count_samples(part))

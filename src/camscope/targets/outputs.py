@@ -11,7 +11,7 @@ from torch import Tensor
 from camscope.errors import Remedy, TargetError
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves, map_leaves
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 HF_EMBEDDING_FIELDS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face: embeddings, not class scores
 ROUNDING_STEPS = 4  # multiples of the machine epsilon by which two orders of summation may differ
@@ -56,7 +56,7 @@ def class_scores(output: object, label: object = None) -> Tensor:
 
 def check_output_tensor(tensor: Tensor) -> None:
     """Raise TargetError if the tensor of a model's output that holds the scores is no ordinary tensor."""
-    kind = find_unusual_kind(tensor, "output")
+    kind = describe_unusual_tensor(tensor, "output")
     if kind is None or (kind.is_castable and not tensor.is_floating_point()):  # there is another error for integers
         return
     if not kind.has_values:
@@ -134,7 +134,7 @@ def full_precision(values: Tensor) -> Tensor:
 def check_target_scores(scores: object, target: object) -> Tensor:
     """Check the scores that a callable target returned. Raises TargetError unless they are one float per sample (N,)."""
     name = getattr(target, "__name__", type(target).__name__)
-    if isinstance(scores, Tensor) and (kind := find_unusual_kind(scores, "scores")) is not None:
+    if isinstance(scores, Tensor) and (kind := describe_unusual_tensor(scores, "scores")) is not None:
         raise TargetError(
             f"the target {name!r} returned {kind.description}; expected one float per sample: return {kind.replacement}"
         )

@@ -18,7 +18,7 @@ from camscope.pytree import iter_leaves
 from camscope.targets.base import ClassNameLookup, ImageContext, parse_finite_numbers
 from camscope.targets.classes import ClassTarget
 from camscope.targets.outputs import check_no_detections, check_output_tensor, full_precision, get_output_tensor
-from camscope.tensor_kinds import check_ordinary_tensor
+from camscope.unusual_tensors import check_ordinary_tensor
 
 ADAPTIVE_POOLS: dict[int, Callable[..., Tensor]] = dict(
     enumerate((F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d), start=1)
@@ -35,8 +35,8 @@ class Region(ClassTarget):
         label: Index or name of the class, or None for the class that scores most in the region.
         mask: The region, 0 outside and one value inside, in the size of the original image or of the model's input.
         point: The region as one pixel (x, y).
-        resolved_classes: Class of each sample, which `resolve` sets.
-        cell_weights: (N,*s) weights of the cells of the output, which `resolve` sets.
+        resolved_classes: Class of each sample, which `resolve_choices` sets.
+        cell_weights: (N,*s) weights of the cells of the output, which `resolve_choices` sets.
 
     Raises:
         TargetError: There is a mask and a point, the mask is empty, or the point is not finite.
@@ -64,7 +64,7 @@ class Region(ClassTarget):
                 raise TargetError(f"point={self.point!r} of a Region: expected finite numbers (x, y)")
             object.__setattr__(self, "point", tuple(point))
 
-    def bind(self, image_context: ImageContext) -> "Region":
+    def prepare_for_image(self, image_context: ImageContext) -> "Region":
         """Return the target with mask or point converted to coordinates of the model's input."""
         if self.point is not None:
             _check_point_axes(self.point, image_context.input_size)
@@ -86,7 +86,7 @@ class Region(ClassTarget):
         weights = None if self.cell_weights is None else self.cell_weights.flip([axis + 1 for axis in flips])
         return replace(self, cell_weights=weights)
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Region":
+    def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Region":
         """Return the target with its class fixed, and with the weight of each output cell (N,*s)."""
         maps = full_precision(class_score_maps(output)).detach()
         grid, input_size = tuple(maps.shape[2:]), tuple(input_size) or tuple(maps.shape[2:])
@@ -96,7 +96,7 @@ class Region(ClassTarget):
             )
         is_whole_map = self.mask is None and self.point is None
         weights = torch.ones_like(maps[:, 0]) if is_whole_map else self._compute_cell_weights(maps, input_size)
-        resolved = ClassTarget.resolve(replace(self, cell_weights=weights), output, input_size, class_names)
+        resolved = ClassTarget.resolve_choices(replace(self, cell_weights=weights), output, input_size, class_names)
         if not is_whole_map or resolved.resolved_classes is None:
             return resolved
         weights = (maps.argmax(1) == resolved.resolved_classes.view(-1, *[1] * (maps.ndim - 2))).to(maps)

@@ -82,7 +82,7 @@ class Score:
         self.model, self._args, self._kwargs, self.forward_context = model, args, dict(kwargs or {}), forward_context
         self.target = target if callable(target) else normalize_target(target)
         if isinstance(self.target, Target):
-            self.target = self.target.bind_model(model)
+            self.target = self.target.prepare_for_model(model)
         self.class_names, self.one_sample_per_pass = class_names, one_sample_per_pass
         self._input_key, self._frames_first, self._input_size = input_key, bool(frames_first), tuple(input_size)
         self._resolved_input_key: InputKey | None = INPUT_KEY_NOT_READ
@@ -150,7 +150,7 @@ class Score:
         flipped.target = self.target.flipped(flips, size)
         return flipped
 
-    def combined_class_score(self, x: Tensor) -> Tensor:
+    def compute_weighted_sum_of_all_classes(self, x: Tensor) -> Tensor:
         """Compute a weighted sum of all class scores (N,), or the score of a callable target. Used to choose a layer."""
         if callable(self.target):
             return self(x)
@@ -232,7 +232,7 @@ class Score:
                 f"{plural(len(targets), 'target')} for a batch of {n_rows}: pass one target, or one per sample"
             )
         if isinstance(self.target, Target) and self.values is None:
-            self.target = self.target.resolve(output, self._input_size, self.class_names)
+            self.target = self.target.resolve_choices(output, self._input_size, self.class_names)
         if callable(self.target) and sample_index is not None:
             return self._score_variants_by_callable(self.target, output, sample_index)
         if callable(self.target):
@@ -352,9 +352,11 @@ class PerSampleTarget(Target):
     def __init__(self, targets: Sequence[TargetLike], scores: Sequence[Score] = ()) -> None:
         self.targets, self._scores = list(targets), list(scores)
 
-    def bind_model(self, model: nn.Module) -> "PerSampleTarget":
+    def prepare_for_model(self, model: nn.Module) -> "PerSampleTarget":
         """Return the targets after each was bound to the model."""
-        return PerSampleTarget([item.bind_model(model) if isinstance(item, Target) else item for item in self.targets])
+        return PerSampleTarget(
+            [item.prepare_for_model(model) if isinstance(item, Target) else item for item in self.targets]
+        )
 
     @property
     def dense(self) -> bool:
@@ -365,7 +367,9 @@ class PerSampleTarget(Target):
         """Return the targets after each was flipped."""
         return PerSampleTarget(self.targets, [score.flipped(flips, size) for score in self._scores])
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "PerSampleTarget":
+    def resolve_choices(
+        self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None
+    ) -> "PerSampleTarget":
         """Return the targets after each was resolved with the output of its sample."""
         scores = [Score(nn.Identity(), item, class_names=class_names, input_size=input_size) for item in self.targets]
         resolved = PerSampleTarget(self.targets, scores)

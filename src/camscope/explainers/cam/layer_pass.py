@@ -37,7 +37,7 @@ from camscope.layers.selection import choose_layer, find_doubt_reason, infer_lay
 from camscope.model_metadata import get_card
 from camscope.plurals import plural
 from camscope.targets import Score, Target, full_precision
-from camscope.tensor_kinds import check_ordinary_tensor
+from camscope.unusual_tensors import check_ordinary_tensor
 
 # errors of PyTorch and of libraries such as torchvision about an operation that can be differentiated only once
 NO_SECOND_DERIVATIVE_PATTERN = re.compile(
@@ -114,10 +114,10 @@ class LayerSelectionMixin(Explainer):
             return card.layer
         if callable(score.target):
             dense = isinstance(score.target, Target) and score.target.dense
-            return choose_layer(model, score.combined_class_score, x, dense=dense).name
+            return choose_layer(model, score.compute_weighted_sum_of_all_classes, x, dense=dense).name
         key = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
         if key not in self._chosen_layers:
-            name = choose_layer(model, score.combined_class_score, x).name
+            name = choose_layer(model, score.compute_weighted_sum_of_all_classes, x).name
             self._chosen_layers = {**self._chosen_layers, key: name}
         return self._chosen_layers[key]
 

@@ -212,7 +212,7 @@ def _build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manif
         table = pa.table({"path": pa.array(paths, pa.string()), LABEL_COLUMN: names})
         return Manifest(add_row_columns(table, kind), None)
     if hasattr(dataset, "features") and hasattr(dataset, "with_format"):
-        table, images = _split_hugging_face_dataset(dataset)
+        table, images = _split_into_table_and_images(dataset)
     elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         table, images = _build_label_table(dataset), DatasetImages(dataset, None)
     else:
@@ -221,7 +221,7 @@ def _build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manif
     return Manifest(add_row_columns(table, kind), None, images, format_without_address(identity))
 
 
-def _split_hugging_face_dataset(dataset: Any) -> tuple["pa.Table", DatasetImages]:
+def _split_into_table_and_images(dataset: Any) -> tuple["pa.Table", DatasetImages]:
     """Separate a dataset into a table without images, and its images as undecoded files."""
     feature_types = {name: type(feature).__name__ for name, feature in dataset.features.items()}
     image_columns = [name for name, feature_type in feature_types.items() if feature_type == "Image"]

@@ -16,7 +16,6 @@ from camscope.render.image_encoding import (
     resize_to_fit,
 )
 from camscope.render.image_grid import pad_image
-from camscope.render.volume import AnatomicalView, Volume, VoxelIndex, draw_slice, draw_slice_overlay
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,
     DARK_ACCENT_COLOR,
@@ -24,7 +23,7 @@ from camscope.render.volume_annotations import (
     arrange_on_dark,
     choose_font_size,
     compute_letter_margin,
-    compute_plane_offset,
+    compute_plane_row_and_column,
     describe_orientation,
     describe_peak,
     describe_voxel,
@@ -37,6 +36,7 @@ from camscope.render.volume_annotations import (
     pad_on_dark,
     stack_on_dark,
 )
+from camscope.render.volume_data import AnatomicalView, Volume, VoxelIndex, draw_slice, draw_slice_overlay
 
 MIN_HEIGHT_WITH_TEXT = 240  # below this, text would leave no room for the planes
 EDGE_PIXELS = 8
@@ -99,7 +99,9 @@ def draw_planes(
 
 def _draw_bare_planes(volume: Volume, voxel: VoxelIndex, height: int) -> RGBImage:
     """Draw three planes (height,w,3) without text, for images that are too small for text."""
-    pixels_per_mm = (height - EDGE_PIXELS) / sum(volume.get_slice_size_mm(view)[0] for view in volume.views[:2])
+    pixels_per_mm = (height - EDGE_PIXELS) / sum(
+        volume.get_slice_height_and_width_mm(view)[0] for view in volume.views[:2]
+    )
     first, second, third = (_draw_plane_with_crosshair(volume, view, voxel, pixels_per_mm) for view in volume.views)
     return resize_to_fit(arrange_on_dark([[first], [second, third]], EDGE_PIXELS // 2), height)
 
@@ -107,9 +109,9 @@ def _draw_bare_planes(volume: Volume, voxel: VoxelIndex, height: int) -> RGBImag
 def _compute_pixels_per_mm(volume: Volume, height: int, font_size: int) -> float:
     """Return the pixels per millimeter at which two annotated planes fill `height` rows."""
     has_letters = volume.axis_end_letters is not None
-    annotation_rows = 2 * compute_plane_offset(font_size, has_letters=has_letters)[0] + font_size
+    annotation_rows = 2 * compute_plane_row_and_column(font_size, has_letters=has_letters)[0] + font_size
     annotation_rows += 2 * (compute_letter_margin(font_size) if has_letters else 4)
-    rows = sum(volume.get_slice_size_mm(view)[0] for view in volume.views[:2])
+    rows = sum(volume.get_slice_height_and_width_mm(view)[0] for view in volume.views[:2])
     return max(height / 4, height - annotation_rows) / rows
 
 
@@ -118,7 +120,7 @@ def _draw_plane_with_crosshair(
 ) -> RGBImage:
     plane = draw_slice(volume, view, voxel[view.normal_axis], pixels_per_mm)
     ratio = np.divide(plane.shape[:2], (volume.shape[view.row_axis], volume.shape[view.column_axis]))
-    row, column = np.multiply(view.project_voxel(voxel, volume.shape), ratio)
+    row, column = np.multiply(view.get_row_and_column_of_voxel(voxel, volume.shape), ratio)
     is_pale = volume.colormap == DIVERGING and volume.alpha > 0
     return draw_crosshair(plane, row, column, DARK_ACCENT_COLOR if is_pale else ACCENT_COLOR)
 
@@ -163,7 +165,7 @@ def draw_slices(
         raise InputError(f"n_slices={n_slices}: expected at least 1 slice")
     view = volume.get_view(axis)
     slice_indices = choose_even_indices(volume.shape[view.normal_axis], n_slices, volume.peak[view.normal_axis])
-    height, width = volume.get_slice_size_mm(view)
+    height, width = volume.get_slice_height_and_width_mm(view)
     columns = min(columns or _choose_slice_columns(len(slice_indices), height / width), len(slice_indices))
     if size is not None:
         check_image_height("size", size)
@@ -234,7 +236,9 @@ def draw_projection(
         raise InputError(f"background={background!r}: expected 'mean' or 'max'")
     pixels_per_mm = volume.choose_pixels_per_mm(size)
     views = volume.views if axis is None else (volume.get_view(axis),)
-    font_size = choose_font_size(round(pixels_per_mm * max(max(volume.get_slice_size_mm(view)) for view in views)))
+    font_size = choose_font_size(
+        round(pixels_per_mm * max(max(volume.get_slice_height_and_width_mm(view)) for view in views))
+    )
     cells = [_draw_projected_view(volume, view, background, pixels_per_mm, font_size) for view in views]
     max_height = max(cell.shape[0] for cell in cells)
     side_panel = draw_side_panel(volume, font_size, pixels_per_mm, max_height, [caption, *describe_peak(volume)])

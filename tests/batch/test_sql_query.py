@@ -9,9 +9,9 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
 
 from camscope.batch import BatchRun, Query  # noqa: E402 - it needs pyarrow
-from camscope.batch.query import RowReader, iter_rows_by_image  # noqa: E402
 from camscope.batch.result_rows import OPTIONAL_COLUMNS, column_types  # noqa: E402
 from camscope.batch.run_store import RunStore  # noqa: E402
+from camscope.batch.sql_query import RowReader, iter_rows_by_image  # noqa: E402
 
 PARTS, IMAGES = 12, 5  # of each part; two methods of each image
 

@@ -36,12 +36,12 @@ class UnusualTensor(NamedTuple):
     is_castable: bool = False
 
 
-def find_unusual_kind(tensor: Tensor, name: str = "x") -> UnusualTensor | None:
+def describe_unusual_tensor(tensor: Tensor, name: str = "x") -> UnusualTensor | None:
     """Return what is unusual about a tensor, or None for an ordinary one. `name` is the tensor's name in the replacement.
 
-    >>> find_unusual_kind(torch.eye(2).to_sparse())[:2]
+    >>> describe_unusual_tensor(torch.eye(2).to_sparse())[:2]
     ('a tensor of layout sparse_coo', 'x.to_dense()')
-    >>> print(find_unusual_kind(torch.eye(2)))
+    >>> print(describe_unusual_tensor(torch.eye(2)))
     None
     """
     if is_lazy(tensor):
@@ -92,7 +92,7 @@ def to_ordinary_tensor(tensor: Tensor) -> Tensor:
         return masked
     if tensor.layout != torch.strided:
         return tensor.to_dense()
-    kind = find_unusual_kind(tensor)
+    kind = describe_unusual_tensor(tensor)
     return tensor if kind is None or kind.is_castable else tensor.view(torch.uint8)
 
 
@@ -103,7 +103,7 @@ def check_ordinary_tensor(
 
     `allow_castable`: whether dtypes such as float8 and uint16 are allowed, because the caller converts them.
     """
-    kind = find_unusual_kind(tensor, name)
+    kind = describe_unusual_tensor(tensor, name)
     if kind is not None and not (allow_castable and kind.is_castable):
         raise error(f"{role} is {kind.description}; expected an ordinary tensor: pass {kind.replacement}")
 

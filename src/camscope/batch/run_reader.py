@@ -13,6 +13,7 @@ import numpy as np
 
 from camscope import render
 from camscope.batch.image_loading import hash_source
+from camscope.batch.image_sources import DATASET_PREFIXES, build_manifest
 from camscope.batch.manifest import (
     PSEUDONYMIZED_DATASET,
     ImageAccessor,
@@ -22,10 +23,9 @@ from camscope.batch.manifest import (
     pseudonymize_manifest,
 )
 from camscope.batch.path_resolver import PathResolver
-from camscope.batch.query import Query, RowReader, open_map_parts, read_rows, table_to_dicts, translate_part_errors
 from camscope.batch.result_rows import EXPLANATION_COLUMNS, FAILED
 from camscope.batch.run_store import RUN_FILE, RunStore
-from camscope.batch.sources import DATASET_PREFIXES, build_manifest
+from camscope.batch.sql_query import Query, RowReader, open_map_parts, read_rows, table_to_dicts, translate_part_errors
 from camscope.errors import CamscopeError, ImageError, InputError
 from camscope.explanation import Explanation, PixelArray, check_explanation
 from camscope.geometry import Placement
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 
-class MapCollection:
+class RunReader:
     """The rows of a run, their maps and their images.
 
     `dataset` is the source of the run, as it was passed to `run_batch`; images are then read from there. `fetch` allows
@@ -410,7 +410,7 @@ def require_unchanged(row: Mapping[str, Any], source: Any) -> None:
 OVERSAMPLING = 2  # pixels that are drawn per pixel of a thumbnail, in each direction
 
 
-def read_original(maps: MapCollection, row: Mapping[str, Any]) -> tuple[PixelArray | None, str | None]:
+def read_original(maps: RunReader, row: Mapping[str, Any]) -> tuple[PixelArray | None, str | None]:
     """Return the image (H,W,3) of a row and None, or None and the reason why the image cannot be shown."""
     try:
         return maps.read_image(row), None

@@ -43,7 +43,7 @@ class AnatomicalView:
         transposed = array.transpose(self.normal_axis, self.row_axis, self.column_axis, *range(3, array.ndim))
         return transposed[:, :: -1 if self.is_row_flipped else 1, :: -1 if self.is_column_flipped else 1]
 
-    def project_voxel(self, voxel: tuple[int, int, int], shape: tuple[int, ...]) -> tuple[float, float]:
+    def get_row_and_column_of_voxel(self, voxel: tuple[int, int, int], shape: tuple[int, ...]) -> tuple[float, float]:
         """Return (row, column) of a voxel's center in the slice. Pixel i covers [i, i+1]."""
         row, column = voxel[self.row_axis] + 0.5, voxel[self.column_axis] + 0.5
         row = shape[self.row_axis] - row if self.is_row_flipped else row
@@ -218,7 +218,7 @@ class Volume:
             raise InputError(f"voxel_index={voxel_index}: expected {expected}")
         return int(voxel_index[0]), int(voxel_index[1]), int(voxel_index[2])
 
-    def get_slice_size_mm(self, view: AnatomicalView) -> tuple[float, float]:
+    def get_slice_height_and_width_mm(self, view: AnatomicalView) -> tuple[float, float]:
         """Return height and width of a view's slices in millimeters."""
         return self.extent_mm[view.row_axis], self.extent_mm[view.column_axis]
 
@@ -259,7 +259,7 @@ def draw_slice_overlay(
 
     The map is interpolated before it is colored.
     """
-    size = tuple(max(1, round(length * pixels_per_mm)) for length in volume.get_slice_size_mm(view))
+    size = tuple(max(1, round(length * pixels_per_mm)) for length in volume.get_slice_height_and_width_mm(view))
     rgb = resize_plane(gray_image, size)
     rgb = np.repeat(rgb[..., None], 3, axis=2) if rgb.ndim == 2 else rgb
     normalized = normalize_between(np.asarray(values, np.float32), *volume.value_range, volume.colormap)
@@ -351,20 +351,20 @@ def get_axis_letters(affine: NDArray[np.float64]) -> tuple[AxisLetters, AxisLett
     (('R', 'L'), ('P', 'A'), ('I', 'S'))
     """
     letters: list[AxisLetters] = []
-    for k, axis in enumerate(match_world_axes(affine)):
+    for k, axis in enumerate(assign_axes_to_xyz(affine)):
         low, high = WORLD_AXIS_LETTERS[axis]
         letters.append((low, high) if affine[axis, k] > 0 else (high, low))
     first, second, third = letters
     return first, second, third
 
 
-def match_world_axes(affine: NDArray[np.float64]) -> tuple[int, ...]:
+def assign_axes_to_xyz(affine: NDArray[np.float64]) -> tuple[int, ...]:
     """Assign each array axis to the nearest of the world axes x, y and z, as 0, 1 and 2. Each is used once."""
     cosines = np.abs(affine[:3, :3] / compute_spacing(affine))
     return max(permutations(range(3)), key=lambda axes: sum(cosines[axis, k] for k, axis in enumerate(axes)))
 
 
-def format_location(affine: NDArray[np.float64], voxel: ArrayLike) -> tuple[str, str, str]:
+def format_xyz_location(affine: NDArray[np.float64], voxel: ArrayLike) -> tuple[str, str, str]:
     """Format a voxel's position as medical viewers do: `R 12.0`, `P 3.5`, `S 40.0`, in millimeters from the origin."""
     point = affine[:3, :3] @ np.asarray(voxel, np.float64) + affine[:3, 3]
     x, y, z = (
