@@ -1,4 +1,4 @@
-"""Grad-CAM and saliency maps for PyTorch, with the numbers that say whether to trust them.
+"""Grad-CAM and saliency maps for PyTorch, with metrics that test whether the maps can be trusted.
 
     from camscope import GradCAM
 

@@ -124,7 +124,7 @@ class Exporter:
     def _export_row(
         self, row: ResultRow, stem: str, explanation: Explanation, missing_image_reason: str | None
     ) -> RowExport:
-        """Write the files of one row. Without the original image, for which `missing_image_reason` is set, write no image files."""
+        """Write the files of one row. If the image is missing for a reason, write no image files."""
         n_files = 0
         try:
             for file_format in self.formats:

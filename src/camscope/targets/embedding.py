@@ -51,7 +51,7 @@ class Similarity(Target):
             check_ordinary_tensor(tensor, "the reference", "reference", TargetError)
 
     def prepare_for_image(self, image_context: ImageContext) -> Target:
-        """Return the target with reference images replaced by their embeddings."""
+        """Return the target with the embeddings of its reference images in place of the images."""
         size = getattr(self.reference, "shape", ())
         is_signal = len(size) == 2 and tuple(size[1:]) == image_context.input_size
         if _is_embedding(self.reference) and not is_signal:
@@ -71,7 +71,7 @@ class Similarity(Target):
     def resolve_choices(
         self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None
     ) -> "Similarity":
-        """Return the target with the mean of its references, (D,), as the only reference."""
+        """Return the target with one reference (D,): the mean of all references."""
         if not _is_embedding(self.reference):
             raise TargetError(
                 "Similarity to an image: only explain() can compute the embedding of the image",
@@ -143,13 +143,13 @@ class TextSimilarity(Target):
         object.__setattr__(self, "similarities", tuple(Similarity(vector.detach().reshape(-1)) for vector in vectors))
 
     def prepare_for_image(self, image_context: ImageContext) -> "TextSimilarity":
-        """Return the target with the text encoder of the model, unless the user passed one."""
+        """Return the target with the text encoder of the model. An encoder that the user passed is kept."""
         return self if self.encode is not None else replace(self, encode=image_context.embed_text)
 
     def resolve_choices(
         self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None
     ) -> "TextSimilarity":
-        """Return the target with text embeddings that fit the model's output."""
+        """Return the target with the embeddings of its texts, checked against the model's output."""
         if not self.similarities:
             raise TargetError(
                 f"TextSimilarity({self.prompt!r}): the model has no text encoder",

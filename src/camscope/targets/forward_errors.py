@@ -1,4 +1,4 @@
-"""Errors of a model's forward that the dtypes, arguments or weights of the call explain."""
+"""Explain why a model's forward failed: mixed dtypes, a wrong argument, or an unusual tensor."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,10 @@ FLOAT_TYPE_NAMES = {torch.float64: "double", torch.float32: "float", torch.float
 def forward_errors_explained(
     model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Convert errors of the model's forward inside the `with` that its dtypes, arguments or weights may explain."""
+    """Convert errors of the model's forward inside the `with` to an error that names the cause.
+
+    Known causes are mixed dtypes, and arguments or weights that are unusual tensors. Other errors stay unchanged.
+    """
     try:
         yield
     except Exception as error:
@@ -39,7 +42,7 @@ def forward_errors_explained(
 
 
 def _raise_dtype_error(error: RuntimeError, model: nn.Module, x: Tensor) -> None:
-    """Raise InputError if the error is about mixed dtypes."""
+    """Raise an InputError that names the dtypes of input and parameters, if the error is about mixed dtypes."""
     dtypes = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
     message, received = str(error).lower(), str(x.dtype).removeprefix("torch.")
     named = set(re.findall("bfloat16|double|float|half", message))

@@ -65,7 +65,7 @@ class Region(ClassTarget):
             object.__setattr__(self, "point", tuple(point))
 
     def prepare_for_image(self, image_context: ImageContext) -> "Region":
-        """Return the target with mask or point converted to coordinates of the model's input."""
+        """Return the target with its mask or point converted from the image to the model's input."""
         if self.point is not None:
             _check_point_axes(self.point, image_context.input_size)
             point = image_context.to_input([self.point[::-1]])[0][::-1].tolist()
@@ -82,12 +82,12 @@ class Region(ClassTarget):
         return replace(self, mask=mask)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Region":
-        """Return the target with flipped cell weights. `candidate_scores` resizes the weights to the output grid."""
+        """Return the target with flipped cell weights. `candidate_scores` later resizes the weights to the output grid."""
         weights = None if self.cell_weights is None else self.cell_weights.flip([axis + 1 for axis in flips])
         return replace(self, cell_weights=weights)
 
     def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Region":
-        """Return the target with its class fixed, and with the weight of each output cell (N,*s)."""
+        """Return the target with its class fixed, and with weights (N,*s) of the output cells."""
         maps = full_precision(class_score_maps(output)).detach()
         grid, input_size = tuple(maps.shape[2:]), tuple(input_size) or tuple(maps.shape[2:])
         if len(grid) != len(input_size):
@@ -130,7 +130,7 @@ class Region(ClassTarget):
         return f"{self.describe_class(sample, class_name)} {place}"
 
     def _compute_cell_weights(self, maps: Tensor, input_size: tuple[int, ...]) -> Tensor:
-        """Return the share of each cell that lies in the region (N,*s), for an output (N,K,*s)."""
+        """Return the share (N,*s) of each cell of the output `maps` (N,K,*s) that lies in the region."""
         grid = maps.shape[2:]
         if self.mask is None:
             point = tuple(self.point or ())
@@ -146,7 +146,7 @@ class Region(ClassTarget):
 
 
 def class_score_maps(output: Any) -> Tensor:
-    """Find the class scores at every position (N,K,*s) in a segmentation output."""
+    """Find the class scores (N,K,*s) at every position *s of a segmentation output."""
     check_no_detections(output)
     named = [output, *(get_output_tensor(output, name) for name in ("out", "logits"))]
     candidates = [item for item in named if isinstance(item, Tensor)][:1]
@@ -159,7 +159,7 @@ def class_score_maps(output: Any) -> Tensor:
 
 
 def _to_boolean_mask(mask: ArrayLike | Tensor) -> NDArray[np.bool_]:
-    """Convert a mask to booleans. Raises TargetError if it is not a mask of one region."""
+    """Convert a mask to booleans. Raise TargetError unless it marks one region."""
     if isinstance(mask, Tensor):
         check_ordinary_tensor(mask, "the mask of a Region", "mask", TargetError)
     try:
