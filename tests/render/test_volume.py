@@ -16,6 +16,7 @@ from camscope.render import (
     draw_slices,
     hatch_uncovered,
 )
+from camscope.render.draw_slice import draw_slice
 from camscope.render.draw_text import draw_text
 from camscope.render.draw_volume import _choose_slice_columns
 from camscope.render.image_grid import WARNING_COLOR
@@ -25,7 +26,7 @@ from camscope.render.volume_annotations import (
     compute_plane_row_and_column,
     draw_text_on_dark,
 )
-from camscope.render.volume_data import choose_views, compute_spacing, draw_slice, format_xyz_location, get_axis_letters
+from camscope.render.volume_data import choose_views, compute_spacing, format_xyz_location, get_axis_letters
 
 TOP = colorize(np.ones((1, 1)))[0, 0]
 AXIAL = (

@@ -109,7 +109,7 @@ def _load_model_and_card(spec: str, weights: WeightsSource) -> tuple[nn.Module, 
         return load_model_from_user_function(spec, weights)
     if spec.endswith(".py"):
         raise ModelError(
-            f"{spec} is a file without a function name; expected {spec}:FUNCTION, where the function returns the model"
+            f"{spec} is a file; expected also the name of the function that returns the model: {spec}:FUNCTION"
         )
     if spec.endswith((".pt", ".pth", ".bin", ".ckpt", ".safetensors")):
         raise ModelError(f"{spec} contains weights without an architecture; pass the model's name and weights={spec!r}")

@@ -77,7 +77,7 @@ def _load_published_torchvision(builder: ModelBuilder, published: Any, name: str
         published.get_state_dict(progress=progress, check_hash=True, map_location="cpu", weights_only=True)
     except Exception as error:  # no network, a broken download, or a broken file in the cache
         advice = f"fetch {published.url} and pass it: weights=FILE (--weights FILE), or put it into {cache}"
-        raise make_weights_unavailable_error(name, error, f"{advice} in place of a file of the same name") from error
+        raise make_weights_unavailable_error(name, error, f"{advice}, in place of what may lie there") from error
     return builder(weights=published, progress=False)
 
 

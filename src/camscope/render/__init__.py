@@ -1,4 +1,4 @@
-"""Draw maps and images as RGB images, uint8 arrays (H,W,3). Maps are (H,W) in 0..1, or in -1..1 if they have a sign."""
+"""Draw maps and images. Drawings are RGB images (H,W,3) uint8. Maps are (H,W) in 0..1, or in -1..1 if they are signed."""
 
 from camscope.render.animation import (
     ANIMATION_FORMATS,
