@@ -166,7 +166,7 @@ def test_what_is_code_elsewhere_is_text_here(run):
 
 
 def test_the_policy_allows_the_pages_own_style_and_pictures_alone(run):
-    html = build_contact_sheet(run, Query(limit=1)).html
+    html = build_contact_sheet(run, Query(max_rows=1)).html
     (policy,) = (own["content"] for own in Reader(html).all("meta") if own.get("http-equiv"))
     style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -183,7 +183,7 @@ def test_a_condition_of_code_is_text_too(run):
 
 
 def test_a_run_writes_its_page(run, tmp_path):
-    file = run.save_html(tmp_path / "page.html", "status = 'ok'", limit=2, image_height=32)
+    file = run.save_html(tmp_path / "page.html", "status = 'ok'", max_rows=2, image_height=32)
     assert "the first 2 are shown" in file.read_text(encoding="utf-8")
     with pytest.raises(OutputError, match=r"page\.html exists"):
         run.save_html(tmp_path / "page.html")

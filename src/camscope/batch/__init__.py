@@ -1,4 +1,4 @@
-"""Explain many images and keep their maps in one Parquet dataset that can be resumed, queried and exported.
+"""Explain many images, and keep their maps in the Parquet files of a run. A run can be resumed, queried and exported.
 
 Needs the extra `batch`: `pip install "camscope[batch]"`.
 """

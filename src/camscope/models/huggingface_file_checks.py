@@ -55,7 +55,9 @@ def _list_shards(index: dict[str, Any]) -> list[str]:
     if not files or not isinstance(files, dict) or not isinstance(index.get("metadata"), dict):
         raise WeightsError("expected the objects metadata and weight_map, from tensor names to file names")
     if other := [name for name in files.values() if not isinstance(name, str) or not name or name != Path(name).name]:
-        raise WeightsError(f"weight_map names the file {other[0]!r:.40}; expected the name of a file in the same folder")
+        raise WeightsError(
+            f"weight_map names the file {other[0]!r:.40}; expected the name of a file in the same folder"
+        )
     return sorted(set(files.values()))
 
 

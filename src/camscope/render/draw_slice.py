@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.render.colors import DIVERGING, RGBImage, Values, fade_to_gray, normalize_between, overlay
+from camscope.render.colors import DIVERGING, fade_to_gray, normalize_between, overlay
+from camscope.render.image_encoding import RGBImage, Values
 from camscope.render.regions_and_outlines import MaskOutline, draw_outlines
 from camscope.render.volume_data import AnatomicalView, Volume
 
