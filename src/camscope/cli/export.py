@@ -56,7 +56,7 @@ def run(
 
 
 def _resolve_single_output_file(output: str, formats: list[str]) -> Path | None:
-    """Return the output path if it is one file, as for csv and coco. Return None if it is a folder."""
+    """Return the output path if it is a file, as csv and coco allow. Return None if it is a folder."""
     path = Path(output)
     if path.is_dir() or output.endswith(("/", os.sep)):
         return None

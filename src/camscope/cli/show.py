@@ -1,4 +1,4 @@
-"""`camscope show`: draw rows of a run on one HTML page."""
+"""`camscope show`: write rows of a run, with their maps, as one HTML page (contact sheet)."""
 
 import os
 from pathlib import Path

@@ -2,8 +2,8 @@
 
     from camscope.compat.pytorch_grad_cam import GradCAM        # instead of: from pytorch_grad_cam import GradCAM
 
-The maps equal those of pytorch-grad-cam to 1e-4. Where its numbers have a known defect, a CamscopeWarning names once the call
-of camscope that does better. The model gets no hooks between calls, and the gradients of its parameters stay unchanged.
+The maps equal those of pytorch-grad-cam to 1e-4. Where its numbers have a known defect, one CamscopeWarning names the call of
+camscope that avoids the defect. Between calls the model has no hooks. The gradients of its parameters stay unchanged.
 """
 
 import sys
