@@ -276,7 +276,7 @@ class RunStore:
         return hashlib.sha256(values.encode()).hexdigest()[:16]
 
     def read_source_digest(self, chunk: int) -> str | None:
-        """Return the digest of the other part file from which this part file was computed. Return None if there is none."""
+        """Return the digest of the other part file from which this part file was computed. Return None if it has no source."""
         return self._read_metadata(chunk, SOURCE_DIGEST_KEY)
 
     def _read_metadata(self, chunk: int, key: bytes) -> str | None:

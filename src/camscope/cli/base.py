@@ -107,7 +107,7 @@ def _match_singular_or_plural(argument: str, option_names: set[str]) -> str:
 
 
 class CommandGroup(TyperGroup):
-    """The group of all commands. It prints an error as one line on stderr, and exits with a code. `--debug` adds the traceback."""
+    """The group of all commands. It prints an error as one line on stderr and exits with a code. `--debug` adds the traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments, run the command, print usage errors, and exit."""

@@ -36,7 +36,7 @@ from camscope.user_code import execute_python_source, run_user_code
 
 
 class DeclaredMetadata(NamedTuple):
-    """What a user's module declares of a model. A missing declaration is None."""
+    """What a user's module declares of a model. A field without a declaration holds None."""
 
     preprocess: Callable[..., Any] | None
     class_names: tuple[str, ...] | None
@@ -44,7 +44,7 @@ class DeclaredMetadata(NamedTuple):
 
 
 def load_model_from_user_function(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load a model by calling a function of the user. Load `weights` into it unless they are None."""
+    """Load a model by calling a function of the user. If `weights` are given, load them into the model."""
     location, _, function_name = spec.rpartition(":")
     if weights == RANDOM_WEIGHTS:
         raise WeightsError(f"{spec} creates its own weights; omit weights=, or pass a checkpoint file")

@@ -137,7 +137,7 @@ class Volume:
 
     @cached_property
     def affine_matrix(self) -> NDArray[np.float64] | None:
-        """The affine as a checked float64 array, or None if there is none."""
+        """The affine as a checked float64 array. Without an affine, the value None."""
         return None if self.affine is None else check_affine(self.affine)
 
     @cached_property

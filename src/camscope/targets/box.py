@@ -23,7 +23,7 @@ DETECTION_MODELS = re.compile("For(ObjectDetection|(Instance|Panoptic)?Segmentat
 class DetectionHead:
     """The settings of a Hugging Face detector that tell how to read its logits.
 
-    `n_labels` is the number of classes. It is None for a detector whose classes are texts of the caller.
+    `n_labels` is the number of classes. A detector whose classes are texts of the caller has the value None.
     """
 
     n_labels: int | None

@@ -61,7 +61,7 @@ class Class:
 
 
 class ClassPair(NamedTuple):
-    """The index of a class, and that of the class that it is compared with: -1 if there is none."""
+    """The index of a class, and that of the class that it is compared with: -1 if the target compares nothing."""
 
     class_index: int
     contrast_index: int

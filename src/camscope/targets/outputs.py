@@ -110,7 +110,7 @@ def check_no_detections(output: object) -> None:
 
 
 def get_output_tensor(output: Any, name: str) -> Tensor | None:
-    """Return the tensor under a key or attribute of an output. Return None if there is none."""
+    """Return the tensor under a key or attribute of an output. Return None if the output has no such tensor."""
     value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
     return value if isinstance(value, Tensor) else None
 
