@@ -629,7 +629,7 @@ class Explanation:
         """Draw the overlay (H,W,3) with a height of `height` pixels, and a warning if the status is not "ok".
 
         Args:
-            height: Rows of the overlay. None: as many as the image has.
+            height: Rows of the overlay. Default: as many as the image has.
             caption: Whether a line below names the class, its score and the method. A map with a warning always has this line.
 
         Returns:

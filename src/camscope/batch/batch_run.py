@@ -18,7 +18,7 @@ class BatchRun(RunReader):
 
     Args:
         folder: The folder that `run_batch` wrote.
-        dataset: The source of the images, as it was passed to `run_batch`. None: the source that the run names.
+        dataset: The source of the images, as it was passed to `run_batch`. Default: the source that the run names.
         fetch: Whether images may be downloaded: those at URLs, and those of datasets that the run names.
 
     >>> import numpy as np, tempfile

@@ -47,7 +47,7 @@ def build_manifest(source: Any, root: str | Path | None = None, *, strict: bool 
         source: A folder, a glob pattern, a list of files, a .csv or .parquet table, a dataset, or the name of a dataset
             (see `load_dataset_by_name`). A table needs a column `path`. It may have a column `id`, by default the path,
             and a column `target`. All other columns are copied.
-        root: The folder in which the relative paths of a table begin, and which no path may leave. None: the folder of
+        root: The folder in which the relative paths of a table begin, and which no path may leave. Default: the folder of
             the table. "": paths may lead anywhere.
         strict: Whether empty paths, repeated ids and reserved column names are errors.
 

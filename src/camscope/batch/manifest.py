@@ -70,8 +70,8 @@ class Manifest:
 
     Attributes:
         table: The columns `row` (its number), `id`, `path`, optionally `target`, and any further columns.
-        root: The folder in which relative paths begin, and which no path may leave. None: paths may lead anywhere.
-        images: The images of a dataset by row number. None: the images are the files at `path`.
+        root: The folder in which relative paths begin, and which no path may leave. Default: paths may lead anywhere.
+        images: The images of a dataset by row number. Default: the images are the files at `path`.
         dataset: The name of the dataset, or other text that identifies it.
 
     >>> import numpy as np

@@ -79,8 +79,8 @@ class RunReader:
         """Return rows as an Arrow table.
 
         Args:
-            columns: The columns to read. None: all.
-            filter: A PyArrow expression for the rows to read. None: all.
+            columns: The columns to read. Default: all.
+            filter: A PyArrow expression for the rows to read. Default: all.
 
         Returns:
             The table, in the order of the run.
@@ -105,7 +105,7 @@ class RunReader:
                 'failed'`.
             sort: What to sort by, in SQL.
             max_rows: The maximum number of rows.
-            columns: The columns to return. None: all, including the maps.
+            columns: The columns to return. Default: all, including the maps.
 
         Returns:
             The table. Only the columns of the condition are read for all rows.
@@ -283,7 +283,7 @@ class RunReader:
 
         Args:
             row: A row of `table` or `query`, as a dictionary.
-            image: The image of the row, as `read_image` returns it. None: the map is drawn on gray.
+            image: The image of the row, as `read_image` returns it. Default: the map is drawn on gray.
 
         Returns:
             The explanation, with the raw map at the resolution of its layer.

@@ -51,7 +51,7 @@ class BatchOptions:
     Attributes:
         chunk_size: Images per part file. A killed process loses at most this number of images.
         shard: (i, n): this process computes every n-th part, starting with part i.
-        max_failures: End the run with a RunError when more images than this have failed. None: no limit.
+        max_failures: End the run with a RunError when more images than this have failed. Default: no limit.
         reduced_decoding: Decode a large JPEG at 1/2, 1/4 or 1/8 of its size, but at no less than four times the size
             that
             the preprocessing resizes it to. Five times as fast for 8 megapixels; the ranks of the maps correlate at
@@ -60,8 +60,8 @@ class BatchOptions:
         window: The display window of scans: see `read_scan`.
         engine: "local" computes in this process. "ray" computes in `num_workers` processes of a Ray cluster. Both give
             the same rows, and each can resume a run of the other.
-        address: HOST:PORT of the Ray cluster. None: the Ray instance of this machine, started if there is none.
-        num_workers: Processes of Ray, each with a copy of the model. None: one per GPU (model on CUDA) or per CPU.
+        address: HOST:PORT of the Ray cluster. Default: the Ray instance of this machine, started if there is none.
+        num_workers: Processes of Ray, each with a copy of the model. Default: one per GPU (model on CUDA) or per CPU.
 
     Raises:
         InputError: An option is invalid, or an option of Ray is set without `engine="ray"`.
@@ -97,7 +97,7 @@ class OverlayOptions:
 
     Attributes:
         format: "jpg", "png" or "webp".
-        height: Height of an overlay in pixels. None: the height of the image.
+        height: Height of an overlay in pixels. Default: the height of the image.
 
     >>> OverlayOptions("png", height=512).format
     'png'
@@ -114,7 +114,7 @@ class PrivacyOptions:
 
     Attributes:
         profile: "research" writes no file names, and only the manifest columns `target`, `id` and `keep_columns`.
-            "clinical" writes file names and all columns. None: "research" for a run with medical images, otherwise
+            "clinical" writes file names and all columns. Default: "research" for a run with medical images, otherwise
             "clinical".
         keep_columns: Further columns of the manifest that the profile "research" writes.
         allow_burned_in_text: Draw overlays on scans even if text may be burned into them.
@@ -164,11 +164,11 @@ def run_batch(
         explainers: One explainer, or several explainers of one model.
         source: The images: see `build_manifest`.
         output: The folder of the run.
-        targets: One or several targets for the images whose row has no target. None: the predicted class.
+        targets: One or several targets for the images whose row has no target. Default: the predicted class.
         root: The folder where relative paths begin: see `build_manifest`.
-        batch_size: Images per forward pass. None: 16, or up to 64 for images smaller than 224 x 224.
-        num_threads: Threads that read images while the model runs. None: one per CPU core, or a single one for small files.
-        overlays: Options of overlays, or only their format ("jpg", "png", "webp"). None: no overlays.
+        batch_size: Images per forward pass. Default: 16, or up to 64 for images smaller than 224 x 224.
+        num_threads: Threads that read images while the model runs. Default: one per CPU core, or a single one for small files.
+        overlays: Options of overlays, or only their format ("jpg", "png", "webp"). Default: no overlays.
         options: How the work is divided, read and distributed.
         privacy: What may be written about files and patients.
         overwrite: Replace another run in the same folder.

@@ -47,9 +47,9 @@ class Query:
     """A selection of rows of a run by an SQL condition, in the dialect of DuckDB.
 
     Attributes:
-        where: A condition, such as `label = 'nodule' and probability < 0.6`. None: all rows.
+        where: A condition, such as `label = 'nodule' and probability < 0.6`. Default: all rows.
         sort: What to sort by, such as `probability desc, id`. Equal rows stay in the order of the run.
-        max_rows: The maximum number of rows. None: all rows.
+        max_rows: The maximum number of rows. Default: all rows.
 
     Raises:
         InputError: `where` or `sort` is empty, or `max_rows` is below 1 or too large.
@@ -217,7 +217,7 @@ def require_key_columns(table: "pa.Table") -> "pa.Table":
 
 
 def read_rows(dataset: "ds.Dataset", columns: Sequence[str] | None = None, filter_expression: Any = None) -> "pa.Table":
-    """Read the rows of a dataset that match a PyArrow filter expression. None: all rows, or all columns."""
+    """Read the rows of a dataset that match a PyArrow filter expression. By default, read all rows and all columns."""
     with translate_part_errors():
         check_parquet(dataset.files)
         return require_key_columns(

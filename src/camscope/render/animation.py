@@ -120,8 +120,8 @@ def encode_animation(
         frames: The images, in a sequence or an iterator.
         seconds: Duration of one loop.
         suffix: ".gif" or ".webp".
-        n_frames: Number of frames, which an iterator needs. None: the length of the sequence.
-        palette_colors: Colors (…,3) uint8 that the palette must include, in addition to grays. None: no such colors.
+        n_frames: Number of frames, which an iterator needs. Default: the length of the sequence.
+        palette_colors: Colors (…,3) uint8 that the palette must include, in addition to grays. Default: no such colors.
         on_progress: Called as `on_progress(done, count)` after each frame.
 
     Returns:
@@ -263,7 +263,7 @@ def draw_frames(
         values: (D,H,W) in 0..1, or -1..1 for the diverging colormap.
         alpha: Opacity of the strongest value.
         colormap: One of COLORMAPS.
-        columns: Frames in a row. None: as many as leave few cells empty.
+        columns: Frames in a row. Default: as many as leave few cells empty.
         height: Rows of each frame.
 
     Returns:

@@ -142,7 +142,7 @@ def draw_boxes(
     Args:
         image: (H,W,3) uint8 RGB.
         boxes: The boxes, in pixels.
-        labels: One text per box. None: no texts.
+        labels: One text per box. Default: no texts.
         color: (red, green, blue).
 
     Returns:

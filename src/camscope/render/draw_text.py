@@ -36,7 +36,7 @@ def draw_text(
     Args:
         text: The text.
         font_size: In pixels.
-        width: Columns of the image. None: those of the text.
+        width: Columns of the image. Default: those of the text.
         max_lines: Text beyond this number of lines ends in an ellipsis.
         text_color: (red, green, blue).
         background: (red, green, blue).

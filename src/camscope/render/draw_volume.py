@@ -145,10 +145,10 @@ def draw_slices(
 
     Args:
         volume: The volume with its map.
-        axis: 0, 1, 2, or "axial", "coronal", "sagittal" where the volume's axes are known. None: the first or the axial
+        axis: 0, 1, 2, or "axial", "coronal", "sagittal" where the volume's axes are known. Default: the first or the axial
             one.
         n_slices: Number of slices.
-        columns: Slices side by side. None: as many as leave few cells empty.
+        columns: Slices side by side. Default: as many as leave few cells empty.
         size: Pixels of a slice's longer side.
         caption: Text to show.
 
@@ -218,7 +218,7 @@ def draw_projection(
 
     Args:
         volume: The volume with its map.
-        axis: As in `draw_slices`. None: all three projections, side by side at one scale.
+        axis: As in `draw_slices`. Default: all three projections, side by side at one scale.
         background: Projection of the image along the axis: "mean" or "max".
         size: Pixels of the volume's longest side.
         caption: Text to show.

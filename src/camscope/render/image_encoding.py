@@ -98,7 +98,7 @@ def resize_to_fit(image: RGBImage, height: int, width: int | None = None) -> RGB
     Args:
         image: (H,W,3) uint8 RGB.
         height: Rows.
-        width: Columns. None: as many as the aspect ratio needs.
+        width: Columns. Default: as many as the aspect ratio needs.
 
     Returns:
         (h,w,3) uint8.

@@ -46,8 +46,8 @@ def draw_color_bar(
         lo: Raw value at the bottom.
         hi: Raw value at the top.
         colormap: One of COLORMAPS.
-        width: Columns of the colored part. None: in proportion to the height.
-        font_size: In pixels. None: in proportion to the height.
+        width: Columns of the colored part. Default: in proportion to the height.
+        font_size: In pixels. Default: in proportion to the height.
         text_color: (red, green, blue).
         background: (red, green, blue).
 
@@ -128,8 +128,8 @@ def add_caption(image: RGBImage, caption: str, *, flag: str | None = None, font_
     Args:
         image: (H,W,3) uint8 RGB.
         caption: The text.
-        flag: A warning, which is highlighted above the caption. None: no warning.
-        font_size: In pixels. None: in proportion to the image.
+        flag: A warning, which is highlighted above the caption. Default: no warning.
+        font_size: In pixels. Default: in proportion to the image.
 
     Returns:
         (h,W,3) uint8, higher than the image.
@@ -158,10 +158,10 @@ def draw_image_grid(
     Args:
         images: The images.
         captions: One text per image.
-        columns: Images in a row. None: as many as leave few cells empty.
+        columns: Images in a row. Default: as many as leave few cells empty.
         height: Each image is scaled to this number of rows. An image wider than twice its height gets a width of twice
             `height` instead.
-        flags: A warning or None per image. None: no warnings.
+        flags: A warning or None per image. Default: no warnings.
 
     Returns:
         (h,w,3) uint8.
@@ -309,9 +309,9 @@ def draw_contact_sheet(
     Args:
         rows: Images row by row. A cell None stays empty.
         title: One line at the top.
-        legend: Texts of the bottom and the top color of all maps. None: no legend.
+        legend: Texts of the bottom and the top color of all maps. Default: no legend.
         colormap: One of COLORMAPS, for the legend.
-        columns: Images in a line. None: as many as fit a screen and leave few cells empty.
+        columns: Images in a line. Default: as many as fit a screen and leave few cells empty.
         height: Rows of each image.
 
     Returns:
@@ -401,11 +401,11 @@ def draw_channel_grid(
 
     Args:
         features: (K,h,w) activations of one sample.
-        columns: Maps in a row. None: as many as make the grid about square.
+        columns: Maps in a row. Default: as many as make the grid about square.
         max_channels: Only the first channels are drawn.
         scale: "each": the top color is the strongest value of each channel. "shared": it is the strongest value of all
             channels.
-        colormap: One of COLORMAPS. None: viridis, or diverging where values are negative.
+        colormap: One of COLORMAPS. Default: viridis, or diverging where values are negative.
 
     Returns:
         (H,W,3) uint8.

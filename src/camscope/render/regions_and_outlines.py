@@ -198,7 +198,7 @@ def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> list[MaskOutl
     """Check that masks have the given shape, and choose a color for each.
 
     Args:
-        masks: One mask, which gets the name "", or a mapping of named masks. 0 is outside. None: no mask.
+        masks: One mask, which gets the name "", or a mapping of named masks. 0 is outside. None gives no outlines.
         shape: Size that each mask must have.
 
     Returns:

@@ -86,7 +86,7 @@ class Volume:
         colormap: One of COLORMAPS.
         alpha: Opacity of the strongest value, 0..1.
         window: (low, high). Default: the 0.5th and 99.5th percentile.
-        flag: A warning to display. None: a warning if the map is empty or flat. "": no warning.
+        flag: A warning to display. Default: a warning if the map is empty or flat. "": no warning.
 
     Raises:
         InputError: The arrays are no volume, or a setting has an invalid value.
@@ -189,7 +189,7 @@ class Volume:
 
     @cached_property
     def warning(self) -> str | None:
-        """The warning to display: `flag`, or that the map is empty or flat. None: no warning."""
+        """The warning to display: `flag`, or that the map is empty or flat. It may be None."""
         if self.flag is not None:
             return self.flag or None
         covered_values = self.values if self.covered is None else self.values[self.covered]
@@ -292,7 +292,7 @@ def compute_cell_affine(affine: ArrayLike | None, cells_to_voxels: NDArray[np.fl
     """Compute the affine (4,4) of a map from the affine of the voxels. Index i of both means the center of cell or voxel i.
 
     Args:
-        affine: (4,4) of the voxels, from index to millimeters. None: unknown.
+        affine: (4,4) of the voxels, from index to millimeters, or None if it is unknown.
         cells_to_voxels: (3,4) from cell to voxel coordinates in which i is the edge of cell or voxel i, and i + 0.5 its
             center.
 

@@ -275,7 +275,7 @@ class BaseCAM:
 
         Args:
             input_tensor: The model's input.
-            targets: For each sample, a function of its output. None: the class with the highest score.
+            targets: For each sample, a function of its output. With None, explain the class with the highest score.
             aug_smooth: Average over the input and its mirror image, each at three brightnesses.
             eigen_smooth: Take the first principal component of the weighted channels instead of their sum.
 
