@@ -158,7 +158,7 @@ class Registry(MutableMapping[str, Entry]):
         """Import the code of an entry point. If that fails, issue a warning, so that other packages still work."""
         package = entry_point.dist.name if entry_point.dist is not None else entry_point.value
         try:
-            with self.undo_if_failed():
+            with self.entries_removed_on_error():
                 loaded = entry_point.load()
                 if isinstance(loaded, type) and id(loaded) not in map(id, self._entries.values()):
                     raise TypeError(f"{loaded.__name__} is not registered; decorate it with @register")
@@ -169,7 +169,7 @@ class Registry(MutableMapping[str, Entry]):
             )
 
     @contextmanager
-    def undo_if_failed(self) -> Iterator[None]:
+    def entries_removed_on_error(self) -> Iterator[None]:
         """If the `with` block raises an error, remove the entries that it added."""
         saved = [(content, dict(content)) for content in self._contents]
         try:

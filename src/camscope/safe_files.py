@@ -40,7 +40,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = 
     return Path(path)
 
 
-def write_generated(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = False) -> Path:
+def write_unless_identical(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = False) -> Path:
     """Write a file. Do nothing if it exists with the same bytes, and raise an OutputError if it has other bytes."""
     path = Path(path)
     if not overwrite and path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
@@ -58,7 +58,7 @@ def open_atomic(
     and the reason.
     """
     path = _parse_output_path(path)
-    check_free(path, overwrite)
+    check_not_existing(path, overwrite)
     check_replaceable(path)
     make_folder(path.parent)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
@@ -85,7 +85,7 @@ def open_atomic(
         raise
 
 
-def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
+def check_not_existing(path: str | os.PathLike[str], overwrite: bool) -> None:
     """Raise an OutputError if a path exists and `overwrite` is False."""
     if not overwrite and os.path.lexists(path):
         raise OutputError(f"{path} exists; allow overwriting, or choose another name")
@@ -254,7 +254,7 @@ def _move_without_overwrite(temporary_path: Path, path: Path) -> None:
     try:
         path.hardlink_to(temporary_path)
     except OSError:  # it exists, or this is a file system without hard links
-        check_free(path, overwrite=False)
+        check_not_existing(path, overwrite=False)
         temporary_path.replace(path)
     temporary_path.unlink(missing_ok=True)
 

@@ -70,7 +70,7 @@ def load_plugin(plugin: Plugin) -> Plugin:
         return loaded
     METHODS.load()  # a plugin may not take the name of an existing method
     known_names = set(METHODS)
-    with METHODS.undo_if_failed():
+    with METHODS.entries_removed_on_error():
         execute_python_source(plugin.source, Path(plugin.file), plugin.module_name, InputError)
         names = tuple(name for name in METHODS if name not in known_names)
         if not names:

@@ -8,7 +8,7 @@ from camscope.batch.contact_sheet import build_contact_sheet
 from camscope.batch.export import Exporter, ExportResult
 from camscope.batch.run_reader import RunReader
 from camscope.batch.sql_query import Query
-from camscope.safe_files import check_free, write_bytes
+from camscope.safe_files import check_not_existing, write_bytes
 
 
 class BatchRun(RunReader):
@@ -64,7 +64,7 @@ class BatchRun(RunReader):
         '.html'
 
         """
-        check_free(path, overwrite)
+        check_not_existing(path, overwrite)
         sheet = build_contact_sheet(self, Query(where, sort, max_rows), image_height, os.cpu_count() or 1)
         return write_bytes(path, sheet.html.encode(), overwrite=overwrite)
 

@@ -94,7 +94,7 @@ class BatchWorker:
         target = image.row.get("target")
         return self.targets if target is None else [parse_target(target)]
 
-    def batch_key(self, image: LoadedImage) -> object:
+    def forward_pass_key(self, image: LoadedImage) -> object:
         """Return a key. Images with equal keys can share a forward pass."""
         has_target = image.row.get("target") is not None
         return None if image.item is None else (tuple(image.item.x.shape), has_target)
@@ -180,7 +180,7 @@ class BatchWorker:
         overlay_queue: OverlayQueue | None,
     ) -> dict[str, Any]:
         target = self._target_text(image, target_index)
-        row = result_rows.map_row(self._image_columns(image), explanation, target, seconds)
+        row = result_rows.build_map_row(self._image_columns(image), explanation, target, seconds)
         row["notes"] = [*row["notes"], *image.notes]
         if overlay_queue is None:
             return row

@@ -19,7 +19,7 @@ from camscope.batch.run_reader import RunReader, read_original, strip_file_name
 from camscope.batch.sql_query import Query, iter_rows_by_image
 from camscope.errors import InputError, OutputError
 from camscope.explanation import Explanation
-from camscope.safe_files import DISK_ERRNOS, build_output_path, check_free, make_folder, write_bytes
+from camscope.safe_files import DISK_ERRNOS, build_output_path, check_not_existing, make_folder, write_bytes
 
 IMAGE_FORMATS, MAP_FORMATS = ("png", "jpg", "webp"), ("npz", "json")
 TABLE_FILES = {"csv": "rows.csv", "coco": "coco.json"}
@@ -76,7 +76,7 @@ class Exporter:
     def write(self, query: Query, num_threads: int, on_progress: Callable[[int], None]) -> ExportResult:
         """Export the rows that a query selects. Rows that fail are counted in the result."""
         for table_format in set(self.formats) & set(TABLE_FILES):
-            check_free(self.table_path(table_format), self.overwrite)
+            check_not_existing(self.table_path(table_format), self.overwrite)
         if self.table_file is None:
             make_folder(self.folder)
         result, rows = ExportResult(), self.run.dataset

@@ -185,7 +185,7 @@ def write_chunk(
         if overlay_queue is not None:
             overlay_queue.wait_and_record_failures(rows)
     rows.sort(key=lambda row: row["row"])
-    schema = result_rows.part_schema(worker.manifest, with_overlays=writer is not None)
+    schema = result_rows.build_part_schema(worker.manifest, with_overlays=writer is not None)
     table = result_rows.rows_to_table(rows, schema)
     if task.row_numbers is not None:
         existing = store.read_part(task.chunk).replace_schema_metadata()
@@ -197,7 +197,7 @@ def write_chunk(
 
 def group_into_batches(images: Iterator[LoadedImage], worker: BatchWorker) -> Iterator[ImageBatch]:
     """Group consecutive images into batches that can share a forward pass."""
-    for _, group in groupby(images, worker.batch_key):
+    for _, group in groupby(images, worker.forward_pass_key):
         remaining = iter(group)
         for first in remaining:
             yield worker.collate([first, *islice(remaining, worker.batch_size_for(first) - 1)])

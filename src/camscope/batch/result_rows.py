@@ -26,7 +26,7 @@ FAILED = "failed"
 TRANSIENT, PERMANENT = "transient", "permanent"  # kinds of failure: a retry may succeed, or not
 
 
-def part_schema(manifest: Manifest, *, with_overlays: bool = False) -> "pa.Schema":
+def build_part_schema(manifest: Manifest, *, with_overlays: bool = False) -> "pa.Schema":
     """Return the Arrow schema of a part file: the result columns, then the columns of the manifest."""
     pa = import_arrow()
     types = {name: arrow_type for name, arrow_type in column_types().items() if with_overlays or name != "overlay"}
@@ -43,7 +43,7 @@ def column_types() -> dict[str, "pa.DataType"]:
     }
 
 
-def map_row(
+def build_map_row(
     image_columns: Mapping[str, Any], explanation: Explanation, target: str | None, seconds: float
 ) -> dict[str, Any]:
     """Convert an explanation to a result row."""

@@ -90,7 +90,7 @@ def run(
     --images, --seed, --root, --figure, --fetch and --anywhere.
     """
     request = run_or_images.EvaluationRequest.from_context(context)
-    if run_or_images.is_run(source) or run_or_images.is_image_collection(source):
+    if run_or_images.is_run_folder(source) or run_or_images.is_image_collection(source):
         base.check_options_unset(context, SINGLE_IMAGE_PARAMETERS, "this option applies only to one image")
         _compare_on_dataset(context, request, output, figure)
         return
@@ -191,7 +191,7 @@ def _compare_on_dataset(
     from camscope.evaluation.method_comparison import compare_methods
     from camscope.explainers.comparison.compare import DEFAULT_METHODS
 
-    if not run_or_images.is_run(request.source):
+    if not run_or_images.is_run_folder(request.source):
         request = replace(request, method_names=request.method_names or ",".join(DEFAULT_METHODS))
     elif not request.needs_model:
         request = replace(request, model=None)

@@ -167,7 +167,7 @@ def _select_supporting_explainers(explainers: "list[Explainer]", manifest: "Mani
     return explainers
 
 
-def is_run(source: str) -> bool:
+def is_run_folder(source: str) -> bool:
     """Return whether the source is a run, which is a folder that `camscope batch` wrote."""
     return (Path(source) / "run.json").is_file()
 
@@ -178,7 +178,7 @@ def is_image_collection(source: str) -> bool:
 
     path = Path(source)
     if source.startswith(DATASET_PREFIXES) or path.is_dir():
-        return not is_run(source)
+        return not is_run_folder(source)
     return path.suffix.lower() in TABLE_SUFFIXES or (not path.exists() and glob.has_magic(source))
 
 

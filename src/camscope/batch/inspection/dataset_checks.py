@@ -197,7 +197,7 @@ def _check_duplicates(table: InspectionTable) -> Iterator[DatasetIssue]:
     pixels, targets = _encode_pixel_digests(table), table.encode_manifest_column("target")
     yield _build_grouped_issue("duplicates", pixels.repeated_rows)
     if targets is not None:
-        yield _build_grouped_issue("duplicates-with-different-targets", pixels.mixed_rows(targets))
+        yield _build_grouped_issue("duplicates-with-different-targets", pixels.rows_of_mixed_groups(targets))
 
 
 def _encode_pixel_digests(table: InspectionTable) -> EncodedColumn:
@@ -225,7 +225,7 @@ def _check_splits(table: InspectionTable, *, pseudonymize: bool) -> Iterator[Dat
         for number, name in enumerate(split.values, 1)
     ]
     for code, column in columns.items():
-        groups = column.mixed_rows(split)
+        groups = column.rows_of_mixed_groups(split)
         counts = np.bincount(split.codes[groups.rows], minlength=len(names)).tolist()
         yield _build_grouped_issue(
             code, groups, {name: count for name, count in zip(names, counts, strict=True) if count}

@@ -99,7 +99,7 @@ class EncodedColumn:
         with_value = np.flatnonzero(self.codes >= 0)
         return self._group_rows(with_value[self.counts[self.codes[with_value]] > 1])
 
-    def mixed_rows(self, values: "EncodedColumn") -> GroupedRows:
+    def rows_of_mixed_groups(self, values: "EncodedColumn") -> GroupedRows:
         """Group the rows by this column. Return the rows of groups in which `values` has more than one value."""
         rows = np.flatnonzero((self.codes >= 0) & (values.codes >= 0))
         n_values = max(1, len(values.values))
