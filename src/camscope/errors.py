@@ -17,6 +17,7 @@ class Remedy(StrEnum):
     ALLOW_OVERWRITE = "allow_overwrite"
     EXPLAIN_SLICES = "explain_slices"  # a volume for a model of images: explain its slices
     INSTALL_EXTRA = "install_extra"
+    KEEP_CHUNK_SIZE = "keep_chunk_size"  # that of the run that is resumed
     LOAD_PLUGIN = "load_plugin"  # the code that registers a method
     SET_CLASS_INDEX = "set_class_index"  # the class by index, where its name does not decide
     SET_CLASS_NAMES = "set_class_names"

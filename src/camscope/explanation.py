@@ -121,7 +121,25 @@ class Explanation:
 
         For a signed map, `planes` draws its cross hairs at the largest absolute value instead.
         """
-        values, covered = self._project_map("image")
+        return self.peak_at("image")
+
+    def peak_at(self, size: MapSize) -> tuple[int, ...]:
+        """Return the pixel or voxel with the largest value, as row and column, on one of the grids of `heatmap`.
+
+        Args:
+            size: "image", "input" or "grid".
+
+        Returns:
+            One index for each axis of the map.
+
+        Raises:
+            GeometryError: The place of the model's input on the image is unknown.
+
+        >>> Explanation(np.array([[1.0, 4.0]]), "gradcam", 3, "tabby", 7.5, input_size=(8, 16)).peak_at("grid")
+        (0, 1)
+
+        """
+        values, covered = self._project_map(size)
         return tuple(int(i) for i in np.unravel_index(np.where(covered, values, -np.inf).argmax(), values.shape))
 
     @property
@@ -724,7 +742,19 @@ def figure(
     ]
     captions = [explanation.caption for explanation in explanations]
     flags = [explanation.warning_text for explanation in explanations]
-    return render.draw_image_grid(images, captions, columns=columns, height=height, flags=flags)
+    bar_widths = None
+    if colorbar:
+        pairs = zip(explanations, images, strict=True)
+        bar_widths = [measure_color_bar(explanation, image, height) for explanation, image in pairs]
+    return render.draw_image_grid(images, captions, columns=columns, height=height, flags=flags, bar_widths=bar_widths)
+
+
+def measure_color_bar(explanation: Explanation, overlay: PixelArray, height: int) -> int:
+    """Return the columns of the color bar at the right of an overlay that was drawn with this height."""
+    if explanation.attribution.ndim != 2:
+        return 0
+    background = explanation._background_image(explanation._best_size())
+    return int(overlay.shape[1] - render.resize_to_fit(background, height, 2 * height).shape[1])
 
 
 def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> list[ScaleOption]:

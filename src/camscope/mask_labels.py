@@ -1,5 +1,6 @@
 """Labels of masks: find the values in a mask, and choose the labels that belong to the region."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,7 +13,7 @@ from camscope.errors import CategoryError
 ALL_LABELS: Final = "all"  # every category, together
 MAX_LISTED_NAMES: Final = 12  # categories that a message lists
 CHOICE_HINT: Final = (
-    'choose: {{ file = …, category = "{name}" }} in the config of an audit, --category {name} on the command line, '
+    'choose: {{ file = …, category = "{name}" }} in the config of an audit, --category {option} on the command line, '
     'categories=["{name}"] in Python; "all" merges them'
 )
 
@@ -138,7 +139,9 @@ def format_names(names: Sequence[str]) -> str:
 
 def format_choice_hint(names: Sequence[str]) -> str:
     """Return the part of an error message that says how to choose a category."""
-    return CHOICE_HINT.format(name=names[0])
+    name = names[0]
+    option = f"'\"{name}\"'" if "," in name else shlex.quote(name)
+    return CHOICE_HINT.format(name=name, option=option)
 
 
 def find_multiple_labels(values: NDArray[Any]) -> tuple[str, ...]:

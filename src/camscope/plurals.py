@@ -1,4 +1,6 @@
-"""Format counts with a noun in the singular or plural."""
+"""Format counts with a noun in the singular or plural, and long lists of names."""
+
+from collections.abc import Sequence
 
 
 def plural(count: int, noun: str, plural_noun: str = "", *, spec: str = "") -> str:
@@ -17,6 +19,17 @@ def plural(count: int, noun: str, plural_noun: str = "", *, spec: str = "") -> s
 def inflect(count: int, noun: str, plural_noun: str = "") -> str:
     """Return the noun in the singular or plural for a count: `image`, `images`."""
     return noun if count == 1 else plural_noun or _english_plural(noun)
+
+
+def join_first(names: Sequence[str], limit: int = 5) -> str:
+    """Join the first names by commas, and count the others: `cat, dog and 92 more`.
+
+    >>> join_first(["cat", "dog", "horse"], limit=2), join_first(["cat", "dog"])
+    ('cat, dog and 1 more', 'cat, dog')
+
+    """
+    n_more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {n_more} more" if n_more > 0 else "")
 
 
 def _english_plural(noun: str) -> str:

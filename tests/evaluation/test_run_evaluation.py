@@ -1,6 +1,7 @@
 """Measuring a run: where its evidence is, values in long form, and the statements that follow from them."""
 
 import importlib
+import io
 import json
 import sys
 from pathlib import Path
@@ -291,6 +292,21 @@ def test_a_summary_ranks_methods_and_holds_them_against_the_best_control():
     assert by_site[0].estimate.n_groups == 2
     with pytest.raises(InputError, match="no column 'patient' to group by"):
         summarize_values(pa.Table.from_pylist(made), "patient")
+
+
+@pytest.mark.parametrize("n_panels", [1, 2, 3, 4])
+def test_the_legend_and_a_long_title_are_not_cut(n_panels):
+    names = ("enrichment", "pointing-game", "average-precision", "iou-swept")[:n_panels]
+    rows = [
+        {"row": n, "method": method, "layer": "l", "parameters_digest": None, "target": "0", "control": method == "center",
+         "metric": "enrichment", "value": 1.0 + n + (method == "good")} for n in range(6) for method in ("good", "center")
+    ]  # fmt: skip
+    (lines,) = summarize_values(pa.Table.from_pylist(rows)).values()
+    title = "models.py:a_network_with_a_long_name, weights=checkpoint_of_the_last_epoch.safetensors · 5,000 images " * 2
+    drawn = np.array(Image.open(io.BytesIO(draw_summary_figure(dict.fromkeys(names, lines), title=title))).convert("L"))
+    assert drawn[-60:, :30].min() < 200, "the legend begins here"
+    assert drawn[-60:, -4:].min() > 200, "and ends before the edge"
+    assert drawn[:60, -4:].min() > 200
 
 
 @pytest.mark.parametrize("name", [r"\$5 $\\frac{", "$x_1$", "a_b^c {", r"$\undefined$ 100 %"])

@@ -84,9 +84,8 @@ class BatchRun(RunReader):
         Args:
             folder: The folder of the files.
             formats: One or several formats. "png", "jpg", "webp": overlays at the size of the images. "npz", "json":
-                the maps
-                as `Explanation.save` writes them, without pixels. "csv": `rows.csv`, a table for spreadsheets. "coco":
-                `coco.json`, boxes and outlines of the regions above the threshold.
+                the maps as `Explanation.save` writes them, without pixels. "csv": `rows.csv`, a table for spreadsheets.
+                "coco": `coco.json`, boxes and outlines of the regions above the threshold.
             where: A condition in SQL: see `query`.
             sort: What to sort by, in SQL.
             max_rows: The maximum number of rows.

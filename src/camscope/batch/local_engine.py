@@ -71,6 +71,7 @@ class BatchOutcome:
         n_processed: Images that were processed since.
         failure_counts: Images without a map, by reason.
         transient_failure_counts: Images without a map by reason, where a retry may succeed.
+        flag_counts: Number of maps with each flag, in the whole run or shard. It is filled at the end.
 
     >>> BatchOutcome(n_images=3, n_processed=3).n_failures
     0
@@ -82,6 +83,12 @@ class BatchOutcome:
     n_processed: int = 0
     failure_counts: Counter[str] = field(default_factory=Counter)
     transient_failure_counts: Counter[str] = field(default_factory=Counter)
+    flag_counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def n_flagged(self) -> int:
+        """The number of maps with a flag."""
+        return self.flag_counts.total()
 
     @property
     def n_failures(self) -> int:
@@ -148,6 +155,7 @@ def run_chunks(
                 raise RunError(
                     f"{plural(outcome.n_failures, 'image')} failed, more than the limit of {max_failures}: {reasons}"
                 )
+    outcome.flag_counts = store.count_flags(sorted({*plan.shard_chunks} & store.finished_chunks()))
     return outcome
 
 

@@ -15,6 +15,8 @@ from camscope.batch.manifest import import_arrow
 from camscope.batch.result_rows import FAILED
 from camscope.batch.sql_query import open_map_parts, open_parts, read_rows
 from camscope.errors import OutputError, Remedy, RunError
+from camscope.explanation import STATUS_OK
+from camscope.plurals import plural
 from camscope.safe_files import (
     FOLDER_BUSY_MESSAGE,
     FolderLock,
@@ -85,6 +87,12 @@ class RunStore:
         if not isinstance(run_info.get("run_config"), dict):
             raise OutputError(f"{path}: it belongs to another program; choose another folder")
         return run_info
+
+    @property
+    def chunk_size(self) -> int | None:
+        """The number of images per part file, or None without a run or a valid number."""
+        value = (self.run_info or {"run_config": {}})["run_config"].get("chunk_size")
+        return value if isinstance(value, int) and value > 0 else None
 
     def begin(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> bool:
         """Begin or resume a run. Return whether the run is new. Until `release`, other processes cannot replace it."""
@@ -157,9 +165,16 @@ class RunStore:
     def _require_same_run(self, run_info: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the contents of run.json. Raise an OutputError if it is that of another run."""
         existing = self.run_info or {}
-        differences = diff_run_configs(existing, run_info).items()
+        differences = diff_run_configs(existing, run_info)
+        if differences.keys() == {"chunk_size"}:
+            (old, new) = differences["chunk_size"]
+            raise OutputError(
+                f"{self.folder} holds this run with {plural(old, 'image')} per part file, not {new}",
+                fix=f"to resume it pass chunk_size={old} or leave it out; to replace it pass overwrite",
+                remedy=Remedy.KEEP_CHUNK_SIZE,
+            )
         if differences:
-            details = "; ".join(f"{name}: {old} there, {new} here" for name, (old, new) in differences)
+            details = "; ".join(f"{name}: {old} there, {new} here" for name, (old, new) in differences.items())
             raise OutputError(
                 f"{self.folder} holds another run ({details})",
                 fix="pass overwrite, or another folder",
@@ -220,6 +235,20 @@ class RunStore:
         for row, reason, kind in zip(*values, strict=True):
             failures[row] = min(failures.get(row, (reason, kind)), (reason, kind), key=lambda pair: pair[0] or "")
         return Counter(failures.values())
+
+    def count_flags(self, chunks: Iterable[int]) -> Counter[str]:
+        """Count the maps of finished chunks by their status, without those that are ok and those that failed."""
+        parts = [str(self.part_path(chunk)) for chunk in chunks]
+        if not parts:
+            return Counter()
+        is_flagged = ~import_arrow("compute").field("status").isin([STATUS_OK, FAILED])
+        with read_errors_converted(
+            "a part file cannot be read; remove it to compute it again", OutputError, wrap_camscope_errors=True
+        ):
+            rows = read_rows(
+                open_parts(parts, import_arrow().schema({"status": import_arrow().string()})), None, is_flagged
+            )
+        return Counter(rows["status"].to_pylist())
 
     def list_failed_rows(self, chunk: int) -> list[int]:
         """Return the row numbers of the images in a part file with at least one failed map."""

@@ -49,14 +49,13 @@ class BatchOptions:
     """How a run divides, reads and distributes its work.
 
     Attributes:
-        chunk_size: Images per part file. A killed process loses at most this number of images.
+        chunk_size: Images per part file. A killed process loses at most this number of images. Default: 256 for a new run.
+            A resumed run keeps its chunk size.
         shard: (i, n): this process computes every n-th part, starting with part i.
         max_failures: End the run with a RunError when more images than this have failed. Default: no limit.
         reduced_decoding: Decode a large JPEG at 1/2, 1/4 or 1/8 of its size, but at no less than four times the size
-            that
-            the preprocessing resizes it to. Five times as fast for 8 megapixels; the ranks of the maps correlate at
-        0.994
-            or more.
+            that the preprocessing resizes it to. Five times as fast for 8 megapixels; the ranks of the maps correlate at
+            0.994 or more.
         window: The display window of scans: see `read_scan`.
         engine: "local" computes in this process. "ray" computes in `num_workers` processes of a Ray cluster. Both give
             the same rows, and each can resume a run of the other.
@@ -71,7 +70,7 @@ class BatchOptions:
 
     """
 
-    chunk_size: int = DEFAULT_CHUNK_SIZE
+    chunk_size: int | None = None
     shard: tuple[int, int] = (0, 1)
     max_failures: int | None = None
     reduced_decoding: bool = False
@@ -202,7 +201,9 @@ def run_batch(
     check_positive_integer(None, batch_size=batch_size)
     require_valid_num_threads(num_threads)
     manifest = apply_privacy_options(build_manifest(source, root), privacy, explainer_list[0].preprocess)
-    store, plan = RunStore(output), ChunkPlan(len(manifest), options.chunk_size, options.shard)
+    store = RunStore(output)
+    chunk_size = options.chunk_size or (None if overwrite else store.chunk_size) or DEFAULT_CHUNK_SIZE
+    plan = ChunkPlan(len(manifest), chunk_size, options.shard)
     worker = BatchWorker(
         explainer_list,
         target_list,
@@ -213,7 +214,7 @@ def run_batch(
         allow_burned_in_text=privacy.allow_burned_in_text,
     )
     overlay_options = OverlayOptions(overlays) if isinstance(overlays, str) else overlays
-    run_info = build_run_info(worker, options.chunk_size, overlay_options)
+    run_info = build_run_info(worker, chunk_size, overlay_options)
     if overlay_options is not None:
         worker = _add_overlay_writer(worker, store.folder, overlay_options, run_info)
     compute = _choose_engine(worker, store, plan, num_threads, options)

@@ -11,6 +11,7 @@ import traceback
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +51,9 @@ SINGLE_INPUT_ERRORS = (ImageError, NonFiniteError, GeometryError, OutputError, R
 MAX_ERROR_LENGTH, MIN_WIDTH_WITHOUT_TERMINAL = 600, 160
 REMEDY_WORDING = {  # fixes in terms of options; the errors themselves word them for Python
     Remedy.ALLOW_OVERWRITE: "pass --overwrite, or another folder",
+    Remedy.KEEP_CHUNK_SIZE: "to resume it omit --chunk; to replace it pass --overwrite",
     Remedy.LOAD_PLUGIN: "pass --plugin FILE.py, as for the run",
-    Remedy.SET_CLASS_NAMES: "define CATEGORIES in the model's file, or pass an index",
+    Remedy.SET_CLASS_NAMES: "pass --class-names, define CATEGORIES in the model's file, or pass an index",
     Remedy.SET_LAYER: "pass --layers NAME; to list them: camscope layers MODEL",
     Remedy.SET_PREPROCESS: "pass --preprocess imagenet, or define PREPROCESSING in the model's file",
     Remedy.SET_SCAN_PREPROCESS: "define PREPROCESSING as a ScanPreprocess in the model's file",
@@ -62,6 +64,7 @@ ASCII_REPLACEMENTS = {
     "−": "-", "→": "->", "←": "<-", "≤": "<=", "≥": ">=", "≈": "~", "∝": "~", "±": "+-", "°": " deg", "√": "sqrt",
     "∂": "d", "∇": "grad ", "∘": "*", "⁄": "/", "“": '"', "”": '"', "‘": "'", "’": "'", "│": "|",
 }  # fmt: skip
+FAILED_CONDITION = "status = 'failed'"
 ASCII_ERROR_HANDLER = "camscope-plain"
 LOSSY_ERROR_HANDLERS = ("replace", "ignore", "backslashreplace", "namereplace", "xmlcharrefreplace")  # never fail
 
@@ -280,9 +283,9 @@ def print_field(label: str, value: object, style: str = "") -> None:
     stdout_console().print(line, soft_wrap=True)
 
 
-def build_failed_rows_command(run_folder: str) -> str:
-    """Return the `camscope show` command that lists the failed rows of a run."""
-    return f"camscope show {run_folder} --where \"status = 'failed'\""
+def build_rows_command(run_folder: str, condition: str) -> str:
+    """Return the `camscope show` command that lists the rows of a run that meet a condition."""
+    return f'camscope show {run_folder} --where "{condition}"'
 
 
 def styled_text(*parts: tuple[str, str]) -> "Text":
@@ -384,9 +387,13 @@ def new_table(*columns: str) -> "Table":
 
 
 def load_model_on_device(
-    model_spec: str, weights: str | None = None, device: str = "cpu", context: typer.Context | None = None
+    model_spec: str,
+    weights: str | None = None,
+    device: str = "cpu",
+    context: typer.Context | None = None,
+    class_names: tuple[str, ...] | None = None,
 ) -> "nn.Module":
-    """Load a model from the values of `--model`, `--weights` and `--device`.
+    """Load a model from the values of `--model`, `--weights`, `--device` and `--class-names`.
 
     With a `context`, a note is printed if the user chose no model.
     """
@@ -395,6 +402,7 @@ def load_model_on_device(
     if context is not None and not is_option_set(context, "model") and not is_option_set(context, "weights"):
         print_note("model: phantom, the bundled model of synthetic radiographs; choose another with --model")
     with spinner(f"loading {model_spec}"):
+        from camscope.model_metadata import attach_card, get_card
         from camscope.models import LOADER_BY_LIBRARY, load_model
 
         library, colon, _ = model_spec.partition(":")
@@ -406,7 +414,10 @@ def load_model_on_device(
             torch.empty(1, device=torch_device, dtype=torch.float32)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise option_error("--device", display_text(error)) from error
-        return load_model(model_spec, weights=weights).to(torch_device)
+        model = load_model(model_spec, weights=weights).to(torch_device)
+    if class_names is not None and (card := get_card(model)) is not None:
+        attach_card(model, replace(card, class_names=class_names))
+    return model
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from camscope.evaluation.selection.select import MethodSelection
 
 EXAMPLE = "camscope choose camscope-demo/images --methods gradcam,layercam,eigencam --save choice.toml"
+NO_WINNER = "the cheapest candidate, because no winner is clear"
 
 
 def run(
@@ -24,6 +25,7 @@ def run(
     source: shared_options.SourceArgument,
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    class_names: shared_options.ClassNamesOption = None,
     layer_names: Annotated[
         str | None,
         option("--layers -l", "A,B", "Layers to compare; default: the last layer of each of the last three stages."),
@@ -41,7 +43,11 @@ def run(
     exhaustive: Annotated[bool, option("--exhaustive", None, "Evaluate every candidate on every image.")] = False,
     save: Annotated[
         str | None,
-        option("--save", "FILE", "Write the choice to a .toml file for --choice of explain and batch."),
+        option(
+            "--save",
+            "FILE",
+            "Write the choice to a .toml file for --choice of explain and batch; without a clear winner the cheapest.",
+        ),
     ] = None,
     preprocess: shared_options.PreprocessOption = None,
     root: shared_options.RootOption = None,
@@ -68,7 +74,8 @@ def run(
     if masks is not None:
         category_names = base.split_list(categories or "")
         ground_truth = check_ground_truth(masks, manifest, category_names, allow_outside_root=allow_outside_root)
-    net = base.load_model_on_device(model, weights, device, context)
+    parsed_names = option_parsing.parse_class_names(class_names)
+    net = base.load_model_on_device(model, weights, device, context, parsed_names)
     with base.collect_warnings():
         reader = GradCAM(net, preprocess=preprocess)
         samples, exclusions = load_samples(
@@ -93,9 +100,15 @@ def run(
     base.print_field("choice", choice.recommendation)
     saved = None if save is None else save_selection(choice, save, overwrite=overwrite)
     if saved is not None:
-        base.print_field("saved", saved)
+        base.print_field("saved", f"{saved}: {choice.chosen.title}" + ("" if choice.best else f", {NO_WINNER}"))
     evidence = None if ground_truth is None else str(ground_truth)
-    facts = {"recommendation": choice.recommendation, "evidence": evidence, "n_images": choice.n_images}
+    facts = {
+        "recommendation": choice.recommendation,
+        "chosen": choice.chosen.title if choice.survivors else None,
+        "is_clear": bool(choice.best),
+        "evidence": evidence,
+        "n_images": choice.n_images,
+    }
     described = [_describe_candidate(candidate, choice) for candidate in choice.candidates]
     json_output.print_result("choose", {"candidates": described, **facts, "notes": notes, "saved": saved})
 

@@ -51,6 +51,7 @@ def run(
     ],
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    class_names: shared_options.ClassNamesOption = None,
     layer_names: shared_options.LayersOption = None,
     plugins: shared_options.PluginOption = None,
     method_names: shared_options.OptionalMethodsOption = None,
@@ -122,7 +123,8 @@ def _compare_on_image(
     pseudonym = ScanOptions().pseudonym(path)
     check_image_exists(path, pseudonym)
     file = resolve_figure_path(output, DEFAULT_FOLDER, path, "", overwrite, pseudonym)
-    net = base.load_model_on_device(request.model or "phantom", request.weights, request.device, context)
+    parsed_names = option_parsing.parse_class_names(request.class_names)
+    net = base.load_model_on_device(request.model or "phantom", request.weights, request.device, context, parsed_names)
     explainers = chosen.build(net, request.preprocess)
     with base.collect_warnings(quote_messages=pseudonym is None) as warnings:
         comparison = _compare_with_progress(explainers, path, targets, names == "all")

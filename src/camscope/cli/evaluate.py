@@ -52,6 +52,7 @@ def run(
         ),
     ] = None,
     weights: shared_options.WeightsOption = None,
+    class_names: shared_options.ClassNamesOption = None,
     preprocess: shared_options.PreprocessOption = None,
     plugins: shared_options.PluginOption = None,
     method_names: shared_options.OptionalMethodsOption = None,

@@ -47,6 +47,7 @@ def run(
     images: Annotated[list[str], shared_options.argument("IMAGE", "Image files, folders, or patterns in quotes.")],
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    class_names: shared_options.ClassNamesOption = None,
     layer_names: shared_options.LayersOption = None,
     method_names: shared_options.MethodsOption = "gradcam",
     plugins: shared_options.PluginOption = None,
@@ -143,7 +144,8 @@ def run(
         except errors.ImageError as error:
             failures[path] = _describe_failure(error, path, scan_settings, debug=debug)
     if len(failures) < len(paths):
-        net = base.load_model_on_device(model, weights, device, context)
+        parsed_names = option_parsing.parse_class_names(class_names)
+        net = base.load_model_on_device(model, weights, device, context, parsed_names)
         explainers = chosen.build(net, preprocess)
         scan_settings = scan_settings.for_explainers(explainers)
         writer = ImageExplanationWriter(
@@ -345,7 +347,7 @@ class ImageExplanationWriter:
 
     def _build_figure(self, explanations: "Sequence[Explanation]", masks: dict[str, Any] | None) -> "RGBImage":
         """Draw the image and its maps. Several methods and several classes give one row per class."""
-        from camscope.explanation import shared_scales
+        from camscope.explanation import measure_color_bar, shared_scales
         from camscope.render import DIVERGING, draw_image_grid
 
         is_volume, image, height = explanations[0].attribution.ndim == 3, explanations[0].image, MIN_FIGURE_HEIGHT
@@ -354,14 +356,16 @@ class ImageExplanationWriter:
         elif image is not None:
             height = min(MAX_FIGURE_HEIGHT, max(MIN_FIGURE_HEIGHT, image.shape[0]))
         rows, columns = len(self.targets), None
-        first = [] if image is None else [(image, base.display_text(explanations[0].name), None)]
+        first = [] if image is None else [(image, base.display_text(explanations[0].name), None, 0)]
+        has_bar = self.overlay_options["colorbar"]
         scales: Sequence[ScaleOption] = ["auto"] * len(explanations)
         if self.shared_scale:
             scales = shared_scales(explanations, self.overlay_options["colormap"])
         cells = []
         for each, scale in zip(explanations, scales, strict=True):
             overlay = each.overlay(scale=scale, mask=masks, height=height, **self.overlay_options)
-            cells.append((overlay, each.caption, each.warning_text))
+            bar_width = measure_color_bar(each, overlay, height) if has_bar else 0
+            cells.append((overlay, each.caption, each.warning_text, bar_width))
         if self.compare_classes:  # one row per method: the image, both maps, and the difference
             columns = len(first) + 3
             options, differences = {**self.overlay_options, "colormap": DIVERGING}, []
@@ -370,7 +374,8 @@ class ImageExplanationWriter:
                     (-scale[1], scale[1]) if isinstance(scale, tuple) else "symmetric"
                 )  # the scale of both maps
                 overlay = each.overlay(scale=limits, mask=masks, height=height, **options)
-                differences.append((overlay, each.caption, None))
+                bar_width = measure_color_bar(each, overlay, height) if has_bar else 0
+                differences.append((overlay, each.caption, None, bar_width))
             pairs = zip(cells[::2], cells[1::2], differences, strict=True)
             cells = [cell for row in pairs for cell in [*first, *row]]
         elif rows > 1 and len(explanations) > rows:
@@ -378,8 +383,8 @@ class ImageExplanationWriter:
             cells = [cell for row in range(rows) for cell in [*first, *cells[row::rows]]]
         else:
             cells = first + cells
-        images, captions, flags = zip(*cells, strict=True)
-        return draw_image_grid(images, captions, flags=flags, height=height, columns=columns)
+        images, captions, flags, bar_widths = zip(*cells, strict=True)
+        return draw_image_grid(images, captions, flags=flags, height=height, columns=columns, bar_widths=bar_widths)
 
     def _format_lines(
         self, display_name: str, explanations: "Sequence[Explanation]", files: Sequence[Path], notes: Iterable[str]

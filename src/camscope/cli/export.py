@@ -81,7 +81,7 @@ def _print_export_result(result: "ExportResult", folder: str, output: str) -> No
     json_output.print_result("export", {"output": output, **counts, "failures": failures})
     if result.n_rows_without_map:
         base.print_note(
-            f"{result.n_rows_without_map} of them have no map; see: {base.build_failed_rows_command(folder)}"
+            f"{result.n_rows_without_map} of them have no map; see: {base.build_rows_command(folder, base.FAILED_CONDITION)}"
         )
     if result.n_escaped_cells:
         cells = plural(result.n_escaped_cells, "cell of the table was", "cells of the table were")

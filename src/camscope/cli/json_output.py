@@ -82,7 +82,17 @@ def describe_explanation(explanation: "Explanation") -> dict[str, Any]:
         "title": explanation.method_title,
         "status_meaning": STATUS_MEANINGS.get(explanation.status),
         "value_range": [explanation.attribution.min(), explanation.attribution.max()],
+        "peak": _describe_peak(explanation),
     }
+
+
+def _describe_peak(explanation: "Explanation") -> dict[str, Any] | None:
+    """Return the largest value of a map and where it is, or None if all values are equal."""
+    highest = explanation.attribution.max()
+    if not highest > explanation.attribution.min():
+        return None
+    image = None if explanation.placement is None else explanation.peak
+    return {"value": highest, "input": explanation.peak_at("input"), "image": image}
 
 
 def describe_failures(outcome: "BatchOutcome | None") -> list[dict[str, Any]]:
@@ -152,6 +162,9 @@ EXPLANATION_FIELDS = {
     "grid[]": "size of the map in cells",
     "input_size[]": "size of the model's input",
     "value_range[]": "smallest and largest value of the map",
+    "peak.value": "largest value; `peak` is null if all values are equal",
+    "peak.input[]": "row and column of the peak in pixels of the model's input, for a volume three indices",
+    "peak.image[]": "the same in pixels of the original image or voxels of the volume, or null if that place is unknown",
     "notes[]": "remarks of the method",
     "diagnostics.*": "numbers of the method about its map",
     "parameters.*": "settings of the method",
@@ -322,10 +335,12 @@ RESULT_FIELDS: dict[str, dict[str, str]] = {
         "n_done_before": "images that an earlier start processed",
         "n_processed": "images that this start processed",
         "n_failures": "images without a map",
+        "n_flagged": "maps with a flag, with those of earlier starts",
+        "flags.*": "maps of each flag",
         **FAILURE_FIELDS,
     },
     "show": {
-        "file": "the page",
+        "file": "the page, or null if no row matches",
         "n_displayed": "rows on the page",
         "n_matching": "rows that match",
         "n_rows": "rows of the run",
@@ -358,7 +373,9 @@ RESULT_FIELDS: dict[str, dict[str, str]] = {
         "candidates[].is_best": "whether it is recommended",
         **{f"candidates[].metrics.*.{name}": f"of each criterion: {text}" for name, text in ESTIMATE_FIELDS.items()},
         "recommendation": "the choice as a sentence",
-        "evidence": "the ground truth, or null",
+        "chosen": "method and layer that `--save` writes: the best, or without a clear winner the cheapest; null if none is left",
+        "is_clear": "whether there is a clear winner, or two that do not differ",
+        "evidence": "the ground truth with its first categories, or null",
         "n_images": "images that the best candidate explained",
         "notes[]": "images that were left out",
         "saved": "the written file, or null",

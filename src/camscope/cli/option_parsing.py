@@ -3,17 +3,20 @@
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
 from camscope.cli import base, progress
+from camscope.safe_files import read_bytes
 
 if TYPE_CHECKING:
     from torch import nn
 
     from camscope.explainers import Explainer
+MAX_CLASS_NAME_BYTES = 2**22
 
 
 def parse_overlay_options(
@@ -48,6 +51,34 @@ def parse_targets(target: str | None, targets: str | None) -> list[int | str | N
         except ValueError:
             parsed.append(name)
     return parsed
+
+
+def parse_class_names(value: str | None) -> tuple[str, ...] | None:
+    """Parse `--class-names`: names between commas, or a text file with one name in each line. None stays None."""
+    if value is None:
+        return None
+    file = Path(value)
+    if file.suffix.lower() == ".txt" or file.is_file():
+        try:
+            lines = read_bytes(file, MAX_CLASS_NAME_BYTES).decode("utf-8-sig").splitlines()
+        except OSError as error:
+            raise base.option_error("--class-names", f"{file}: {error.strerror or error}") from error
+        except ValueError as error:
+            raise base.option_error("--class-names", f"{file} is not a text file in UTF-8") from error
+        names = [line.strip() for line in lines]
+        while names and not names[-1]:
+            names.pop()
+        if not all(names):
+            raise base.option_error(
+                "--class-names", f"{file}: line {names.index('') + 1} is empty; expected a name in each line"
+            )
+    else:
+        names = base.split_list(value)
+    if not names:
+        raise base.option_error(
+            "--class-names", f"{value!r} names no class; expected names such as cat,dog, or a text file"
+        )
+    return tuple(names)
 
 
 @dataclass(frozen=True)

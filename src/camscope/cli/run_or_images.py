@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from camscope.explainers import Explainer
 
 RUN_FOLDER = "run"  # subfolder of the maps in the output folder
-IMAGE_PARAMETERS = ("method_names", "layer_names", "root", "n_images", "target", "targets", "setting_pairs")
+IMAGE_PARAMETERS = (
+    "class_names",
+    "method_names",
+    "layer_names",
+    "root",
+    "n_images",
+    "target",
+    "targets",
+    "setting_pairs",
+)
 MAX_IMAGES_TRIED = 8  # when searching for a readable image
 
 
@@ -47,6 +56,7 @@ class EvaluationRequest:
     source: str
     model: str | None = None
     weights: str | None = None
+    class_names: str | None = None
     method_names: str | None = None
     layer_names: str | None = None
     target: str | None = None
@@ -134,7 +144,8 @@ class EvaluationRequest:
             check_ground_truth(
                 self.masks, manifest, self.ground_truth_categories, allow_outside_root=self.allow_outside_root
             )
-        net = base.load_model_on_device(self.model or "phantom", self.weights, self.device, context)
+        parsed_names = option_parsing.parse_class_names(self.class_names)
+        net = base.load_model_on_device(self.model or "phantom", self.weights, self.device, context, parsed_names)
         explainers = chosen.build(net, self.preprocess, show_method_bars=False)
         if self.method_names == "all":
             explainers = _select_supporting_explainers(explainers, manifest)

@@ -107,6 +107,14 @@ SetOption = Annotated[
     list[str] | None,
     option("--set", "NAME=VALUE", "Setting of a method, such as n_samples=50; lists as A,B. Repeat for several."),
 ]
+ClassNamesOption = Annotated[
+    str | None,
+    option(
+        "--class-names",
+        "A,B|FILE",
+        "Names of the model's classes in order, or a text file with one in each line; default: those of the model.",
+    ),
+]
 TargetOption = Annotated[
     str | None,
     option("--target -t", "CLASS", "Class, by index or name, for images without their own; default: the top class."),
@@ -130,7 +138,7 @@ SourceArgument = Annotated[
     str,
     argument(
         "SOURCE",
-        "A folder, a pattern in quotes, a .csv or .parquet manifest, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
+        "An image, a folder, a pattern in quotes, a .csv or .parquet manifest, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
     ),
 ]
 JsonOption = Annotated[

@@ -34,6 +34,11 @@ def run(
     from camscope.safe_files import write_bytes
 
     batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, max_rows)
+    if where is not None and not query.count_matching(batch_run.dataset):
+        base.print_field("page", f"no map of {len(batch_run):,} matches {where}; no page is written")
+        counts = {"n_displayed": 0, "n_matching": 0, "n_rows": len(batch_run)}
+        json_output.print_result("show", {"file": None, **counts})
+        return
     matching = run_or_images.require_matching_rows(batch_run, query)
     run_or_images.print_missing_images_note(batch_run)
     with progress.progress_bar("drawing", min(max_rows, matching), base.stderr_console()) as bar:

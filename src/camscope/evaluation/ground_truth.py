@@ -19,7 +19,7 @@ from camscope.errors import CamscopeError, CategoryError, ImageError, InputError
 from camscope.images.files.image_file_access import list_image_paths
 from camscope.images.mask_files import read_label_image
 from camscope.mask_labels import ALL_LABELS, LabelChoice, choose_categories, parse_categories
-from camscope.plurals import inflect, plural
+from camscope.plurals import inflect, join_first, plural
 from camscope.safe_files import describe_file_problem
 from camscope.untrusted_files import MAX_ERROR_CHARACTERS, read_errors_converted, read_json
 
@@ -89,8 +89,8 @@ class GroundTruth(ABC):
         return self.label_choice.categories
 
     def __str__(self) -> str:
-        counted = f"{', '.join(self.categories)} of {self.source}" if self.categories else self.source
-        excluded = f" (not counted: {', '.join(self.excluded_categories)})" if self.excluded_categories else ""
+        counted = f"{join_first(self.categories)} of {self.source}" if self.categories else self.source
+        excluded = f" (not counted: {join_first(self.excluded_categories)})" if self.excluded_categories else ""
         return counted + excluded
 
     @abstractmethod

@@ -1,6 +1,7 @@
 """Figures of metric values: a panel for each metric, with the interval of each method."""
 
 import io
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -17,6 +18,7 @@ from camscope.registry import METHODS
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
 LITERAL_TEXT_SETTINGS = {"text.parse_math": False, "text.usetex": False, "axes.formatter.use_mathtext": False}
 MAX_SUMMARY_COLUMNS, MAX_FOREST_COLUMNS, METHOD_ROW_INCHES = 3, 4, 0.24  # panels in a row; inches for a method
+MAX_TITLE_CHARACTERS_PER_INCH, LEGEND_INCHES = 7.5, 11.0  # of a bold title, and of the whole legend in one line
 TEXT_COLOR, METHOD_COLOR, CONTROL_COLOR, BAND_COLOR, GRID_COLOR = "#222222", "#1f3b73", "#8a8f98", "#e9ebef", "#dddddd"
 LEGEND = (
     "filled: first, or not significantly worse",
@@ -40,11 +42,14 @@ def draw_summary_figure(
         raise InputError("there is nothing to draw: all metric values are undefined")
     n_columns = 2 if len(defined) == 4 else min(MAX_SUMMARY_COLUMNS, len(defined))  # four panels form a square
     n_rows, n_lines = -(-len(defined) // n_columns), max(map(len, defined.values()))
-    size = max(5.4, 4.6 * n_columns), n_rows * (0.95 + METHOD_ROW_INCHES * n_lines) + 0.3 + 0.35 * bool(title)
+    width = max(5.4, 4.6 * n_columns)
+    title_lines = textwrap.wrap(title, int(MAX_TITLE_CHARACTERS_PER_INCH * width))
+    margins = 0.15 + 0.1 * bool(title) + 0.25 * len(title_lines) + 0.15 * (1 if width >= LEGEND_INCHES else 3)
+    size = width, n_rows * (0.95 + METHOD_ROW_INCHES * n_lines) + margins
     with literal_text_scope():
         figure = figures.Figure(figsize=size, layout="constrained")
         if title:
-            figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+            figure.suptitle("\n".join(title_lines), fontsize=13, fontweight="bold", x=0.01, ha="left")
         panels = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
         for panel, (metric, lines) in zip(panels, defined.items(), strict=False):
             is_unique = len({line.method for line in lines}) == len(lines)  # then no layer is shown
@@ -53,7 +58,7 @@ def draw_summary_figure(
         for panel in panels[len(defined) :]:
             panel.set_axis_off()
         has_control_rows = any(line.is_control for lines in defined.values() for line in lines)
-        _draw_legend(figure, has_control_rows, separator="      " if n_columns > 1 else "\n")
+        _draw_legend(figure, has_control_rows)
         stream = io.BytesIO()
         figure.savefig(stream, format=suffix[1:], dpi=110)
     return stream.getvalue()
@@ -128,9 +133,10 @@ def draw_title(axes: Any, title: str, subtitle: str) -> None:
     axes.annotate(subtitle, (0, 1), fontsize=8, color=CONTROL_COLOR, **place)
 
 
-def _draw_legend(figure: Any, has_control_rows: bool, separator: str = "      ") -> None:
-    """Draw a legend of markers, gray labels and bands below all panels."""
+def _draw_legend(figure: Any, has_control_rows: bool) -> None:
+    """Draw a legend of markers, gray labels and bands below all panels, in several lines on a narrow figure."""
     phrases = [*LEGEND, CONTROL_LEGEND] if has_control_rows else LEGEND
+    separator = "      " if figure.bbox.width >= LEGEND_INCHES * figure.dpi else "\n"
     figure.supxlabel(separator.join(phrases), fontsize=8, color=CONTROL_COLOR, x=0.01, ha="left")
 
 

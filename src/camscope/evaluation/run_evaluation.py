@@ -64,8 +64,7 @@ def evaluate(
         run: The run, or its folder.
         output: The folder of the dataset.
         masks: A COCO file, a folder of mask images named as the images, or a column of the run with the path of a mask,
-            boxes
-            [[x, y, width, height]] or points [[x, y]].
+            boxes [[x, y, width, height]] or points [[x, y]].
         metrics: Names of metrics. Default: all that need no further input, and with `model` also
             `DEFAULT_MODEL_METRICS`.
         model: The model of the run with the same weights, for metrics that need it.

@@ -264,8 +264,7 @@ def record_layers(
         inputs: Whether to record inputs.
         outputs: Whether to record outputs.
         gradients: Whether to record gradients. They need a backward pass (`.backward()` or `torch.autograd.grad`)
-            inside the
-            `with`.
+            inside the `with`.
         device: Where snapshots are stored, or None for the device of the layer.
 
     Yields:

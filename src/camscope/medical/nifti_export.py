@@ -41,8 +41,7 @@ def to_nifti(
         explanation: The explanation of the scan.
         path: The file to write.
         source: The scan that was explained: a path, its bytes or a `Scan`. The affines, codes, zooms and units of a
-            NIfTI
-            file are copied. Without a source the affine is that of the explanation, with code 2 ("aligned").
+            NIfTI file are copied. Without a source the affine is that of the explanation, with code 2 ("aligned").
         overwrite: Whether existing files are replaced.
 
     Returns:

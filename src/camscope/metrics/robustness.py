@@ -148,8 +148,7 @@ def compare_under_transforms(
         transforms: The changes.
         similarity: "spearman", "pearson" or "jaccard", over the pixels of x that both inputs show.
         max_probability_change: Largest change of the class's probability for a stable prediction. For a target that is
-            not a
-            class it is a relative change of the score.
+            not a class it is a relative change of the score.
 
     Returns:
         One agreement for each change.

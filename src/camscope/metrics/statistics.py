@@ -42,8 +42,7 @@ class Estimate:
         n_undefined: The number of rows without a value.
         p_value: Two-sided p-value of a difference, or None for a mean, and for a difference with too few groups.
         n_limiting_groups: The groups that limit the interval where these are fewer than `n_groups`, such as those of
-            the rarer
-            class for an AUROC.
+            the rarer class for an AUROC.
         interval_method: How the interval was computed.
         n_groups_by_role: The number of groups of each kind, if values belong to groups of several kinds.
         n_effective_groups: Kish's effective number of groups; below `MIN_EFFECTIVE_GROUPS` there is no interval and no

@@ -122,7 +122,9 @@ def pad_to_height(*images: RGBImage) -> list[RGBImage]:
     return [pad_image(image, bottom=max_height - image.shape[0]) for image in images]
 
 
-def add_caption(image: RGBImage, caption: str, *, flag: str | None = None, font_size: int | None = None) -> RGBImage:
+def add_caption(
+    image: RGBImage, caption: str, *, flag: str | None = None, font_size: int | None = None, width: int | None = None
+) -> RGBImage:
     """Add a caption below an image (H,W,3). A caption of more than three lines ends in an ellipsis.
 
     Args:
@@ -130,6 +132,8 @@ def add_caption(image: RGBImage, caption: str, *, flag: str | None = None, font_
         caption: The text.
         flag: A warning, which is highlighted above the caption. Default: no warning.
         font_size: In pixels. Default: in proportion to the image.
+        width: The text is centered below this number of columns from the left, such as those of an image with a color bar
+            at its right. Default: all columns.
 
     Returns:
         (h,W,3) uint8, higher than the image.
@@ -139,10 +143,12 @@ def add_caption(image: RGBImage, caption: str, *, flag: str | None = None, font_
     True
 
     """
-    height, width = check_rgb_image(image).shape[:2]
+    height, columns = check_rgb_image(image).shape[:2]
+    width = columns if width is None else width
     font_size = min(36, max(11, min(height, width) // 18)) if font_size is None else font_size
     lines = [] if flag is None else [draw_text(flag, font_size, width=width, max_lines=3, background=WARNING_COLOR)]
-    return np.concatenate([image, *lines, draw_text(caption, font_size, width=width, max_lines=3)])
+    lines.append(draw_text(caption, font_size, width=width, max_lines=3))
+    return np.concatenate([image, *(pad_image(line, right=columns - width) for line in lines)])
 
 
 def draw_image_grid(
@@ -152,6 +158,7 @@ def draw_image_grid(
     columns: int | None = None,
     height: int = 256,
     flags: Sequence[str | None] | None = None,
+    bar_widths: Sequence[int] | None = None,
 ) -> RGBImage:
     """Draw images (H,W,3) of any size in a grid with captions.
 
@@ -162,6 +169,8 @@ def draw_image_grid(
         height: Each image is scaled to this number of rows. An image wider than twice its height gets a width of twice
             `height` instead.
         flags: A warning or None per image. Default: no warnings.
+        bar_widths: Columns of the color bar at the right of each image. Captions are centered below the other columns.
+            Default: no color bars.
 
     Returns:
         (h,w,3) uint8.
@@ -186,10 +195,13 @@ def draw_image_grid(
     scaled = [resize_to_fit(image, height, 2 * height) for image in images]
     font_size, gap = min(36, max(11, height // 16)), max(4, height // 20)
     widths = [max(image.shape[1] for image in scaled[column::columns]) for column in range(columns)]
-    cells = [
-        add_caption(_center_image(image, height, widths[i % columns]), captions[i], flag=flags[i], font_size=font_size)
-        for i, image in enumerate(scaled)
-    ]
+    bars = [0] * len(images) if bar_widths is None else bar_widths
+    cells = []
+    for i, image in enumerate(scaled):
+        centered = _center_image(image, height, widths[i % columns])
+        bar = round(bars[i] * image.shape[1] / images[i].shape[1])
+        width = centered.shape[1] - bar
+        cells.append(add_caption(centered, captions[i], flag=flags[i], font_size=font_size, width=width))
     rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
     return pad_image(arrange_tiles(rows, gap), top=gap, left=gap)
 

@@ -65,9 +65,8 @@ class Box(Target):
         y1: Bottom edge.
         label: Index or name of the class, or None for the class of the detection that overlaps the box most.
         activation: How class logits become probabilities: "softmax" where the last class means "no object" (DETR,
-            YOLOS),
-            "sigmoid" where there is no such class (Deformable DETR, RT-DETR). None follows the config of a Hugging Face
-        model.
+            YOLOS), "sigmoid" where there is no such class (Deformable DETR, RT-DETR). None follows the config of a
+            Hugging Face model.
         heads: The detection heads of the model, which `prepare_for_model` sets.
         input_size: Size of the model's input, which `prepare_for_image` and `resolve_choices` set.
 
@@ -95,7 +94,8 @@ class Box(Target):
         if corners is None:
             raise TargetError(f"Box{self.corners}: expected four finite numbers (left, top, right, bottom)")
         label = None if self.label is None else parse_class_label(self.label, "label", "Box")
-        for name, value in zip(("x0", "y0", "x1", "y1", "label"), (*corners, label), strict=True):
+        unsigned = [corner or abs(corner) for corner in corners]  # -0.0 becomes 0.0
+        for name, value in zip(("x0", "y0", "x1", "y1", "label"), (*unsigned, label), strict=True):
             object.__setattr__(self, name, value)
         if not (self.x0 < self.x1 and self.y0 < self.y1):
             raise TargetError(f"Box{self.corners}: expected left < right and top < bottom")
@@ -157,9 +157,10 @@ class Box(Target):
         return torch.stack([self._score_sample(detections) for detections in samples])
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Describe the box, such as `nodule in the box (10, 20, 50, 60) of the input`."""
-        label = class_name(self.label) if isinstance(self.label, int) else "what is"
-        return f"{label} in the box ({', '.join(f'{value:z.4g}' for value in self.corners)}) of the input"
+        """Describe the box, such as `nodule in the box (10, 20, 50, 60) of the model's input`."""
+        label = class_name(self.label) if isinstance(self.label, int) else "an object"
+        corners = ", ".join(f"{round(value, 1):zg}" for value in self.corners)
+        return f"{label} in the box ({corners}) of the model's input"
 
     def _resolve_activation(self, output: Any) -> Activation | None:
         """Return the activation that turns the class logits into probabilities. Return None if it is unknown."""

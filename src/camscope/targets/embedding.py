@@ -25,10 +25,8 @@ class Similarity(Target):
 
     Args:
         reference: An embedding (D,), several (P,D), whose mean is the prototype, or images that the model embeds: one
-            of any
-            kind that `explain` accepts, or a list of them. Embeddings (D,) may be in a list too, also among images. For
-        a
-            model of signals (C,L), a tensor with rows of L numbers is a signal.
+            of any kind that `explain` accepts, or a list of them. Embeddings (D,) may be in a list too, also among
+            images. For a model of signals (C,L), a tensor with rows of L numbers is a signal.
         kind: "cosine" or "dot".
         n_references: Number of references, which `prepare_for_image` and `resolve_choices` set.
 

@@ -126,7 +126,8 @@ class Region(ClassTarget):
         """Describe the target, such as `tabby in a region`."""
         place = "where it is predicted" if self.mask is None else "in a region"
         if self.point is not None:
-            place = f"at ({', '.join(f'{value:z.4g}' for value in self.point)}) of the input"
+            point = ", ".join(f"{round(value, 1):zg}" for value in self.point)
+            place = f"at ({point}) of the model's input"
         return f"{self.describe_class(sample, class_name)} {place}"
 
     def _compute_cell_weights(self, maps: Tensor, input_size: tuple[int, ...]) -> Tensor:

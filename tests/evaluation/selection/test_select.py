@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import json
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -295,6 +296,20 @@ def test_a_mask_is_brought_to_the_models_input():
     assert np.argwhere(project_mask_to_input(mask, place.input_size, place.to_image)).tolist() == [[0, 0]]
 
 
+def test_the_cheapest_is_saved_where_no_winner_is_clear(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_phantom_dataset(tmp_path / "set", 4, 700)
+    words = ["choose", "set/list.csv", "--methods", "gradcam,layercam", "--layers", "layer4", "--save", "choice.toml"]
+    result = CliRunner().invoke(app, words)  # too few images
+    (saved,) = [line for line in result.stdout.splitlines() if line.startswith("saved   ")]
+    known = file.read_selection("choice.toml")
+    title = f"{METHODS.display_name(known.method)} · layer4"
+    assert saved == f"saved   choice.toml: {title}, the cheapest candidate, because no winner is clear"
+    printed = json.loads(CliRunner().invoke(app, [*words, "--overwrite", "--json"]).stdout)
+    assert not printed["is_clear"]
+    assert printed["chosen"] in (candidate["title"] for candidate in printed["candidates"])
+
+
 def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_phantom_dataset(tmp_path / "set", 16, 700)
@@ -302,6 +317,9 @@ def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, [*words, "--images", "16", "--save", "choice.toml"])
     assert result.exit_code == 0, result.output
     assert "choice  " in result.stdout
+    is_clear = "clear = true" in (tmp_path / "choice.toml").read_text()
+    (saved,) = [line for line in result.stdout.splitlines() if line.startswith("saved   choice.toml: ")]
+    assert saved.endswith(", the cheapest candidate, because no winner is clear") != is_clear
     known = file.read_selection("choice.toml")
     assert known.method in ("gradcam", "saliency")
     assert CliRunner().invoke(app, [*words, "--save", "choice.toml"]).exit_code == 1

@@ -60,6 +60,11 @@ class MethodSelection:
         return min(self.survivors or self.candidates, key=lambda candidate: candidate.seconds_per_image)
 
     @property
+    def chosen(self) -> CandidateState:
+        """The candidate that is saved: the best one, or without a clear winner the fastest."""
+        return self.best[0] if self.best else self.cheapest
+
+    @property
     def recommendation(self) -> str:
         """The recommended method as text, with its faithfulness and computation time."""
         if not self.survivors:
@@ -210,7 +215,7 @@ def save_selection(selection: MethodSelection, path: str | Path, *, overwrite: b
     def quote_toml_string(text: str) -> str:  # a TOML string equals one of JSON up to one escape
         return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
-    best = selection.best[0] if selection.best else selection.cheapest
+    best = selection.chosen
     lines = [f"# {selection.recommendation}", f"method = {quote_toml_string(best.explainer.name)}"]
     layer = getattr(best.explainer, "layer", None)
     lines += [f"layer = {quote_toml_string(layer)}"] if isinstance(layer, str) else []

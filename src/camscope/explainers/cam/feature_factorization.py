@@ -55,8 +55,7 @@ class Concepts:
         vectors: (C,K), the channels of each concept, of length 1. Σ_c map x vector is the layer's positive activation.
         shares: (C,), the share of each concept in the sum of all concepts. They sum to 1.
         gains: (C,classes), the class scores with only this concept at the layer, minus those with an empty layer. Mean
-            over
-            the images, weighted by the amount of the concept. A model without class scores has 0 classes.
+            over the images, weighted by the amount of the concept. A model without class scores has 0 classes.
         top_classes: The classes with the largest gains.
         relative_error: Norm of the difference between activation and concepts, divided by the norm of the activation.
         layer: Name of the layer.

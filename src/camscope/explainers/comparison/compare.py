@@ -50,8 +50,7 @@ class Comparison:
 
     Attributes:
         entries: The explanations row by row, with their position and cost; a method without a layer to choose appears
-            once
-            per target.
+            once per target.
         row_labels: One label per row.
         column_labels: One label per column: the method, with the settings that distinguish it.
         equivalent_maps: Groups of explanations of one target whose displayed maps are equal, to 1e-4 of the maximum.
@@ -144,8 +143,7 @@ class Comparison:
 
         Args:
             scale: As in `Explanation.overlay`; "shared" gives the maps of one method and layer one scale over all
-                targets.
-                The numbers of different methods or layers cannot be compared.
+                targets. The numbers of different methods or layers cannot be compared.
             alpha: Opacity of the map.
             colormap: Name of the color map.
             crop: Leave out what the model did not see instead of marking it.

@@ -259,8 +259,7 @@ class Explainer(BaseMethod):
         Args:
             image: See `explain`.
             methods: Names, classes, or explainers of the same model. Methods that look at layers share one forward and
-                one
-                backward pass.
+                one backward pass.
             target: See `attribute`.
             *args: See `explain`.
             additional_forward_args: See `attribute`.

@@ -34,8 +34,7 @@ class ScanPreprocess:
         crop: Size of the center crop. Axes that are shorter are padded with `fill`.
         fill: Padding value, in the values at that step.
         normalize: "range" (min-max scaling to 0..1), "zscore" (mean 0, deviation 1), both per scan; or (mean, std),
-            each
-            a number or one per channel.
+            each a number or one per channel.
         channels: 1, or the number of copies that the model takes. For a color scan, whose values are divided by 255, 3,
             or 1 for gray.
         non_finite_fill: Replacement of NaN and infinity. None rejects them.
