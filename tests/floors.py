@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FLOORS = {
-    **dict.fromkeys(["errors", "version", "plurals", "tensor_kinds", "names_elsewhere"], 0),
+    **dict.fromkeys(["errors", "version", "plurals", "unusual_tensors", "names_of_other_toolkits"], 0),
     **dict.fromkeys(
         ["pytree", "forward_signature", "safe_files", "model_metadata", "mask_labels", "optional", "registry"], 0.5
     ),  # what several rooms of level 1 need

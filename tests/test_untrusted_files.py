@@ -30,8 +30,8 @@ pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parqu
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("duckdb")
 
-from camscope.batch import BatchRun, OverlayOptions, build_manifest, inspect_images, map_collection, run_batch  # noqa: E402 - it needs pyarrow
-from camscope.batch.export import CellEscaper  # noqa: E402
+from camscope.batch import BatchRun, OverlayOptions, build_manifest, inspect_images, run_batch, run_reader  # noqa: E402 - it needs pyarrow
+from camscope.batch.csv_export import CellEscaper  # noqa: E402
 from camscope.batch.inspection import DatasetInspection  # noqa: E402
 from camscope.batch.path_resolver import REMOTE_SCHEMES, PathResolver, is_network_share, is_remote_store_url  # noqa: E402
 from camscope.batch.run_store import RunStore  # noqa: E402
@@ -306,7 +306,7 @@ def test_a_run_names_neither_a_dataset_to_download_nor_the_folder_for_it(run, tm
         facts["run_config"]["manifest"]["dataset"] = "torchvision:FakeData"
 
     made, asked = received(run, tmp_path / "run", change), []
-    monkeypatch.setattr(map_collection, "build_manifest", lambda *words: asked.append(words) or build_manifest(*words))
+    monkeypatch.setattr(run_reader, "build_manifest", lambda *words: asked.append(words) or build_manifest(*words))
     page = BatchRun(made).save_html(tmp_path / "page.html").read_text()
     assert "not downloaded by default; pass --fetch" in page
     with pytest.raises(ImageError, match="the dataset 'torchvision:FakeData', which is not downloaded by default"):

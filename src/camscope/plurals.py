@@ -8,8 +8,8 @@ def plural(count: int, noun: str, plural_noun: str = "", *, spec: str = "") -> s
 
     Args:
         count: The count.
-        noun: The noun in the singular, with every word that changes with the number: `"image has"`.
-        plural_noun: The same in the plural, `"images have"`. Default: the English plural of `noun`.
+        noun: The noun in the singular. It may include a verb that changes with the count: `"image has"`.
+        plural_noun: The noun, with its verb, in the plural: `"images have"`. Default: the English plural of `noun`.
         spec: The format of the count, such as `","` for `12,480`.
 
     """

@@ -34,7 +34,7 @@ from camscope.safe_files import (  # noqa: E402
     folder_locked,
     open_atomic,
     write_bytes,
-    write_generated,
+    write_unless_identical,
 )
 
 FACTS = {"run_config": {"methods": {"gradcam 0": {}}, "targets": [0]}}
@@ -243,11 +243,11 @@ def test_a_foreign_file_under_a_name_of_an_audit_is_an_error_and_stays(name, tmp
 
 
 def test_a_generated_file_replaces_no_other(tmp_path):
-    path = write_generated(tmp_path / "list.csv", b"path\n")
-    assert write_generated(path, b"path\n") == path
+    path = write_unless_identical(tmp_path / "list.csv", b"path\n")
+    assert write_unless_identical(path, b"path\n") == path
     with pytest.raises(OutputError, match="exists"):
-        write_generated(path, b"other\n")
-    assert write_generated(path, b"other\n", overwrite=True).read_bytes() == b"other\n"
+        write_unless_identical(path, b"other\n")
+    assert write_unless_identical(path, b"other\n", overwrite=True).read_bytes() == b"other\n"
 
 
 # --- two processes

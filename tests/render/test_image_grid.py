@@ -14,8 +14,8 @@ from camscope.render import (
     join_horizontally,
     resize_to_fit,
 )
+from camscope.render.draw_text import draw_text
 from camscope.render.image_grid import WARNING_COLOR
-from camscope.render.text import draw_text
 from tests.pictures import ENDS, lightness, photograph
 
 

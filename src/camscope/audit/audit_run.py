@@ -41,7 +41,7 @@ from camscope.audit.runner import (
 )
 from camscope.audit.shortcuts import interventions
 from camscope.batch import BatchRun
-from camscope.batch.export import CellEscaper
+from camscope.batch.csv_export import CellEscaper
 from camscope.batch.manifest import import_arrow
 from camscope.errors import InputError, OutputError
 from camscope.evaluation import EvaluationResult

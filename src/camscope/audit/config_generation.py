@@ -27,8 +27,8 @@ from camscope.audit.core.subgroup_levels import (
 from camscope.audit.report.verdict_display import MARGIN_DESCRIPTIONS
 from camscope.audit.shortcuts.reliance import compute_min_patients_to_detect
 from camscope.batch import batch_worker, build_manifest
+from camscope.batch.image_sources import DATASET_PREFIXES, TABLE_SUFFIXES
 from camscope.batch.manifest import import_arrow
-from camscope.batch.sources import DATASET_PREFIXES, TABLE_SUFFIXES
 from camscope.errors import InputError
 from camscope.model_metadata import get_card
 from camscope.models import load_model

@@ -1,4 +1,4 @@
-"""The manifest: an Arrow table with one row per image of a run, optionally without names of files and patients."""
+"""`Manifest`: an Arrow table with one row per image of a run. File and patient names may be replaced by pseudonyms."""
 
 import hashlib
 import io
@@ -70,8 +70,8 @@ class Manifest:
 
     Attributes:
         table: The columns `row` (its number), `id`, `path`, optionally `target`, and any further columns.
-        root: The folder where relative paths begin and that no path may leave. None: paths may lead anywhere.
-        images: The images of a dataset by row number. None: the images are the files at `path`.
+        root: The folder in which relative paths begin, and which no path may leave. Default: paths may lead anywhere.
+        images: The images of a dataset by row number. Default: the images are the files at `path`.
         dataset: The name of the dataset, or other text that identifies it.
 
     >>> import numpy as np
@@ -114,7 +114,7 @@ class Manifest:
         return rows
 
     def read_source(self, row: Mapping[str, Any]) -> Any:
-        """Return the image of a row in a dataset, the bytes of its file, or the path of a scan."""
+        """Return the image of a row: an image of the dataset, the bytes of a file, or the path of a scan."""
         return self.path_resolver.read(row["path"]) if self.images is None else self.images[row["row"]]
 
     def row_by_number(self, number: int) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def hash_manifest(manifest: Manifest) -> str:
 
 
 class _HashingFile(io.BytesIO):
-    """A file that keeps only a hash of the bytes that are written to it."""
+    """A file that stores nothing but a hash of the bytes that are written to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def _build_manifest_table(table: "pa.Table", source_name: str, *, strict: bool) 
 
 
 def _convert_to_microseconds(column: Any) -> Any:
-    """Convert times in nanoseconds to microseconds, or to text if digits would be lost."""
+    """Convert times in nanoseconds to microseconds. If digits would be lost, convert them to text."""
     pa, arrow_type = import_arrow(), column.type
     if getattr(arrow_type, "unit", None) != "ns":
         return column
@@ -210,7 +210,7 @@ def _convert_to_microseconds(column: Any) -> Any:
 
 
 def find_reserved_names(names: Sequence[str]) -> list[str]:
-    """Return the names that are equal to result columns of a run. Upper and lower case are not distinguished."""
+    """Return the names that equal a result column of a run, where case does not count."""
     return sorted(name for name in names if name.lower() in RESULT_COLUMNS)
 
 
@@ -232,7 +232,7 @@ def _check_column_names(names: Sequence[str], source_name: str, *, strict: bool)
 
 
 def require_columns(names: Iterable[str | None], existing: Sequence[str], purpose: str) -> None:
-    """Raise an InputError if a name is not one of the existing columns."""
+    """Raise an InputError if a named column does not exist. `purpose` ends the message, such as `for the patient`."""
     for name in names:
         if name is not None and name not in existing:
             raise InputError(f"no column {name!r} {purpose}; the columns are {', '.join(existing) or 'none'}")
@@ -247,7 +247,7 @@ def _cast_column(column: Any, arrow_type: Any, name: str, source_name: str) -> A
 
 @dataclass(frozen=True, eq=False)
 class ImageAccessor:
-    """Access to the images of a manifest by row number, without their file names."""
+    """The images of a manifest by row number. File names are hidden."""
 
     manifest: Manifest
 
@@ -269,7 +269,7 @@ def contains_scans(manifest: Manifest) -> bool:
 
 
 def _is_scan_path(manifest: Manifest, path: str) -> bool:
-    """Return whether a path leads to a folder or a scan. A path outside the root is not read."""
+    """Return whether a path leads to a folder or a scan. A file outside of the root is not read."""
     try:
         location = manifest.path_resolver.resolve(path)
     except InputError:
@@ -278,7 +278,10 @@ def _is_scan_path(manifest: Manifest, path: str) -> bool:
 
 
 def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) -> Manifest:
-    """Replace paths, and ids that are paths, by keyed hashes. Of the other columns, keep `target` and `keep_columns`."""
+    """Pseudonymize a manifest: replace paths by keyed hashes, also where they serve as ids.
+
+    All other columns but `row`, `target` and `keep_columns` are dropped.
+    """
     require_columns(keep_columns, manifest.extra_columns, "to keep")
     pa, compute, table = import_arrow(), import_arrow("compute"), manifest.table
     if manifest.images is not None:  # the number of an image in a named dataset

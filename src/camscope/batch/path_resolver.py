@@ -1,4 +1,4 @@
-"""`PathResolver`: resolve and read the file paths and URLs of a table, with limits on where they may lead."""
+"""`PathResolver`: resolve and read the file paths and URLs of a table. They may be confined to a root folder."""
 
 import errno
 import os
@@ -31,9 +31,10 @@ NETWORK_SHARE = re.compile(r"[\\/]{2}[^\\/]")  # on Windows: \\server\share
 
 @dataclass(frozen=True)
 class PathResolver:
-    """Resolve and read the paths of a table. Relative paths begin in `root`, or in the working folder.
+    """Resolve and read the paths of a table. Relative paths begin in `root`, or in the working folder without a root.
 
-    If `confined`, a path must stay there behind symlinks, and a URL must name a remote store. `fetch` allows URLs to be read.
+    If `confined`, no path may leave that folder, not even by a symlink, and a URL must name a remote store. `fetch` allows
+    URLs to be downloaded.
     """
 
     root: Path | None = None
@@ -43,7 +44,7 @@ class PathResolver:
     _real_folders: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def resolve(self, path: str) -> str:
-        """Return the location of a file, folder or URL. Raise an InputError if it leads out of `root`."""
+        """Return the full location of a path or URL. Raise an InputError if it leads out of `root`."""
         if is_url(path):
             if self.confined and not is_remote_store_url(path):
                 raise InputError(
@@ -113,7 +114,7 @@ def is_network_share(path: str, *, windows: bool = os.name == "nt") -> bool:
 
 
 def is_remote_store_url(url: str) -> bool:
-    """Return whether all schemes of a URL are known and remote, also in a chain such as `zip://a.png::s3://b.zip`."""
+    """Return whether a URL names a remote store. In a chain such as `zip://a.png::s3://b.zip`, all schemes must be known."""
     *wrappers, last = (element.partition("://") for element in url.split("::"))
     is_wrapped = all(
         scheme in WRAPPER_SCHEMES or (scheme in REMOTE_SCHEMES and separator) for scheme, separator, _ in wrappers
@@ -154,7 +155,10 @@ def read_location_bytes(location: str) -> bytes:
 
 
 def _read_limited(file: Any) -> bytes:
-    """Read a stream to its end, in pieces: not every server tells the size in advance. Raise an OSError for a larger file."""
+    """Read a stream to its end. Raise an OSError if it has more than `MAX_FILE_BYTES` bytes.
+
+    It is read in pieces, because not every server tells the size in advance.
+    """
     pieces, remaining = [], MAX_FILE_BYTES
     while piece := file.read(min(remaining + 1, READ_BYTES)):
         pieces.append(piece)

@@ -181,7 +181,7 @@ def verify(
 
 @contextmanager
 def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show the progress of each audit stage: a bar in a terminal, otherwise one line. Yield the progress callback."""
+    """Show the progress of each audit stage: by a bar in a terminal, otherwise by one line. Yield the progress callback."""
     console = base.stderr_console()
     with progress.build_progress(console) as bars:
         tasks: dict[str, TaskID] = {}
@@ -245,7 +245,7 @@ def print_audit_result(audit: "AuditRun") -> None:
 
 
 def build_verdict_table(audit: "AuditRun") -> "Table":
-    """Build a table with one row per verdict of an audit."""
+    """Build a table with one row for each verdict of an audit."""
     from camscope.audit.report.verdict_display import find_topic
 
     table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "reason")

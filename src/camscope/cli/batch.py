@@ -1,4 +1,4 @@
-"""`camscope batch`: compute the maps of many images into one Parquet dataset, resumable at any time."""
+"""`camscope batch`: compute the maps of many images into the Parquet files of a run, which can be resumed."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -125,7 +125,7 @@ def run(
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
-    """Parse `--shard I/N` to the number I of this process, from 0, and the number N of processes."""
+    """Parse `--shard I/N`. I is the number of this process, counted from 0, and N the number of processes."""
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise base.option_error("--shard", f"{text!r}; expected I/N, from 0/N to N-1/N")
@@ -133,7 +133,7 @@ def _parse_shard(text: str) -> tuple[int, int]:
 
 
 def _print_outcome(outcome: "BatchOutcome", output: str) -> None:
-    """Print the number of maps and the reasons of failures. Exit with code 1 if any image failed."""
+    """Print the number of explained images and the reasons of failures. Exit with code 1 if any image failed."""
     from rich.table import Table
 
     done = outcome.n_done_before + outcome.n_processed - outcome.n_failures

@@ -85,13 +85,13 @@ def run(
     """Compare methods on one image by a figure, or on many images by metrics.
 
     Without --methods, five methods that need one forward and one backward pass are compared.
-    For many images, the output is a table per metric with intervals and differences, the agreement of the maps, the
-    methods without a significant difference, and one figure. The same command resumes an interrupted comparison. An
-    existing --figure file is not replaced: name another. Only for many images: --masks, --category, --metrics, --group,
+    For many images, the output is one table for each metric, the agreement of the maps, and a figure. The tables show
+    which methods do not differ significantly. The same command resumes an interrupted comparison. An existing --figure
+    file is not replaced: name another. Only for many images: --masks, --category, --metrics, --group,
     --images, --seed, --root, --figure, --fetch and --anywhere.
     """
     request = run_or_images.EvaluationRequest.from_context(context)
-    if run_or_images.is_run(source) or run_or_images.is_image_collection(source):
+    if run_or_images.is_run_folder(source) or run_or_images.is_image_collection(source):
         base.check_options_unset(context, SINGLE_IMAGE_PARAMETERS, "this option applies only to one image")
         _compare_on_dataset(context, request, output, figure)
         return
@@ -112,7 +112,7 @@ def _compare_on_image(
     output: str | None,
     figure_options: dict[str, Any],
 ) -> None:
-    """Compare methods on one image, write the figure and print the numbers."""
+    """Compare methods on one image. Write the figure, and print the numbers."""
     from camscope.explainers.comparison.compare import DEFAULT_METHODS
     from camscope.render import encode_image
 
@@ -146,7 +146,7 @@ def _compare_on_image(
 def _compare_with_progress(
     explainers: "Sequence[Explainer]", path: Path, targets: Sequence[int | str | None], skip_unsupported: bool
 ) -> "Comparison":
-    """Compare the explainers on one image, and show a progress bar with the running methods."""
+    """Compare the explainers on one image. Show a progress bar that names the running methods."""
     from camscope.explainers import LayerExplainer
     from camscope.explainers.comparison.compare import compare_explainers
 
@@ -187,13 +187,13 @@ def _build_map_table(comparison: "Comparison") -> "Table":
 def _compare_on_dataset(
     context: typer.Context, request: run_or_images.EvaluationRequest, output: str | None, figure: str | None
 ) -> None:
-    """Compare methods on many images: compute missing maps, evaluate all maps, and print and draw the result."""
+    """Compare methods on many images: compute missing maps, evaluate all maps, then print and draw the result."""
     from camscope.batch.run_store import RunStore
     from camscope.evaluation.interval_plots import import_matplotlib_figure
     from camscope.evaluation.method_comparison import compare_methods
     from camscope.explainers.comparison.compare import DEFAULT_METHODS
 
-    if not run_or_images.is_run(request.source):
+    if not run_or_images.is_run_folder(request.source):
         request = replace(request, method_names=request.method_names or ",".join(DEFAULT_METHODS))
     elif not request.needs_model:
         request = replace(request, model=None)
@@ -235,10 +235,10 @@ def _resolve_output_folder(source: str, output: str | None) -> Path:
 
 
 def _choose_folder_name(source: str) -> str:
-    """Return the name of the output folder: that of the source, or a pseudonym for medical images."""
+    """Return the name of the output folder: the name of the source, or a pseudonym for medical images."""
     from camscope.batch import build_manifest
+    from camscope.batch.image_sources import DATASET_PREFIXES
     from camscope.batch.manifest import contains_scans
-    from camscope.batch.sources import DATASET_PREFIXES
     from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
 
     has_manifest = run_or_images.is_image_collection(source) and not source.startswith(DATASET_PREFIXES)
@@ -308,7 +308,7 @@ def _build_metric_table(comparison: "ComparisonResult", summaries: "Sequence[Met
 
 
 def _format_gap_to_best(summary: "MethodSummary", best: "MethodSummary | None") -> str:
-    """Format the difference of a method to the best one, or `first` or `same maps`."""
+    """Format the difference between a method and the best one. The best method gets `first`, its equals `same maps`."""
     if summary is best:
         return "first"
     if best and summary.estimate and not (summary.difference_to_best or summary.is_control):

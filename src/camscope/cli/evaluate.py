@@ -1,4 +1,4 @@
-"""`camscope evaluate`: metrics of the maps of a run or of images, with intervals, compared with control maps."""
+"""`camscope evaluate`: evaluate the maps of a run, or of images, by metrics. Methods are compared with control maps."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -177,8 +177,8 @@ def build_summary_table(
 ) -> "Table":
     """Build the table of one metric with one row per method.
 
-    `columns` and `last_columns` map headings to functions that format a cell. They follow the mean and the last default
-    column.
+    `columns` and `last_columns` map headings to functions that format a cell. `columns` are placed after the mean, and
+    `last_columns` at the end.
     """
     cells = {
         "mean [95 %]>": lambda line: str(line.estimate or "–"),
@@ -198,7 +198,7 @@ def build_summary_table(
 
 
 def print_metric_heading(name: str, summary: "MethodSummary") -> None:
-    """Print the heading of a metric: its name, whether higher is better, and its formula."""
+    """Print the heading of a metric: its name, its formula, and whether higher is better."""
     from camscope.metrics import METRICS
 
     metric = METRICS[summary.metric]
@@ -208,7 +208,7 @@ def print_metric_heading(name: str, summary: "MethodSummary") -> None:
 
 
 def format_p_value(difference: "Estimate | None") -> str:
-    """Format the p-value of a difference, such as `0.034` or `<0.001`. Without a p-value the text is empty."""
+    """Format the p-value of a difference, such as `0.034` or `<0.001`. Return an empty text without a p-value."""
     if difference is None or difference.p_value is None:
         return ""
     return "<0.001" if difference.p_value < 0.0005 else f"{difference.p_value:.3f}"
@@ -231,7 +231,7 @@ def format_undefined_reasons(value_table: Any, summary: "MethodSummary") -> list
 
 
 def format_missing_interval(summaries: "Sequence[MethodSummary]") -> list[str]:
-    """Explain why a metric has no confidence interval. The list is empty if there is nothing to explain."""
+    """Explain why a metric has no confidence interval. If it has one, the list is empty."""
     from camscope.evaluation.comparison_statements import explain_missing_intervals
 
     reason = explain_missing_intervals(summaries)

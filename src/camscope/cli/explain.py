@@ -182,9 +182,9 @@ def _check_single_output_file(destination: Destination, n_images: int, n_maps: i
 def _describe_failure(
     error: Exception, path: Path, scan_settings: ScanOptions, *, debug: bool
 ) -> str | OutputExistsError:
-    """Describe the error of an image in one line. An OutputExistsError is returned unchanged.
+    """Describe the error of an image in one line. Return an OutputExistsError unchanged.
 
-    `debug` also prints the traceback.
+    With `debug`, also print the traceback.
     """
     if isinstance(error, OutputExistsError):
         return error
@@ -201,9 +201,10 @@ def _explain_images(
     *,
     debug: bool,
 ) -> list[dict[str, Any]]:
-    """Explain and print every image that is not in `failures`, and add the images that fail. Return the facts of the others.
+    """Explain every image that is not in `failures`, and print its scores. Add images that fail to `failures`.
 
-    An error of the target or the model is raised if no image was explained before.
+    Return the facts of the explained images, for JSON. Before the first explained image, raise errors of the target or
+    the model.
     """
     from rich.text import Text
 
@@ -266,7 +267,7 @@ class ImageExplanationWriter:
     def explain_and_write(
         self, image_number: int, path: Path, progress_bar: progress.ProgressBar
     ) -> "tuple[list[Text | Padding], dict[str, Any]]":
-        """Explain one image and write its files. Return the lines to print, and the facts for JSON."""
+        """Explain one image, and write its files. Return the lines to print, and the facts for JSON."""
         settings, destination, n_targets = self.scan_settings, self.destination, len(self.targets)
         pseudonym = settings.pseudonym(path)
         export_suffixes = [EXPORT_SUFFIXES[kind] for kind in settings.export_formats]
@@ -315,7 +316,7 @@ class ImageExplanationWriter:
         return self.explainers, explain_grid(self.explainers, source, self.targets, on_pass=on_pass)
 
     def _build_map_names(self) -> list[str]:
-        """Return a name for each pair of method and class, such as `gradcam-q1`, used in file names."""
+        """Return a name for each pair of method and class, such as `gradcam-q1`. File names contain it."""
         methods = [explainer.name for explainer in self.explainers]
         numbers = [f"q{n + 1}" for n in range(len(self.targets))]
         return ["-".join([m] * (len(methods) > 1) + [q] * (len(numbers) > 1)) for m in methods for q in numbers]
@@ -408,7 +409,10 @@ class ImageExplanationWriter:
 
 
 def build_class_differences(explanations: "Sequence[Explanation]") -> "list[Explanation]":
-    """Return the map of the predicted minus that of the expected class for each method, in units of the score."""
+    """Return a difference map for each method: that of the predicted class minus that of the expected class.
+
+    Its values are in units of the score.
+    """
     differences = []
     for predicted, expected in zip(explanations[::2], explanations[1::2], strict=True):
         if predicted.layer != expected.layer:

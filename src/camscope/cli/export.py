@@ -27,7 +27,7 @@ def run(
     ] = "png",
     where: shared_options.WhereOption = None,
     sort: shared_options.SortOption = None,
-    limit: shared_options.OptionalRowLimitOption = None,
+    max_rows: shared_options.OptionalRowLimitOption = None,
     output: Annotated[str, option("--output -o", "PATH", "Folder; a file for csv or coco alone.")] = "camscope-export",
     threshold: Annotated[
         float,
@@ -46,17 +46,17 @@ def run(
     if not format_names or (unknown := [name for name in format_names if name not in FORMATS]):
         received = ", ".join(unknown) if format_names else "nothing"
         raise base.option_error("--format", f"{received}; expected some of {', '.join(FORMATS)}")
-    batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
+    batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, max_rows)
     file = _resolve_single_output_file(output, format_names)
     exporter = Exporter(batch_run, Path(output), format_names, threshold, overwrite, file)
     matching = run_or_images.require_matching_rows(batch_run, query)
-    with progress.progress_bar("exporting", min(limit or matching, matching), base.stderr_console()) as bar:
+    with progress.progress_bar("exporting", min(max_rows or matching, matching), base.stderr_console()) as bar:
         result = exporter.write(query, os.cpu_count() or 1, bar.advance)
     _print_export_result(result, folder, output)
 
 
 def _resolve_single_output_file(output: str, formats: list[str]) -> Path | None:
-    """Return the output path if it is one file, as for csv and coco. Return None if it is a folder."""
+    """Return the output path if it is a file, as csv and coco allow. Return None if it is a folder."""
     path = Path(output)
     if path.is_dir() or output.endswith(("/", os.sep)):
         return None

@@ -1,4 +1,4 @@
-"""`camscope features`: draw the channels of a layer for one image, its feature maps, as a grid of images."""
+"""`camscope features`: draw the feature maps of a layer for one image. Each channel is one image of a grid."""
 
 from contextlib import ExitStack
 from pathlib import Path

@@ -113,7 +113,7 @@ def _print_inspection(inspection: "DatasetInspection") -> None:
 
 
 def _build_value_count_table(inspection: "DatasetInspection") -> "Table":
-    """Build a table that counts the values of each image property, such as size and format."""
+    """Build a table with the number of images for each value of each property, such as size and format."""
     table = base.new_table("property", "images")
     for name, values in inspection.value_counts.items():
         printed = list(values.items())[:MAX_VALUES_PRINTED]
@@ -150,7 +150,7 @@ def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
 
 
 def _format_issue(inspection: "DatasetInspection", issue: "DatasetIssue") -> "Text":
-    """Format a dataset issue: its message, its reasons, and the first affected rows."""
+    """Format an issue of a dataset: its message, its reasons, and the first rows that have it."""
     parts = [(issue.message, "bold" if issue.severity == "error" else ""), (f"  [{issue.code}]", "dim")]
     reason_counts = {reason: count for reason, count in issue.row_counts.items() if reason != issue.message}
     details = [

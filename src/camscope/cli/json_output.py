@@ -1,4 +1,4 @@
-"""JSON output: what `--json` prints on stdout, one object per command, and the fields of these objects."""
+"""JSON output of `--json`: each command prints one object on stdout. Also describes the fields of these objects."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ _is_active = False
 
 @contextmanager
 def json_output_if(requested: bool) -> Iterator[None]:
-    """While the block runs, print JSON on stdout and nothing else, if it is requested."""
+    """If `requested`, print JSON on stdout and nothing else inside the `with`."""
     global _is_active
     previous, _is_active = _is_active, requested
     try:
@@ -53,7 +53,7 @@ def _print(document: Mapping[str, Any]) -> None:
 
 
 def to_json_value(value: Any) -> Any:
-    """Convert a value to what JSON can hold: NaN and infinity become null, and paths and other objects become text."""
+    """Convert a value to a JSON value. NaN and infinity become null, paths and other objects become text."""
     if isinstance(value, Mapping):
         return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -70,7 +70,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def describe_explanation(explanation: "Explanation") -> dict[str, Any]:
-    """Return the facts of an explanation without its map and its images."""
+    """Return the fields of an explanation, except its map and its images."""
     from camscope.explanation import STATUS_MEANINGS
 
     names = (
@@ -96,7 +96,7 @@ def _describe_peak(explanation: "Explanation") -> dict[str, Any] | None:
 
 
 def describe_failures(outcome: "BatchOutcome | None") -> list[dict[str, Any]]:
-    """Return the reasons why images of a run have no map, with the number of images of each."""
+    """Return the reasons why images of a run have no map, and the number of images for each reason."""
     counts = {} if outcome is None else outcome.failure_counts_by_kind
     return [{"reason": reason, "kind": kind, "n_images": count} for (reason, kind), count in counts.items()]
 
@@ -139,7 +139,7 @@ def describe_summaries(
 
 
 def describe_estimate(estimate: "Estimate | None") -> dict[str, Any] | None:
-    """Return a mean with its interval, or None if there is no value."""
+    """Return a mean with its confidence interval. Return None if there is no estimate."""
     names = ("mean", "low", "high", "p_value", "n_groups")
     return None if estimate is None else {name: getattr(estimate, name) for name in names}
 
@@ -404,7 +404,7 @@ OTHER_SCHEMAS = {
 
 
 def describe_json_output() -> str:
-    """Return the reference page's part on the fields of each result, as Markdown."""
+    """Return a reference of the fields of each result, as Markdown."""
     sections = []
     for command, fields in RESULT_FIELDS.items():
         rows = "\n".join(f"| `{path}` | {text} |" for path, text in fields.items())

@@ -75,7 +75,7 @@ def describe_method(explainer_cls: "type[Explainer]") -> dict[str, Any]:
 
 
 def _print_method_page(explainer_cls: "type[Explainer]") -> None:
-    """Print the description of a method, with its settings, their defaults and meanings, and an example command."""
+    """Print the page of a method: its description, its settings with their defaults, and an example command."""
     from camscope.explainers.core import method_docstrings
 
     console = base.stdout_console()
@@ -136,7 +136,7 @@ def _print_method_table() -> None:
 def _add_method_family(
     table: "Table", title: str, methods: "Iterable[type[Explainer]]", shared_settings: set[str]
 ) -> None:
-    """Add the heading of a method family and one row per method to the table."""
+    """Add the heading of a method family to the table, and one row for each method."""
     rows = base.order_methods_by_cost(methods)
     if rows:
         table.add_row("", base.styled_text((title, "bold")))

@@ -1,4 +1,4 @@
-"""Parsing of options shared by commands: targets, methods, layers, appearance, and `--set NAME=VALUE`."""
+"""Parse options that commands share: targets, methods, layers, the look of overlays, and `--set NAME=VALUE`."""
 
 import inspect
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ MAX_CLASS_NAME_BYTES = 2**22
 def parse_overlay_options(
     colormap: str, alpha: float, contour: str | None = None, boxes: float | None = None
 ) -> dict[str, Any]:
-    """Convert the options of appearance to arguments of `Explanation.overlay`. Raise typer.BadParameter for a wrong value."""
+    """Convert options to keyword arguments of `Explanation.overlay`. Raise typer.BadParameter for a wrong value."""
     from camscope.render import COLORMAPS
 
     if colormap not in ("auto", *COLORMAPS):
@@ -38,7 +38,7 @@ def parse_overlay_options(
 
 
 def parse_targets(target: str | None, targets: str | None) -> list[int | str | None]:
-    """Parse `--target` or `--targets` to unique class indices or names. None stands for the top class of each image."""
+    """Parse `--target` or `--targets` to class indices or names, each once. None stands for the top class of each image."""
     if target is not None and targets is not None:
         raise base.option_error("--targets", "pass one class with --target or several with --targets, not both")
     class_names = base.split_list(targets) if targets is not None else [target]
@@ -119,7 +119,7 @@ class ExplainerOptions:
     def build(self, model: "nn.Module", preprocess: str | None, *, show_method_bars: bool = True) -> "list[Explainer]":
         """Create an explainer for each method and layer.
 
-        A method that takes no layer, or several at once, gets one explainer.
+        A method that takes no layer, or several layers at once, gets a single explainer.
         """
         from camscope.explainers.comparison.comparison_grid import create_at_layers
         from camscope.hooks.find_layers import unwrap
@@ -164,18 +164,18 @@ BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": Fa
 
 
 class NotExpressible:
-    """Marker for a type whose values cannot be written as text, such as a tensor or a callable."""
+    """A type whose values cannot be written as text, such as a tensor or a callable."""
 
 
 @dataclass(frozen=True)
 class ListOf:
-    """The type of a comma-separated list whose items have these types."""
+    """A type of comma-separated lists. Their items have one of `item_types`."""
 
     item_types: tuple[Any, ...]
 
 
 def list_settings(explainer_cls: type) -> dict[str, tuple[Any, ...]]:
-    """Map each constructor parameter that text can express to the types of its values."""
+    """Return the types of each constructor parameter whose values can be written as text, by parameter name."""
     hints = get_type_hints(explainer_cls.__init__)  # type: ignore[misc]  # only the signature is read
     names = [name for name in inspect.signature(explainer_cls).parameters if name not in EXCLUDED_PARAMETERS]
     value_types = {name: tuple(_iter_value_types(hints.get(name))) for name in names}
@@ -183,7 +183,7 @@ def list_settings(explainer_cls: type) -> dict[str, tuple[Any, ...]]:
 
 
 def parse_settings(setting_pairs: Sequence[str], explainer_classes: dict[str, type]) -> dict[str, dict[str, Any]]:
-    """Parse `name=value` pairs to keyword arguments for each method. A method ignores the names that it does not have."""
+    """Parse `name=value` pairs to keyword arguments of each method. A method ignores settings that it does not have."""
     settings_by_method = {name: list_settings(method) for name, method in explainer_classes.items()}
     parsed: dict[str, dict[str, Any]] = {name: {} for name in explainer_classes}
     for pair in setting_pairs:

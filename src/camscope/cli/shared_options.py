@@ -25,24 +25,24 @@ _PANEL_BY_OPTION = {f"--{name}": panel for panel, names in PANELS.items() for na
 
 
 def find_help_panel(option_name: str) -> str:
-    """Return the title of the panel that shows an option such as `--model` in the help, by default `Advanced`."""
+    """Return the title of the help panel that shows an option such as `--model`. The default is `Advanced`."""
     return _PANEL_BY_OPTION.get(option_name, ADVANCED_PANEL)
 
 
 def complete_method(incomplete: str) -> list[str]:
-    """Complete the last method name in a comma-separated list, for shell completion."""
+    """Return completions of the last method name in a comma-separated list, for the shell."""
     return _complete_last_name(incomplete, METHODS)
 
 
 def complete_metric(incomplete: str) -> list[str]:
-    """Complete the last metric name in a comma-separated list, for shell completion."""
+    """Return completions of the last metric name in a comma-separated list, for the shell."""
     from camscope.metrics import METRICS
 
     return _complete_last_name(incomplete, METRICS)
 
 
 def complete_colormap(incomplete: str) -> list[str]:
-    """Complete the name of a colormap, for shell completion."""
+    """Return completions of the name of a colormap, for the shell."""
     from camscope.render import COLORMAPS
 
     return _complete_last_name(incomplete, ("auto", *COLORMAPS))

@@ -15,8 +15,8 @@ import numpy as np
 from camscope import render
 from camscope.batch import BatchRun
 from camscope.batch.manifest import import_arrow
-from camscope.batch.map_collection import read_original, render_thumbnail
-from camscope.batch.query import table_to_dicts
+from camscope.batch.run_reader import read_original, render_thumbnail
+from camscope.batch.sql_query import table_to_dicts
 from camscope.errors import OutputError, UndefinedError
 from camscope.evaluation.comparison_statements import iter_statements
 from camscope.evaluation.evaluate_run import EvaluationResult

@@ -9,8 +9,8 @@ from torch import nn
 
 from camscope.batch import BatchRun
 from camscope.batch.image_loading import map_in_order, require_valid_num_threads
-from camscope.batch.query import Query, RowReader, read_rows
 from camscope.batch.run_store import RunStore
+from camscope.batch.sql_query import Query, RowReader, read_rows
 from camscope.errors import InputError
 from camscope.evaluation.ground_truth import AnnotationColumn, GroundTruth, load_ground_truth
 from camscope.evaluation.map_metrics import MapMetricEvaluator, Row, build_value_schema

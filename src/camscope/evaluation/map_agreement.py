@@ -12,9 +12,9 @@ import numpy as np
 from camscope.batch import BatchRun
 from camscope.batch.image_loading import map_in_order, require_valid_num_threads
 from camscope.batch.manifest import import_arrow
-from camscope.batch.query import read_rows
 from camscope.batch.result_rows import FAILED
 from camscope.batch.run_store import RunStore
+from camscope.batch.sql_query import read_rows
 from camscope.errors import UndefinedError
 from camscope.evaluation.metric_value_files import RowsByImage, open_value_files, write_missing_value_files
 from camscope.explainers.comparison.equal_maps import MAX_HEATMAP_DIFFERENCE

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from camscope.batch import BatchRun
 from camscope.batch.manifest import RESERVED_COLUMNS, import_arrow
-from camscope.batch.map_collection import require_unchanged
+from camscope.batch.run_reader import require_unchanged
 from camscope.errors import CategoryError, ImageError, InputError, UndefinedError
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, GroundTruth, Mask
 from camscope.explainers.control_methods import compute_center_gaussian, compute_edge_map

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from camscope.batch import BatchRun
-from camscope.batch.query import group_rows_by_image, open_map_parts, open_parts, read_rows
 from camscope.batch.result_rows import rows_to_table
 from camscope.batch.run_store import RunStore
+from camscope.batch.sql_query import group_rows_by_image, open_map_parts, open_parts, read_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from camscope.batch import BatchRun
 from camscope.batch.batch_worker import parse_target
 from camscope.batch.image_loading import prepare_input
-from camscope.batch.map_collection import require_unchanged
 from camscope.batch.result_rows import hash_parameters
+from camscope.batch.run_reader import require_unchanged
 from camscope.errors import ImageError, InputError, PreprocessError, Remedy, UndefinedError
 from camscope.explainers import METHODS, Explainer, GradCAM
 from camscope.explainers.core.evaluation_context import Mode

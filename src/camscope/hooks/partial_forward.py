@@ -16,7 +16,7 @@ from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.hooks.function_mode import has_instance_forward, override_forward
 from camscope.hooks.thread_local_hooks import Hooks, has_global_hooks, reentrant_checkpoints_disabled, thread_local_hook
 from camscope.pytree import find_main_tensor, iter_leaves, replace_leaf
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 
 @contextmanager
@@ -107,7 +107,7 @@ class PrefixCache:
             before = list(map(_version_counter, inputs))
             output = type(module).forward(module, *args, **kwargs)
             is_cacheable = isinstance(output, Tensor) and not (
-                output.requires_grad or output.is_inference() or find_unusual_kind(output)
+                output.requires_grad or output.is_inference() or describe_unusual_tensor(output)
             )
             is_cacheable = is_cacheable and before == list(map(_version_counter, inputs))
             if is_cacheable and not self._is_filled and not self._is_past_layer:

@@ -31,7 +31,7 @@ from camscope.hooks.map_extent import (
     join_extents,
 )
 from camscope.pytree import iter_leaves, map_leaves
-from camscope.tensor_kinds import is_fake_mode_active
+from camscope.unusual_tensors import is_fake_mode_active
 
 WINDOW_FUNCTIONS = {
     f"{name}{rank}d"

@@ -18,7 +18,7 @@ from camscope.images.files.image_damage import load_pixels
 from camscope.images.files.redaction_and_pseudonyms import suppress_library_output
 from camscope.images.files.strict_jpeg_decoding import DamagedJPEGError, decode_jpeg, find_jpeg_damage, read_jpeg_size
 from camscope.safe_files import open_regular_file
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -313,7 +313,7 @@ def _convert_array_to_pixels(array: NDArray[Any], max_pixels: int) -> Pixels:
 
 
 def _convert_tensor_to_pixels(tensor: Tensor, max_pixels: int) -> Pixels:
-    if (kind := find_unusual_kind(tensor)) is not None and not kind.is_castable:
+    if (kind := describe_unusual_tensor(tensor)) is not None and not kind.is_castable:
         raise ImageError(f"the image is {kind.description}; {EXPECTED_IMAGE}")
     received = f"the image is a tensor of {tensor.dtype} with shape {tuple(tensor.shape)}"
     if tensor.dtype != torch.uint8:

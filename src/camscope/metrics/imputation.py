@@ -10,7 +10,7 @@ from camscope.errors import InputError
 from camscope.explainers.core.baselines import compute_baseline_from_input
 from camscope.explainers.core.setting_checks import check_number, check_positive_number
 from camscope.targets import full_precision
-from camscope.tensor_kinds import check_ordinary_tensor
+from camscope.unusual_tensors import check_ordinary_tensor
 
 JACOBI_DAMPING = 0.8  # damping factor of a Jacobi step
 MAX_ITERATIONS = 500  # safeguard against an endless solution

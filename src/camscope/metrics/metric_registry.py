@@ -11,7 +11,7 @@ from torch import Tensor
 
 from camscope.errors import GeometryError, InputError, UndefinedError
 from camscope.registry import Registry
-from camscope.tensor_kinds import check_ordinary_tensor
+from camscope.unusual_tensors import check_ordinary_tensor
 
 FloatArray = npt.NDArray[np.floating[Any]]
 Mask = npt.NDArray[np.bool_]

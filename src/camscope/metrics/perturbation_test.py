@@ -18,7 +18,7 @@ from camscope.metrics.imputation import ImputationLike, build_imputer
 from camscope.metrics.metric_registry import MetricValues
 from camscope.metrics.model_scorer import ModelScorer, OutputKind
 from camscope.plurals import plural
-from camscope.tensor_kinds import check_ordinary_tensor
+from camscope.unusual_tensors import check_ordinary_tensor
 
 MaskBuilder = Callable[[slice], Tensor]  # slice of the sets -> removed pixels (R,*S) bool, the same for every image
 

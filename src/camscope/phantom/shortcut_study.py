@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from camscope.errors import InputError
 from camscope.phantom.chest_anatomy import FloatImage, draw_smooth_noise, smooth_band, smooth_step
 from camscope.plurals import plural
-from camscope.safe_files import write_generated
+from camscope.safe_files import write_unless_identical
 
 Site = Literal["A", "B"]
 BoolArray = NDArray[np.bool_]
@@ -109,15 +109,15 @@ def write_study(study: ShortcutStudy, folder: Path, *, overwrite: bool = True) -
         name = f"{i:05d}"
         row = {"id": name, "path": f"images/{name}.{suffix}", "label": STUDY_CLASSES[study.labels[i]]}
         row |= {"patient": study.patients[i], "site": study.sites[i], "sex": study.sexes[i], "age": str(study.ages[i])}
-        write_generated(folder / row["path"], _encode_image(study.images[i], suffix), overwrite=overwrite)
+        write_unless_identical(folder / row["path"], _encode_image(study.images[i], suffix), overwrite=overwrite)
         for column, field in MASKS_BY_COLUMN.items():
             mask = getattr(study, field)[i]
             row[column] = f"{column}/{name}.{suffix}" if mask.any() else ""
             if row[column]:
                 mask_file = _encode_image(mask.astype(np.uint8) * 255, suffix)
-                write_generated(folder / row[column], mask_file, overwrite=overwrite)
+                write_unless_identical(folder / row[column], mask_file, overwrite=overwrite)
         writer.writerow(row)
-    return write_generated(folder / "manifest.csv", table.getvalue().encode(), overwrite=overwrite)
+    return write_unless_identical(folder / "manifest.csv", table.getvalue().encode(), overwrite=overwrite)
 
 
 class RandomPatients(NamedTuple):
@@ -329,4 +329,4 @@ def write_weights(model: nn.Module, folder: Path, *, overwrite: bool = True) -> 
     from safetensors.torch import save
 
     state = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
-    return write_generated(folder / "net.safetensors", save(state), overwrite=overwrite)
+    return write_unless_identical(folder / "net.safetensors", save(state), overwrite=overwrite)

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from camscope.batch.sources import DATASET_PREFIXES
+from camscope.batch.image_sources import DATASET_PREFIXES
 from camscope.errors import InputError
 from camscope.explainers.core.explainer import get_explainer_class
 from camscope.untrusted_files import parse_toml, read_errors_converted, read_toml

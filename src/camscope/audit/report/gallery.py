@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from camscope import render
 from camscope.audit.core.summary_schema import Summary
 from camscope.batch import BatchRun
-from camscope.batch.map_collection import read_original, render_thumbnail, require_unchanged
-from camscope.batch.query import table_to_dicts
+from camscope.batch.run_reader import read_original, render_thumbnail, require_unchanged
+from camscope.batch.sql_query import table_to_dicts
 from camscope.errors import CamscopeError
 from camscope.explanation import STATUS_MEANINGS, Explanation, PixelArray
 from camscope.images.scans.scan import convert_scan_to_display_pixels

@@ -36,7 +36,7 @@ from camscope.layers.layout_verdict import LayoutProbeResult, LayoutVerdict
 from camscope.layers.spatial_layers import find_doubt_reason, infer_layer_layout, record_layout_hints
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision
-from camscope.tensor_kinds import check_ordinary_tensor
+from camscope.unusual_tensors import check_ordinary_tensor
 
 # errors of PyTorch and of libraries such as torchvision about an operation that can be differentiated only once
 NO_SECOND_DERIVATIVE_PATTERN = re.compile(

@@ -256,7 +256,7 @@ class BaseMethod(ABC):
 
         """
         bound = [
-            target.bind(self._build_image_context(item, extra_inputs.select_rows([i], len(inputs))))
+            target.prepare_for_image(self._build_image_context(item, extra_inputs.select_rows([i], len(inputs))))
             if isinstance(target, Target)
             else target
             for i, (target, item) in enumerate(zip(targets, inputs, strict=True))

@@ -14,7 +14,7 @@ from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.random_mixin import RandomMixin
 from camscope.explainers.core.resize_and_blur import blur_input
 from camscope.plurals import plural
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 BaselineKind = Literal["zero", "black", "white", "dark", "bright", "mean", "blur", "noise"]
 BASELINE_KINDS = get_args(BaselineKind)
@@ -155,7 +155,7 @@ def build_baseline_tensor(baseline: BaselineLike, x: Tensor, explainer: BaseMeth
 
 def check_baseline_kind(baseline: Tensor) -> None:
     """Raise InputError if a baseline is a sparse, nested or otherwise unusual tensor. A float8 tensor is accepted."""
-    kind = find_unusual_kind(baseline, "baseline")
+    kind = describe_unusual_tensor(baseline, "baseline")
     if kind is not None and not (kind.is_castable and baseline.is_floating_point()):
         raise InputError(f"the baseline is {kind.description}; expected an ordinary tensor: pass {kind.replacement}")
 

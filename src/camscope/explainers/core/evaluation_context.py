@@ -24,7 +24,7 @@ from camscope.hooks.thread_local_hooks import autocast_uncached
 from camscope.plurals import plural
 from camscope.pytree import map_leaves
 from camscope.targets import Score, TargetLike
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def inspect_model(model: nn.Module) -> ModelInfo:
                 continue
             if is_lazy(value):
                 check_initialized(inner)
-            if (kind := find_unusual_kind(value)) is not None and not kind.has_values:
+            if (kind := describe_unusual_tensor(value)) is not None and not kind.has_values:
                 fix = "load the weights first" if value.is_meta else f"expected {kind.replacement}"
                 raise ModelError(f"{path}.{key} of {name} is {kind.description}; {fix}")
             devices[value.device] = None

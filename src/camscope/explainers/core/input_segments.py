@@ -10,7 +10,7 @@ from torch import Tensor
 from camscope.errors import InputError
 from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.optional import require
-from camscope.tensor_kinds import check_ordinary_tensor
+from camscope.unusual_tensors import check_ordinary_tensor
 
 SegmentsLike = int | Tensor | np.ndarray[Any, Any] | Callable[[Tensor], Any]
 SLIC_COMPACTNESS = 10.0  # weight of distance relative to color in SLIC

@@ -14,7 +14,12 @@ from camscope.errors import CamscopeError, InputError, PreprocessError, Remedy
 from camscope.explanation import PixelArray
 from camscope.geometry import Placement
 from camscope.pytree import format_argument, iter_argument_leaves, select_argument_rows
-from camscope.tensor_kinds import check_ordinary_tensor, find_unusual_kind, is_fake_mode_active, is_inside_transform
+from camscope.unusual_tensors import (
+    check_ordinary_tensor,
+    describe_unusual_tensor,
+    is_fake_mode_active,
+    is_inside_transform,
+)
 
 if TYPE_CHECKING:
     from camscope.images.scans.scan import Scan
@@ -46,7 +51,7 @@ class ExtraInputs:
 
     def __post_init__(self) -> None:
         for path, value in iter_argument_leaves(self.args, self.kwargs):
-            if (kind := find_unusual_kind(value)) is not None and not kind.has_values:
+            if (kind := describe_unusual_tensor(value)) is not None and not kind.has_values:
                 raise InputError(
                     f"the additional argument {format_argument(path)} of the model is {kind.description}: pass {kind.replacement}"
                 )

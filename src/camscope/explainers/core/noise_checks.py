@@ -20,7 +20,7 @@ from camscope.hooks.thread_local_hooks import autocast_uncached
 from camscope.pytree import iter_leaves, map_leaves
 from camscope.targets import Score
 from camscope.targets.outputs import ScoreRange
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 # relative to the largest value
 RELATIVE_TOLERANCE_BY_DTYPE = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4, torch.float64: 1e-9}
@@ -165,7 +165,7 @@ def _read_first_sample(output: Any) -> list[Tensor]:
     is_list = isinstance(output, list | tuple) and len(output) == 2
     has_structure_per_sample = is_list and not any(isinstance(item, Tensor) for item in output)
     leaves = [leaf for _, leaf in iter_leaves(output[0] if has_structure_per_sample else output)]
-    tensors = [leaf for leaf in leaves if find_unusual_kind(leaf) is None and leaf.is_floating_point()]
+    tensors = [leaf for leaf in leaves if describe_unusual_tensor(leaf) is None and leaf.is_floating_point()]
     return tensors if has_structure_per_sample else [leaf[0] for leaf in tensors if leaf.ndim > 0 and len(leaf) == 2]
 
 

@@ -16,7 +16,7 @@ from camscope.metrics import METRICS, PerturbationTest, scoring_scope
 from camscope.metrics.imputation import build_imputer
 from camscope.model_metadata import compute_model_digest
 from camscope.targets import Classes, Region, Similarity
-from camscope.tensor_kinds import find_unusual_kind, to_ordinary_tensor
+from camscope.unusual_tensors import describe_unusual_tensor, to_ordinary_tensor
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -101,15 +101,15 @@ def x():
 
 def test_an_ordinary_tensor_has_no_unusual_kind():
     for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.complex64):
-        assert find_unusual_kind(torch.ones(2, dtype=dtype)) is None
-    assert find_unusual_kind(nn.Parameter(torch.ones(2))) is None
+        assert describe_unusual_tensor(torch.ones(2, dtype=dtype)) is None
+    assert describe_unusual_tensor(nn.Parameter(torch.ones(2))) is None
 
 
 @pytest.mark.parametrize("kind", [*WITH_VALUES, *DTYPES])
 def test_the_replacement_is_code_that_makes_an_ordinary_tensor(kind):
     unusual = ALL[kind][0](x())
-    replaced = eval(find_unusual_kind(unusual).replacement, {"torch": torch, "x": unusual})
-    assert find_unusual_kind(replaced) is None
+    replaced = eval(describe_unusual_tensor(unusual).replacement, {"torch": torch, "x": unusual})
+    assert describe_unusual_tensor(replaced) is None
     if kind not in DTYPES:
         torch.testing.assert_close(to_ordinary_tensor(unusual).float(), replaced)
 

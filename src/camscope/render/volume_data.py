@@ -1,4 +1,4 @@
-"""A volume with a map, its anatomical axes and millimeters, and the drawing of one slice.
+"""`Volume`: an image volume and its map, with voxel sizes and patient directions. `AnatomicalView`: one view of it.
 
 Millimeters are in RAS+: x, y and z point to the patient's right, front and top.
 """
@@ -6,16 +6,16 @@ Millimeters are in RAS+: x, y and z point to the patient's right, front and top.
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from camscope.errors import GeometryError, InputError, NonFiniteError
 from camscope.plurals import plural
-from camscope.render.colors import DIVERGING, Scale, compute_display_range, fade_to_gray, normalize_between, overlay
+from camscope.render.colors import DIVERGING, Scale, compute_display_range
 from camscope.render.image_encoding import RGBImage, Values, check_image_height
-from camscope.render.regions_and_outlines import MaskOutlines, Masks, draw_outlines, prepare_outlines
+from camscope.render.regions_and_outlines import MaskOutline, Masks, prepare_outlines
 
 AxisLetters: TypeAlias = tuple[str, str]  # at the low and at the high end of an axis
 WORLD_AXIS_LETTERS: tuple[AxisLetters, AxisLetters, AxisLetters] = (("L", "R"), ("P", "A"), ("I", "S"))
@@ -27,9 +27,21 @@ MAX_CONTRAST_SAMPLES = 2_000_000  # voxels from which percentiles are computed
 MIN_SIDE_PIXELS, MAX_SIDE_PIXELS = 320, 512  # default range of the longest side
 
 
+class EdgeLetters(NamedTuple):
+    """The patient directions at the four edges of a slice, such as "A" for anterior."""
+
+    top: str
+    bottom: str
+    left: str
+    right: str
+
+
 @dataclass(frozen=True)
 class AnatomicalView:
-    """A view of a volume along `normal_axis`: the array axes of rows and columns, and whether each is flipped."""
+    """A view of a volume along its array axis `normal_axis`, such as the axial view.
+
+    It says which array axes are the rows and columns of a slice, and whether they are flipped.
+    """
 
     normal_axis: int
     row_axis: int
@@ -39,42 +51,42 @@ class AnatomicalView:
     name: str = ""
 
     def extract_slices(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the slices (n,h,w,…) of an array (D,H,W,…) in the orientation of this view. They share the array's memory."""
+        """Return the slices (n,h,w,…) of an array (D,H,W,…) in the orientation of this view, without a copy."""
         transposed = array.transpose(self.normal_axis, self.row_axis, self.column_axis, *range(3, array.ndim))
         return transposed[:, :: -1 if self.is_row_flipped else 1, :: -1 if self.is_column_flipped else 1]
 
-    def project_voxel(self, voxel: tuple[int, int, int], shape: tuple[int, ...]) -> tuple[float, float]:
-        """Return (row, column) of a voxel's center in the slice. Pixel i covers [i, i+1]."""
+    def get_row_and_column_of_voxel(self, voxel: tuple[int, int, int], shape: tuple[int, ...]) -> tuple[float, float]:
+        """Return the row and column of a voxel's center in its slice. Pixel i covers [i, i+1]."""
         row, column = voxel[self.row_axis] + 0.5, voxel[self.column_axis] + 0.5
         row = shape[self.row_axis] - row if self.is_row_flipped else row
         return row, shape[self.column_axis] - column if self.is_column_flipped else column
 
-    def get_edge_letters(self, axis_letters: tuple[AxisLetters, ...] | None) -> tuple[str, str, str, str]:
-        """Return the patient directions at the top, bottom, left and right edge, such as "A" and "R". Unknown letters are ""."""
+    def get_edge_letters(self, axis_letters: tuple[AxisLetters, ...] | None) -> EdgeLetters:
+        """Return the patient direction at each edge of a slice, such as "A" at the top. Unknown directions are empty."""
         if axis_letters is None:
-            return "", "", "", ""
+            return EdgeLetters("", "", "", "")
         top, bottom = axis_letters[self.row_axis][:: -1 if self.is_row_flipped else 1]
         left, right = axis_letters[self.column_axis][:: -1 if self.is_column_flipped else 1]
-        return top, bottom, left, right
+        return EdgeLetters(top, bottom, left, right)
 
 
 @dataclass(frozen=True, eq=False)
 class Volume:
-    """A volume image (D,H,W) or (D,H,W,3) with a map (D,H,W) over it.
+    """An image volume (D,H,W) or (D,H,W,3), and a map (D,H,W) of the same size.
 
     Args:
-        image: uint8 is used unchanged. Other numbers become grays from black to white over `window`.
+        image: The volume. uint8 is drawn unchanged. Other numbers become grays: `window` spans black to white.
         values: The map, of any scale.
         spacing: Millimeters per voxel along each axis. Without it and `affine`, voxels are drawn as cubes.
         axis_letters: Letters at the low and high end of each axis, such as `(("I", "S"), ("A", "P"), ("R", "L"))`.
-        affine: (4,4) from array index to millimeters in RAS+, which implies spacing and letters.
+        affine: (4,4) from array index to millimeters in RAS+. It determines `spacing` and `axis_letters`.
         covered: False where the map has no values.
         masks: One mask (D,H,W), or a mapping of named masks, drawn as outlines.
         scale: As in `apply_scale`. All slices share one scale.
         colormap: One of COLORMAPS.
         alpha: Opacity of the strongest value, 0..1.
         window: (low, high). Default: the 0.5th and 99.5th percentile.
-        flag: A warning to display. None detects an empty or flat map, "" displays none.
+        flag: A warning to display. Default: a warning if the map is empty or flat. "": no warning.
 
     Raises:
         InputError: The arrays are no volume, or a setting has an invalid value.
@@ -125,12 +137,12 @@ class Volume:
 
     @cached_property
     def affine_matrix(self) -> NDArray[np.float64] | None:
-        """The affine as a checked float64 array, or None."""
+        """The affine as a checked float64 array. Without an affine, the value None."""
         return None if self.affine is None else check_affine(self.affine)
 
     @cached_property
     def voxel_size(self) -> tuple[float, float, float]:
-        """Millimeters per voxel along each axis, or 1 if unknown."""
+        """Millimeters per voxel along each axis, or 1 if they are unknown."""
         if self.spacing is not None:
             return self.spacing
         return (1.0, 1.0, 1.0) if self.affine_matrix is None else compute_spacing(self.affine_matrix)
@@ -149,7 +161,7 @@ class Volume:
 
     @cached_property
     def views(self) -> tuple[AnatomicalView, AnatomicalView, AnatomicalView]:
-        """The axial, coronal and sagittal view. If the directions are unknown, the views along axis 0, 1 and 2."""
+        """The axial, coronal and sagittal view, or the views along axis 0, 1 and 2 if the directions are unknown."""
         return choose_views(self.axis_end_letters)
 
     def get_view(self, axis: int | str | None) -> AnatomicalView:
@@ -166,7 +178,7 @@ class Volume:
 
     @cached_property
     def peak(self) -> VoxelIndex:
-        """The voxel with the strongest map value. It is the middle of the volume if the map is empty or flat."""
+        """The voxel with the strongest map value. For an empty or flat map, it is the middle voxel of the volume."""
         strengths = np.abs(self.values) if self.colormap == DIVERGING else self.values
         if self.covered is not None:
             strengths = np.where(self.covered, strengths, -np.inf)
@@ -177,7 +189,7 @@ class Volume:
 
     @cached_property
     def warning(self) -> str | None:
-        """The warning to display: `flag`, or a note that the map is empty or flat, or None."""
+        """The warning to display: `flag`, or that the map is empty or flat. It may be None."""
         if self.flag is not None:
             return self.flag or None
         covered_values = self.values if self.covered is None else self.values[self.covered]
@@ -190,8 +202,8 @@ class Volume:
         return "nothing in the map is positive" if self.colormap != DIVERGING and covered_values.max() <= 0 else None
 
     @cached_property
-    def outlines(self) -> MaskOutlines:
-        """A (name, color, boolean mask) tuple for each mask."""
+    def outlines(self) -> list[MaskOutline]:
+        """The name, color and boolean mask of each mask."""
         return prepare_outlines(self.masks, self.shape)
 
     @cached_property
@@ -209,7 +221,7 @@ class Volume:
         return np.asarray(np.rint(numbers.clip(0, 255)), np.uint8)
 
     def resolve_voxel(self, voxel_index: tuple[int, ...] | None) -> VoxelIndex:
-        """Return the voxel index if it lies in the volume. None returns the peak."""
+        """Return the voxel index, or the peak for None. Raise InputError if the index lies outside of the volume."""
         if voxel_index is None:
             return self.peak
         in_range = (0 <= index < length for index, length in zip(voxel_index, self.shape, strict=False))
@@ -218,8 +230,8 @@ class Volume:
             raise InputError(f"voxel_index={voxel_index}: expected {expected}")
         return int(voxel_index[0]), int(voxel_index[1]), int(voxel_index[2])
 
-    def get_slice_size_mm(self, view: AnatomicalView) -> tuple[float, float]:
-        """Return height and width of a view's slices in millimeters."""
+    def get_slice_height_and_width_mm(self, view: AnatomicalView) -> tuple[float, float]:
+        """Return the height and width of the slices of a view, in millimeters."""
         return self.extent_mm[view.row_axis], self.extent_mm[view.column_axis]
 
     @property
@@ -229,7 +241,7 @@ class Volume:
         return depth, height, width
 
     def choose_pixels_per_mm(self, size: int | None) -> float:
-        """Return the resolution of drawings in pixels per millimeter. `size` is the length of the longest side in pixels."""
+        """Return the pixels per millimeter of drawings whose longest side has `size` pixels. None chooses a size."""
         if size is not None:
             check_image_height("size", size)
         longest = max(self.extent_mm)
@@ -238,54 +250,10 @@ class Volume:
         return size / longest
 
 
-def draw_slice(volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float) -> RGBImage:
-    """Draw one slice of a volume with its map, (h,w,3)."""
-    covered = None if volume.covered is None else view.extract_slices(volume.covered)[slice_index]
-    masks = [(name, color, view.extract_slices(inside)[slice_index]) for name, color, inside in volume.outlines]
-    image, values = (view.extract_slices(array)[slice_index] for array in (volume.gray_image, volume.values))
-    return draw_slice_overlay(volume, view, image, values, covered, masks, pixels_per_mm)
-
-
-def draw_slice_overlay(
-    volume: Volume,
-    view: AnatomicalView,
-    gray_image: RGBImage,
-    values: Values,
-    covered: NDArray[np.bool_] | None,
-    outlines: MaskOutlines,
-    pixels_per_mm: float,
-) -> RGBImage:
-    """Draw a map (h,w) and outlines over an image (h,w) in the orientation of `view`.
-
-    The map is interpolated before it is colored.
-    """
-    size = tuple(max(1, round(length * pixels_per_mm)) for length in volume.get_slice_size_mm(view))
-    rgb = resize_plane(gray_image, size)
-    rgb = np.repeat(rgb[..., None], 3, axis=2) if rgb.ndim == 2 else rgb
-    normalized = normalize_between(np.asarray(values, np.float32), *volume.value_range, volume.colormap)
-    covered_pixels = None if covered is None else resize_plane(covered.astype(np.uint8), size, nearest=True) > 0
-    if volume.colormap == DIVERGING and volume.alpha > 0:
-        rgb = fade_to_gray(rgb)
-    blended = overlay(
-        rgb, resize_plane(normalized, size), alpha=volume.alpha, colormap=volume.colormap, covered=covered_pixels
-    )
-    return draw_outlines(blended, outlines)
-
-
-def resize_plane(plane: NDArray[Any], size: tuple[int, ...], *, nearest: bool = False) -> NDArray[Any]:
-    """Resize a slice (h,w) or (h,w,3) by area means when shrinking, and linearly when growing. `nearest` overrides both."""
-    import cv2
-
-    rows, columns = plane.shape[:2]
-    is_reduced = size[0] <= rows and size[1] <= columns
-    method = cv2.INTER_NEAREST if nearest else cv2.INTER_AREA if is_reduced else cv2.INTER_LINEAR
-    return np.asarray(cv2.resize(np.ascontiguousarray(plane), (size[1], size[0]), interpolation=method), plane.dtype)
-
-
 def choose_views(axis_letters: tuple[AxisLetters, ...] | None) -> tuple[AnatomicalView, AnatomicalView, AnatomicalView]:
-    """Return the axial, coronal and sagittal view in the orientation of radiology.
+    """Return the axial, coronal and sagittal view, oriented as in radiology.
 
-    If a direction is unknown, the views along axis 0, 1 and 2 are returned.
+    If a direction is unknown, return the views along axis 0, 1 and 2.
     """
     axis_names = ["".join(sorted(pair)) for pair in axis_letters or ()]
     if axis_letters is None or sorted(axis_names) != ["AP", "IS", "LR"]:
@@ -305,7 +273,7 @@ def choose_views(axis_letters: tuple[AxisLetters, ...] | None) -> tuple[Anatomic
 
 
 def check_affine(affine: ArrayLike) -> NDArray[np.float64]:
-    """Check an affine matrix (4,4) from array index to millimeters in RAS+. Return it as float64."""
+    """Return an affine (4,4) as float64. Raise InputError unless it is finite and invertible."""
     matrix = np.asarray(affine, np.float64)
     if matrix.shape != (4, 4) or not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix[:3, :3]) < 3:
         raise InputError(
@@ -321,11 +289,12 @@ def compute_spacing(affine: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def compute_cell_affine(affine: ArrayLike | None, cells_to_voxels: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Compute the affine (4,4) of the cells of a map. It refers to voxel centers, which are at 0.5 in edge coordinates.
+    """Compute the affine (4,4) of a map from the affine of the voxels. Index i of both means the center of cell or voxel i.
 
     Args:
-        affine: (4,4) of the voxels, from index to millimeters. None: unknown.
-        cells_to_voxels: (3,4) from cell edges to voxel edges.
+        affine: (4,4) of the voxels, from index to millimeters, or None if it is unknown.
+        cells_to_voxels: (3,4) from cell to voxel coordinates in which i is the edge of cell or voxel i, and i + 0.5 its
+            center.
 
     Returns:
         (4,4) from the index of a cell to millimeters, or None if the affine is unknown.
@@ -345,27 +314,27 @@ def compute_cell_affine(affine: ArrayLike | None, cells_to_voxels: NDArray[np.fl
 def get_axis_letters(affine: NDArray[np.float64]) -> tuple[AxisLetters, AxisLetters, AxisLetters]:
     """Return the patient directions at the low and high end of each array axis, such as ("L", "R").
 
-    An oblique axis gets the nearest directions.
+    An oblique axis gets the directions that are nearest to it.
 
     >>> get_axis_letters(np.diag([-1.0, 1, 2, 1]))
     (('R', 'L'), ('P', 'A'), ('I', 'S'))
     """
     letters: list[AxisLetters] = []
-    for k, axis in enumerate(match_world_axes(affine)):
+    for k, axis in enumerate(assign_axes_to_xyz(affine)):
         low, high = WORLD_AXIS_LETTERS[axis]
         letters.append((low, high) if affine[axis, k] > 0 else (high, low))
     first, second, third = letters
     return first, second, third
 
 
-def match_world_axes(affine: NDArray[np.float64]) -> tuple[int, ...]:
-    """Assign each array axis to the nearest of the world axes x, y and z, as 0, 1 and 2. Each is used once."""
+def assign_axes_to_xyz(affine: NDArray[np.float64]) -> tuple[int, ...]:
+    """Return for each array axis the nearest of x, y and z, as 0, 1 and 2. Each of them is used once."""
     cosines = np.abs(affine[:3, :3] / compute_spacing(affine))
     return max(permutations(range(3)), key=lambda axes: sum(cosines[axis, k] for k, axis in enumerate(axes)))
 
 
-def format_location(affine: NDArray[np.float64], voxel: ArrayLike) -> tuple[str, str, str]:
-    """Format a voxel's position as medical viewers do: `R 12.0`, `P 3.5`, `S 40.0`, in millimeters from the origin."""
+def format_xyz_location(affine: NDArray[np.float64], voxel: ArrayLike) -> tuple[str, str, str]:
+    """Format a voxel's x, y and z in millimeters as medical viewers do, such as `R 12.0`, `P 3.5` and `S 40.0`."""
     point = affine[:3, :3] @ np.asarray(voxel, np.float64) + affine[:3, 3]
     x, y, z = (
         f"{pair[int(value > 0)]} {abs(round(value, 1)):.1f}"

@@ -1,4 +1,4 @@
-"""Sources of a run: build a manifest from files, a table of files, or a dataset."""
+"""Build the manifest of a run from its image source: files, a table of files, or a dataset."""
 
 import glob
 import os
@@ -45,10 +45,10 @@ def build_manifest(source: Any, root: str | Path | None = None, *, strict: bool 
 
     Args:
         source: A folder, a glob pattern, a list of files, a .csv or .parquet table, a dataset, or the name of a dataset
-            (see `load_dataset_by_name`). A table needs a column `path`. Its columns `id` (default: the path) and `target`
-            have a meaning, and all others are copied.
-        root: The folder where the relative paths of a table begin and that no path may leave. None: the folder of the
-            table. "": paths may lead anywhere.
+            (see `load_dataset_by_name`). A table needs a column `path`. It may have a column `id`, by default the path,
+            and a column `target`. All other columns are copied.
+        root: The folder in which the relative paths of a table begin, and which no path may leave. Default: the folder of
+            the table. "": paths may lead anywhere.
         strict: Whether empty paths, repeated ids and reserved column names are errors.
 
     Returns:
@@ -130,14 +130,15 @@ def _iter_image_paths(sources: Sequence[str | Path]) -> Iterator[str]:
 
 
 def _redact_path(path: str) -> str:
-    """Return a path unchanged, or a keyed hash if the path leads to a scan."""
+    """Return a path unchanged. If it leads to a scan, return a keyed hash instead."""
     return pseudonymize_source(path) if is_scan_name(path) or is_scan(path) else path
 
 
 def load_dataset_by_name(spec: str, root: str | Path | None = None) -> Any:
     """Load a dataset by a name such as `hf:NAME`, `hf:NAME:SPLIT` or `torchvision:NAME:SPLIT`.
 
-    `hf:FOLDER:SPLIT` loads a dataset from disk. Missing files are downloaded. `root` is torchvision's folder ("data").
+    `hf:FOLDER:SPLIT` loads a dataset from disk. Missing files are downloaded. `root` is the folder of torchvision datasets,
+    by default "data".
     """
     library, _, name_and_split = spec.partition(":")
     name, _, split = name_and_split.partition(":")
@@ -181,7 +182,7 @@ def _build_torchvision_dataset(name: str, split: str, root: str | Path | None) -
 
 
 class DatasetImages:
-    """Thread-safe access to the images of a dataset by number."""
+    """The images of a dataset by number. Several threads can read them."""
 
     def __init__(self, dataset: Any, image_key: str | int | None) -> None:
         self.dataset, self.image_key = dataset, image_key
@@ -212,7 +213,7 @@ def _build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manif
         table = pa.table({"path": pa.array(paths, pa.string()), LABEL_COLUMN: names})
         return Manifest(add_row_columns(table, kind), None)
     if hasattr(dataset, "features") and hasattr(dataset, "with_format"):
-        table, images = _split_hugging_face_dataset(dataset)
+        table, images = _split_into_table_and_images(dataset)
     elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         table, images = _build_label_table(dataset), DatasetImages(dataset, None)
     else:
@@ -221,8 +222,8 @@ def _build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manif
     return Manifest(add_row_columns(table, kind), None, images, format_without_address(identity))
 
 
-def _split_hugging_face_dataset(dataset: Any) -> tuple["pa.Table", DatasetImages]:
-    """Separate a dataset into a table without images, and its images as undecoded files."""
+def _split_into_table_and_images(dataset: Any) -> tuple["pa.Table", DatasetImages]:
+    """Split a dataset into a table of its other columns, and its images as undecoded files."""
     feature_types = {name: type(feature).__name__ for name, feature in dataset.features.items()}
     image_columns = [name for name, feature_type in feature_types.items() if feature_type == "Image"]
     if not image_columns:
@@ -242,7 +243,7 @@ def _split_hugging_face_dataset(dataset: Any) -> tuple["pa.Table", DatasetImages
 
 
 def _build_label_table(dataset: Any) -> "pa.Table":
-    """Return the paths of a torchvision dataset, and the column `class` if the dataset has labels."""
+    """Return a table of numbered paths of a torchvision dataset, with a column `class` if it has labels."""
     targets, class_names = getattr(dataset, "targets", None), getattr(dataset, "classes", None)
     columns = {"path": _number_paths(len(dataset))}
     labels = np.asarray(targets) if isinstance(targets, list | np.ndarray | Tensor) else np.empty(0)
@@ -260,7 +261,7 @@ def _number_paths(n_images: int) -> "pa.Array":
 
 
 def _map_labels_to_names(labels: Any, class_names: Sequence[str]) -> "pa.Array":
-    """Return the class name of each label index, or null for an index without a class, such as -1."""
+    """Return the class name of each label index. An index without a class, such as -1, becomes null."""
     pa = import_arrow()
     is_class = (labels >= 0) & (labels < len(class_names))
     indices = pa.array(np.where(is_class, np.nan_to_num(labels), 0).astype(np.int64), mask=~is_class)

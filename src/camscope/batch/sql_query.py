@@ -1,4 +1,4 @@
-"""Query the rows of a run in SQL. A query has no access to other files or data."""
+"""`Query`: select rows of a run by SQL. `RowReader`: read the selected rows. SQL has no access to other files."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -44,15 +44,15 @@ ROWS_PER_FETCH = 4096  # rows that are converted to Python at a time
 
 @dataclass(frozen=True)
 class Query:
-    """A selection of rows in DuckDB's SQL over the columns of a run.
+    """A selection of rows of a run by an SQL condition, in the dialect of DuckDB.
 
     Attributes:
-        where: A condition, such as `label = 'nodule' and probability < 0.6`. None: all rows.
+        where: A condition, such as `label = 'nodule' and probability < 0.6`. Default: all rows.
         sort: What to sort by, such as `probability desc, id`. Equal rows stay in the order of the run.
-        limit: The maximum number of rows. None: no limit.
+        max_rows: The maximum number of rows. Default: all rows.
 
     Raises:
-        InputError: `where` or `sort` is empty, or `limit` is no number of rows.
+        InputError: `where` or `sort` is empty, or `max_rows` is below 1 or too large.
 
     >>> Query("probability < 0.6", "id", 10).description
     'where probability < 0.6, sorted by id, the first 10'
@@ -61,11 +61,11 @@ class Query:
 
     where: str | None = None
     sort: str | None = None
-    limit: int | None = None
+    max_rows: int | None = None
 
     def __post_init__(self) -> None:
-        if self.limit is not None and not 1 <= self.limit < 2**63:
-            raise InputError(f"limit={self.limit}; expected a number of rows from 1 to 2**63 - 1")
+        if self.max_rows is not None and not 1 <= self.max_rows < 2**63:
+            raise InputError(f"max_rows={self.max_rows}; expected a number of rows from 1 to 2**63 - 1")
         for name, sql in (("where", self.where), ("sort", self.sort)):
             if sql is not None and not sql.strip():
                 raise InputError(f"{name} is empty; expected SQL, such as label = 'nodule', or None")
@@ -73,11 +73,11 @@ class Query:
     @property
     def description(self) -> str:
         """The query as one line of text."""
-        parts = {"where": self.where, "sorted by": self.sort, "the first": self.limit}
+        parts = {"where": self.where, "sorted by": self.sort, "the first": self.max_rows}
         return ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
 
     def count_matching(self, dataset: "ds.Dataset") -> int:
-        """Count the rows that meet the condition `where`. The limit is ignored."""
+        """Count the rows that meet the condition `where`. `max_rows` is ignored."""
         if self.where is None:
             return int(dataset.count_rows())
         with self._execute(dataset, "count(*) AS matching", ignore_limit=True) as result:
@@ -91,7 +91,7 @@ class Query:
                 n_bytes = sum(Path(file).stat().st_size for file in dataset.files)
                 if count > MAX_EXCESS_VALUES + MAX_VALUES_PER_BYTE * n_bytes:
                     raise InputError(f"a part of the run claims {plural(count, 'row', spec=',')}: it is damaged")
-            return np.arange(count if self.limit is None else min(count, self.limit))
+            return np.arange(count if self.max_rows is None else min(count, self.max_rows))
         with self._execute(dataset, POSITION_COLUMN) as result:
             return np.asarray(result.fetchnumpy()[POSITION_COLUMN.strip('"')], np.int64)
 
@@ -103,7 +103,7 @@ class Query:
 
     @contextlib.contextmanager
     def _execute(self, dataset: "ds.Dataset", columns: str, *, ignore_limit: bool = False) -> Iterator[Any]:
-        """Execute the query, and yield the DuckDB result while the connection is open."""
+        """Execute the query. Inside the `with`, the DuckDB result can be read."""
         duckdb = require("duckdb", extra="batch")
         invalid_query: Exception | None = None
         with translate_part_errors(), duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
@@ -127,11 +127,11 @@ class Query:
         sql += "" if self.where is None else f" WHERE (\n{self.where}\n)"
         if not ignore_limit:
             sql += " ORDER BY " + ("" if self.sort is None else f"{self.sort}\n, ") + POSITION_COLUMN
-            sql += "" if self.limit is None else f" LIMIT {self.limit}"
+            sql += "" if self.max_rows is None else f" LIMIT {self.max_rows}"
         return sql
 
     def _require_single_condition_and_sort(self, connection: Any) -> None:
-        """Raise the parser's error of DuckDB unless `where` and `sort` are single SQL expressions."""
+        """Raise a parser error of DuckDB unless `where` and `sort` are a single SQL expression each."""
         statements = [] if self.where is None else [f"SELECT {self.where}", f"SELECT (\n{self.where}\n)"]
         if self.sort is not None:  # a clause such as LIMIT would fail before a further column
             statements.append(f"SELECT 1 ORDER BY {self.sort}")
@@ -141,7 +141,7 @@ class Query:
 
 
 class RowReader:
-    """Read rows of a run by their positions. Only row groups with requested rows are read."""
+    """Read rows of a run by their positions. Row groups of Parquet without a requested row are not read."""
 
     def __init__(self, dataset: "ds.Dataset") -> None:
         self._schema, self._checked_files = dataset.schema, set[str]()
@@ -161,7 +161,7 @@ class RowReader:
         return table.take(np.argsort(order, kind="stable"))
 
     def iter_tables(self, positions: RowPositions, columns: Sequence[str] | None = None) -> "Iterator[pa.Table]":
-        """Iterate over the rows at ascending positions, as one table per Parquet row group."""
+        """Yield the rows at ascending positions: one table for each Parquet row group."""
         group_numbers = np.searchsorted(self._group_starts, positions, side="right") - 1
         for group_positions in np.split(positions, np.flatnonzero(np.diff(group_numbers)) + 1):
             if len(group_positions):
@@ -217,7 +217,7 @@ def require_key_columns(table: "pa.Table") -> "pa.Table":
 
 
 def read_rows(dataset: "ds.Dataset", columns: Sequence[str] | None = None, filter_expression: Any = None) -> "pa.Table":
-    """Read the rows of a dataset that match a PyArrow filter expression. None reads all rows or columns."""
+    """Read the rows of a dataset that match a PyArrow filter expression. By default, read all rows and all columns."""
     with translate_part_errors():
         check_parquet(dataset.files)
         return require_key_columns(
@@ -226,7 +226,7 @@ def read_rows(dataset: "ds.Dataset", columns: Sequence[str] | None = None, filte
 
 
 def translate_part_errors(part_name: str = "a part of the run") -> contextlib.AbstractContextManager[None]:
-    """Convert errors of Arrow inside a `with` block to an InputError that names the damaged part file."""
+    """Convert errors of Arrow inside the `with` to an InputError that names the damaged part file."""
     return read_errors_converted(
         f"{part_name} cannot be read; remove it, and it is computed again",
         quote_original=False,
@@ -235,19 +235,19 @@ def translate_part_errors(part_name: str = "a part of the run") -> contextlib.Ab
 
 
 def iter_rows_by_image(dataset: "ds.Dataset", positions: RowPositions) -> Iterator[list[dict[str, Any]]]:
-    """Iterate over images: yield the rows of each image at ascending positions as dictionaries."""
+    """Yield the rows of one image after another, as a list of dictionaries. `positions` are ascending."""
     for table in RowReader(dataset).iter_tables(positions):
         yield from group_rows_by_image(table)
 
 
 def group_rows_by_image(table: "pa.Table") -> Iterator[list[dict[str, Any]]]:
-    """Iterate over images: yield the table rows of each image as dictionaries."""
+    """Yield the table rows of one image after another, as a list of dictionaries."""
     for _, rows in groupby(table_to_dicts(table), lambda row: row["row"]):
         yield list(rows)
 
 
 def table_to_dicts(table: "pa.Table") -> list[dict[str, Any]]:
-    """Convert the rows of a table to dictionaries. Attribution maps stay arrays."""
+    """Convert the rows of a table to dictionaries, in which attribution maps stay arrays."""
     with translate_part_errors():
         attributions = [scalar.values for scalar in table["attribution"]]
         other_values = table.drop_columns(["attribution"]).to_pylist()

@@ -1,4 +1,4 @@
-"""Read the maps and images of a run as an Arrow table or as single explanations. The run may be incomplete."""
+"""`RunReader`: read the rows, maps and images of a run folder, as a table or as explanations. The run may be incomplete."""
 
 import html
 import os
@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from camscope import render
 from camscope.batch.image_loading import hash_source
+from camscope.batch.image_sources import DATASET_PREFIXES, build_manifest
 from camscope.batch.manifest import (
     PSEUDONYMIZED_DATASET,
     ImageAccessor,
@@ -22,10 +23,9 @@ from camscope.batch.manifest import (
     pseudonymize_manifest,
 )
 from camscope.batch.path_resolver import PathResolver
-from camscope.batch.query import Query, RowReader, open_map_parts, read_rows, table_to_dicts, translate_part_errors
 from camscope.batch.result_rows import EXPLANATION_COLUMNS, FAILED
 from camscope.batch.run_store import RUN_FILE, RunStore
-from camscope.batch.sources import DATASET_PREFIXES, build_manifest
+from camscope.batch.sql_query import Query, RowReader, open_map_parts, read_rows, table_to_dicts, translate_part_errors
 from camscope.errors import CamscopeError, ImageError, InputError
 from camscope.explanation import Explanation, PixelArray, check_explanation
 from camscope.geometry import Placement
@@ -40,12 +40,11 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 
-class MapCollection:
-    """The rows of a run, their maps and their images.
+class RunReader:
+    """Reader of the rows of a run, their maps and their images.
 
-    `dataset` is the source of the run, as it was passed to `run_batch`; images are then read from there. `fetch` allows
-    images that are not on this machine to be fetched: those behind URLs, and datasets that the run names. Without it,
-    reading a received run contacts no other machine and downloads nothing.
+    `dataset` is the source of the images, as it was passed to `run_batch`. `fetch` allows images to be downloaded: those at
+    URLs, and those of datasets that the run names. Without it, a run that someone else sent contacts no other machine.
     """
 
     def __init__(self, folder: str | os.PathLike[str], dataset: Any = None, *, fetch: bool = False) -> None:
@@ -80,8 +79,8 @@ class MapCollection:
         """Return rows as an Arrow table.
 
         Args:
-            columns: The columns to read. None: all.
-            filter: A PyArrow expression for the rows to read. None: all.
+            columns: The columns to read. Default: all.
+            filter: A PyArrow expression for the rows to read. Default: all.
 
         Returns:
             The table, in the order of the run.
@@ -96,7 +95,7 @@ class MapCollection:
         self,
         where: str | None = None,
         sort: str | None = None,
-        limit: int | None = None,
+        max_rows: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> "pa.Table":
         """Return the rows that meet an SQL condition, such as `run.query("label = 'nodule'", "probability", 10)`.
@@ -105,8 +104,8 @@ class MapCollection:
             where: A condition in DuckDB's SQL over the columns of the run. Failed rows are included: `status =
                 'failed'`.
             sort: What to sort by, in SQL.
-            limit: The maximum number of rows.
-            columns: The columns to return. None: all, including the maps.
+            max_rows: The maximum number of rows.
+            columns: The columns to return. Default: all, including the maps.
 
         Returns:
             The table. Only the columns of the condition are read for all rows.
@@ -123,12 +122,12 @@ class MapCollection:
             raise InputError(
                 f"the run has no column {', '.join(unknown)}; its columns are {', '.join(rows.schema.names)}"
             )
-        positions = Query(where, sort, limit).find_positions(rows)
+        positions = Query(where, sort, max_rows).find_positions(rows)
         with translate_part_errors():
             return RowReader(rows).take(positions, columns)
 
     def __iter__(self) -> Iterator[Explanation]:
-        """Iterate over the maps. Rows of images that failed have none."""
+        """Iterate over the maps as explanations. Rows without a map are left out."""
         rows = self.dataset
         for table in RowReader(rows).iter_tables(Query().find_positions(rows)):
             for row in table_to_dicts(table):
@@ -156,7 +155,7 @@ class MapCollection:
         return read_display_image(source, self.run_info["run_config"].get("window"))
 
     def require_images(self) -> None:
-        """Check that the images are available on this machine, or in the dataset that was passed.
+        """Raise an ImageError unless the images are on this machine, or in the dataset that the caller passed.
 
         Raises:
             ImageError: Images are missing, and `fetch` is not set.
@@ -174,7 +173,7 @@ class MapCollection:
 
     @property
     def n_unfetched_images(self) -> int:
-        """The number of remote images, if fetching is not allowed."""
+        """The number of remote images that may not be downloaded."""
         manifest = self.run_info["run_config"]["manifest"]
         if self.fetch or self._source is not None or manifest["dataset"] == PSEUDONYMIZED_DATASET:
             return 0
@@ -190,13 +189,13 @@ class MapCollection:
         return PathResolver(Path(root["folder"]), confined=bool(root["confined"]), fetch=self.fetch)
 
     def read_source(self, row: Mapping[str, Any]) -> Any:
-        """Return the file bytes, scan path or dataset image of a row.
+        """Return the image of a row: the bytes of a file, the path of a scan, or an image of the dataset.
 
         Args:
             row: A row of `table` or `query`, as a dictionary.
 
         Returns:
-            What `Explainer.explain` takes.
+            The image in a form that `Explainer.explain` accepts.
 
         Raises:
             ImageError: The image cannot be read.
@@ -231,13 +230,13 @@ class MapCollection:
 
     @property
     def source_manifest(self) -> Manifest | None:
-        """The manifest of the image source that the caller passed, or None if none was passed."""
+        """The manifest of the image source that the caller passed, or None if the caller passed none."""
         with self._open_lock:
             images = self._images if self._source is not None else None
         return images.manifest if isinstance(images, ImageAccessor) else None
 
     def original_row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Add the original path and manifest columns to a row, if the caller passed the image source.
+        """Return a row with its original path and all manifest columns, if the caller passed the image source.
 
         Args:
             row: A row of `table` or `query`, as a dictionary.
@@ -255,7 +254,7 @@ class MapCollection:
 
     @cached_property
     def _images(self) -> SupportsImageIndex | None:
-        """The images of the dataset that the caller passed or the run names. None: the rows name image files."""
+        """The images of the dataset that the caller passed or the run names, or None if the images are files."""
         dataset_name = self.run_info["run_config"]["manifest"]["dataset"]
         if self._source is not None:
             manifest = build_manifest(self._source)
@@ -284,7 +283,7 @@ class MapCollection:
 
         Args:
             row: A row of `table` or `query`, as a dictionary.
-            image: The image of the row, as `read_image` returns it. None: the map is drawn on gray.
+            image: The image of the row, as `read_image` returns it. Default: the map is drawn on gray.
 
         Returns:
             The explanation, with the raw map at the resolution of its layer.
@@ -366,7 +365,7 @@ class MapCollection:
 
 
 def _check_run_info(run_info: Mapping[str, Any]) -> dict[str, bool]:
-    """Return for each entry of a run.json whether it is valid."""
+    """Return whether each entry of a run.json is valid: name -> bool."""
     run_config = run_info["run_config"]
     methods, targets, class_names = run_config.get("methods"), run_config.get("targets"), run_info.get("class_names")
     entries = (run_config.get("model"), run_config.get("manifest"), run_info.get("root"), run_info.get("versions"))
@@ -389,9 +388,9 @@ def _check_run_info(run_info: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def read_display_image(source: Any, window: str | None = None) -> PixelArray:
-    """Read the display pixels (H,W,3) of an image, or (D,H,W) of a volume. `window` applies to gray scans.
+    """Read an image as pixels for display: (H,W,3), or (D,H,W) for a volume. `window` is the gray window of a scan.
 
-    Raises an ImageError if text may be burned into a scan.
+    Raises an ImageError for a scan whose pixels may show text.
     """
     if not isinstance(source, Path) and not is_scan(source):
         return read_photo(source).pixels
@@ -410,16 +409,23 @@ def require_unchanged(row: Mapping[str, Any], source: Any) -> None:
 OVERSAMPLING = 2  # pixels that are drawn per pixel of a thumbnail, in each direction
 
 
-def read_original(maps: MapCollection, row: Mapping[str, Any]) -> tuple[PixelArray | None, str | None]:
-    """Return the image (H,W,3) of a row and None, or None and the reason why the image cannot be shown."""
+class OriginalImage(NamedTuple):
+    """The image (H,W,3) of a row, or None and the reason why it cannot be read."""
+
+    pixels: PixelArray | None
+    failure_reason: str | None
+
+
+def read_original(run: RunReader, row: Mapping[str, Any]) -> OriginalImage:
+    """Read the original image of a row. If that fails, return the reason in its place."""
     try:
-        return maps.read_image(row), None
+        return OriginalImage(run.read_image(row), None)
     except Exception as error:  # the package of a store may raise anything
-        return None, strip_file_name(error, PurePath(row["path"]).name)
+        return OriginalImage(None, strip_file_name(error, PurePath(row["path"]).name))
 
 
 def render_thumbnail(explanation: Explanation, image: PixelArray | None, height: int) -> PixelArray:
-    """Draw a map over its image, or on gray, with a height of `height` pixels."""
+    """Draw a map over its image with a height of `height` pixels. Without an image, draw the map on gray."""
     placement = explanation.placement
     if placement is None or explanation.attribution.ndim != 2:
         return explanation.overlay(height=height)
@@ -432,7 +438,7 @@ def render_thumbnail(explanation: Explanation, image: PixelArray | None, height:
 
 
 def strip_file_name(error: Exception, name: str) -> str:
-    """Return the message of an error without its leading file name."""
+    """Return the message of an error without the file name at its start."""
     message = str(error) if isinstance(error, CamscopeError) else f"{type(error).__name__}: {error}"
     head, colon, reason = message.partition(": ")
     return reason if colon and (head == "the file" or head.endswith(name)) else message

@@ -1,4 +1,4 @@
-"""Draw text as an image, with line wrapping and a fallback to fonts of other scripts."""
+"""Draw text as an image, with wrapped lines. Letters of other scripts are drawn with fallback fonts."""
 
 import unicodedata
 from collections.abc import Callable
@@ -31,12 +31,12 @@ def draw_text(
     text_color: Color = TEXT_COLOR,
     background: Color = BACKGROUND_COLOR,
 ) -> RGBImage:
-    """Draw centered text as an image (h,w,3). An empty text is an empty line.
+    """Draw centered text as an image (h,w,3). An empty text becomes an empty line.
 
     Args:
         text: The text.
         font_size: In pixels.
-        width: Columns of the image. None: those of the text.
+        width: Columns of the image. Default: those of the text.
         max_lines: Text beyond this number of lines ends in an ellipsis.
         text_color: (red, green, blue).
         background: (red, green, blue).
@@ -81,7 +81,7 @@ def _wrap_text(text: str, max_lines: int, fits: Callable[[str], bool]) -> list[s
 
 
 def _cut_first_line(text: str, fits: Callable[[str], bool]) -> str:
-    """Return the beginning of a text that fits into one line, cut between words if possible. It has at least one character."""
+    """Return the longest beginning of a text that fits into one line, at least one character. Cut between words if possible."""
     shortest, longest = 1, len(text)
     while shortest < longest:
         middle = (shortest + longest + 1) // 2
@@ -108,7 +108,7 @@ def _choose_text_and_font(text: str, font_size: int) -> tuple[str, "FreeTypeFont
 
 
 def _replace_undrawable_letter(letter: str) -> str:
-    """Replace a control character or lone surrogate, as in some file names, by a space, `?` or nothing."""
+    """Replace a letter that no font can draw, such as a control character in a file name, by a space, `?` or nothing."""
     if letter == "\n":
         return letter
     category = unicodedata.category(letter)

@@ -1,4 +1,4 @@
-"""Names of captum, torch-cam and pytorch-grad-cam, and what does the same here, for errors that help to migrate."""
+"""Names of captum, torch-cam and pytorch-grad-cam with their counterparts in camscope, for errors that help to migrate."""
 
 NO_COUNTERPART = ""
 NAMES_ELSEWHERE = {
@@ -45,7 +45,7 @@ NAMES_ELSEWHERE = {
 
 
 def describe_name_elsewhere(name: str) -> str | None:
-    """Return what to use instead of a name of another toolkit, or None if the name is unknown.
+    """Return which name of camscope replaces a name of another toolkit. Return None for an unknown name.
 
     >>> describe_name_elsewhere("GradCAMpp")
     "'GradCAMpp' is a name of another toolkit: use GradCAMPlusPlus"

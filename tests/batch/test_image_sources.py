@@ -16,7 +16,7 @@ from camscope.images.photo_reader import read_photo, read_reduced_photo
 pa = pytest.importorskip("pyarrow")
 
 from camscope.batch import BatchOptions, BatchRun, OverlayOptions, build_manifest, run_batch  # noqa: E402 - it needs pyarrow
-from camscope.batch.sources import load_dataset_by_name  # noqa: E402
+from camscope.batch.image_sources import load_dataset_by_name  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -35,8 +35,16 @@ from camscope.safe_files import describe_file_problem
 from camscope.user_code import execute_python_source, run_user_code
 
 
-def load_factory_model(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load a model by calling a user's function, such as `models.py:resnet18`, and load weights if given."""
+class DeclaredMetadata(NamedTuple):
+    """What a user's module declares of a model. A field without a declaration holds None."""
+
+    preprocess: Callable[..., Any] | None
+    class_names: tuple[str, ...] | None
+    target_layer: str | None
+
+
+def load_model_from_user_function(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+    """Load a model by calling a function of the user. If `weights` are given, load them into the model."""
     location, _, function_name = spec.rpartition(":")
     if weights == RANDOM_WEIGHTS:
         raise WeightsError(f"{spec} creates its own weights; omit weights=, or pass a checkpoint file")
@@ -49,7 +57,7 @@ def load_factory_model(spec: str, weights: WeightsSource) -> tuple[nn.Module, Mo
         model = run_user_code(function, spec, ModelError)
         if not isinstance(model, nn.Module):
             raise ModelError(f"{spec} returned a {type(model).__name__}; expected a torch.nn.Module")
-        card = ModelCard(format_model_source(spec, weights), *_read_model_metadata(module, function_name, location))
+        card = ModelCard(format_model_source(spec, weights), *_read_declared_metadata(module, function_name, location))
     if weights is not None:
         load_state_dict_strictly(model, read_state_dict(weights), weights)
     return model, card
@@ -57,7 +65,7 @@ def load_factory_model(spec: str, weights: WeightsSource) -> tuple[nn.Module, Mo
 
 @contextmanager
 def _import_module(location: str) -> Iterator[ModuleType]:
-    """Import a Python file or an installed module and yield it."""
+    """Import a Python file or an installed module. The module of a file is registered only inside the `with`."""
     file = Path(location).expanduser()
     if file.suffix != ".py":
         yield run_user_code(lambda: importlib.import_module(location), location, ModelError)
@@ -72,10 +80,8 @@ def _import_module(location: str) -> Iterator[ModuleType]:
         del sys.modules[name]
 
 
-def _read_model_metadata(
-    module: ModuleType, function_name: str, location: str
-) -> tuple[Callable[..., Any] | None, tuple[str, ...] | None, str | None]:
-    """Read a model's preprocessing, class names and target layer from a user's module, each None if missing."""
+def _read_declared_metadata(module: ModuleType, function_name: str, location: str) -> DeclaredMetadata:
+    """Read what a user's module declares for the model of one function: PREPROCESSING, CATEGORIES and TARGET_LAYER."""
     declared: list[Any] = []
     for key in ("PREPROCESSING", "CATEGORIES", "TARGET_LAYER"):
         by_name = getattr(module, key, {})
@@ -85,7 +91,7 @@ def _read_model_metadata(
             )
         declared.append(by_name.get(function_name))
     preprocess, class_names, layer = declared
-    return (
+    return DeclaredMetadata(
         _build_preprocess(preprocess, f"{location}: PREPROCESSING[{function_name!r}]"),
         None if class_names is None else tuple(map(str, class_names)),
         None if layer is None else str(layer),

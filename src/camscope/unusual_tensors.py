@@ -1,4 +1,4 @@
-"""Kinds of tensors that are no ordinary arrays of numbers: what they are, and what to pass instead."""
+"""Find unusual tensors, such as sparse, quantized or meta tensors, and say what to pass instead."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -36,12 +36,14 @@ class UnusualTensor(NamedTuple):
     is_castable: bool = False
 
 
-def find_unusual_kind(tensor: Tensor, name: str = "x") -> UnusualTensor | None:
-    """Return what is unusual about a tensor, or None for an ordinary one. `name` is the tensor's name in the replacement.
+def describe_unusual_tensor(tensor: Tensor, name: str = "x") -> UnusualTensor | None:
+    """Describe what is unusual about a tensor. Return None for an ordinary tensor.
 
-    >>> find_unusual_kind(torch.eye(2).to_sparse())[:2]
+    `name` is the name of the tensor in the suggested replacement, such as `x.to_dense()`.
+
+    >>> describe_unusual_tensor(torch.eye(2).to_sparse())[:2]
     ('a tensor of layout sparse_coo', 'x.to_dense()')
-    >>> print(find_unusual_kind(torch.eye(2)))
+    >>> print(describe_unusual_tensor(torch.eye(2)))
     None
     """
     if is_lazy(tensor):
@@ -78,9 +80,9 @@ def find_unusual_kind(tensor: Tensor, name: str = "x") -> UnusualTensor | None:
 
 
 def to_ordinary_tensor(tensor: Tensor) -> Tensor:
-    """Return the values of a tensor as an ordinary one, converted as `UnusualTensor.replacement` says.
+    """Convert an unusual tensor to an ordinary one, as `UnusualTensor.replacement` says.
 
-    Bits and numbers of less than a byte become the bytes of their memory. Masked values become 0.
+    Numbers of less than a byte become the bytes of their memory. Masked values become 0.
     """
     if tensor.is_nested:
         padded: Tensor = torch.nested.to_padded_tensor(tensor, 0.0)
@@ -92,18 +94,18 @@ def to_ordinary_tensor(tensor: Tensor) -> Tensor:
         return masked
     if tensor.layout != torch.strided:
         return tensor.to_dense()
-    kind = find_unusual_kind(tensor)
+    kind = describe_unusual_tensor(tensor)
     return tensor if kind is None or kind.is_castable else tensor.view(torch.uint8)
 
 
 def check_ordinary_tensor(
     tensor: Tensor, role: str, name: str, error: Callable[[str], Exception], *, allow_castable: bool = False
 ) -> None:
-    """Raise an error unless a tensor is an ordinary one. `role` is the tensor's role, such as `the input`.
+    """Raise an error unless a tensor is ordinary. `role` names the tensor in the message, such as `the input`.
 
-    `allow_castable`: whether dtypes such as float8 and uint16 are allowed, because the caller converts them.
+    With `allow_castable`, dtypes such as float8 and uint16 are accepted, because the caller converts them.
     """
-    kind = find_unusual_kind(tensor, name)
+    kind = describe_unusual_tensor(tensor, name)
     if kind is not None and not (allow_castable and kind.is_castable):
         raise error(f"{role} is {kind.description}; expected an ordinary tensor: pass {kind.replacement}")
 
@@ -116,10 +118,10 @@ def _describe_unusual_dtype(dtype: torch.dtype, name: str) -> UnusualTensor:
 
 
 def is_inside_transform() -> bool:
-    """Whether a transform of torch.func, such as vmap or grad, is active in this thread."""
+    """Return whether a transform of torch.func, such as vmap or grad, is active in this thread."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_fake_mode_active() -> bool:
-    """Whether FakeTensorMode is active in this thread, in which operators return tensors without values."""
+    """Return whether FakeTensorMode is active in this thread. In this mode, operators return tensors without values."""
     return detect_fake_mode() is not None

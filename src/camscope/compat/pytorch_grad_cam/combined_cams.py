@@ -1,7 +1,7 @@
-"""The classes of pytorch-grad-cam that combine maps of another class: Finer-CAM, RefineCAM and SESS."""
+"""Methods of pytorch-grad-cam that run another CAM several times and combine its maps: Finer-CAM, RefineCAM and SESS."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -19,8 +19,24 @@ DEFAULT_COMPARISON_CATEGORIES = (1, 2, 3)
 BLUR_SIZE, BLUR_SIGMA = (11, 11), 5.0
 
 
+class WindowCorner(NamedTuple):
+    """The upper left corner of a window: column x and row y."""
+
+    x: int
+    y: int
+
+
+class WindowPlace(NamedTuple):
+    """The upper left corner of a window in a scaled image, and the width and height of that image."""
+
+    x: int
+    y: int
+    image_width: int
+    image_height: int
+
+
 class FinerCAM:
-    """Another CAM, of what sets a class apart from those with the nearest scores."""
+    """Finer-CAM: another CAM, applied to the difference between a class and the classes with the nearest scores."""
 
     def __init__(
         self,
@@ -34,7 +50,7 @@ class FinerCAM:
         self.uses_gradients = self.base_cam.uses_gradients
 
     def __call__(self, *args: Any, **kwargs: Any) -> Array:
-        """Return `forward`."""
+        """Return the maps that `forward` computes."""
         return self.forward(*args, **kwargs)
 
     def forward(
@@ -53,7 +69,7 @@ class FinerCAM:
             targets: Targets that replace the comparison.
             eigen_smooth: See `BaseCAM`.
             alpha: The weight of the other classes.
-            comparison_categories: Ranks of the other classes, by the distance of their scores. Default: 1, 2 and 3.
+            comparison_categories: Ranks of the other classes, sorted by how near their scores are. Default: 1, 2 and 3.
             target_idx: The class. Default: the class with the highest score of each sample.
 
         """
@@ -74,12 +90,12 @@ class FinerCAM:
         return self
 
     def __exit__(self, *details: object) -> bool:
-        """Return that an IndexError inside the `with` is handled."""
+        """Return True for an IndexError, which suppresses it, as in pytorch-grad-cam."""
         return self.base_cam.__exit__(*details)
 
 
 class RefineCAM:
-    """The product of the maps of several layers, each by another CAM, scaled to 0..1."""
+    """RefineCAM: the product of another CAM's maps of several layers, scaled to 0..1."""
 
     def __init__(
         self,
@@ -92,7 +108,7 @@ class RefineCAM:
         self.base_cam_per_layer = [base_method(model, [layer], reshape_transform, **kwargs) for layer in target_layers]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Array:
-        """Return `forward`."""
+        """Return the maps that `forward` computes."""
         return self.forward(*args, **kwargs)
 
     def forward(
@@ -104,7 +120,7 @@ class RefineCAM:
 
 
 class SESS:
-    """The maps of windows of the image at several scales by another CAM, weighted by the windows' scores and joined."""
+    """SESS: another CAM's maps of windows of the image at several scales, joined with the windows' scores as weights."""
 
     def __init__(
         self,
@@ -133,7 +149,7 @@ class SESS:
         self.use_softmax_scores, self.batch_size = use_softmax_scores, batch_size
 
     def __call__(self, *args: Any, **kwargs: Any) -> Array:
-        """Return `forward`."""
+        """Return the maps that `forward` computes."""
         return self.forward(*args, **kwargs)
 
     def forward(
@@ -148,7 +164,7 @@ class SESS:
     def forward_single_image(
         self, input_tensor: Tensor, target: OutputTarget | None, eigen_smooth: bool = False
     ) -> Array:
-        """Return the map (H,W) of an input (1,C,H,W) before it is scaled."""
+        """Return the map (H,W) of an input (1,C,H,W), not yet scaled to 0..1."""
         import cv2
 
         target = self.get_target(input_tensor) if target is None else target
@@ -169,15 +185,15 @@ class SESS:
         return cv2.GaussianBlur(joined, BLUR_SIZE, BLUR_SIGMA) if self.smooth else joined
 
     def get_scales(self, window_size: int) -> list[int]:
-        """Return the sizes to which the shorter side is resized."""
+        """Return the lengths in pixels to which the shorter side of the image is resized."""
         if self.scales is not None:
             return list(self.scales)
         return [window_size + i * round(window_size * self.scale_step_ratio) for i in range(self.num_scales)]
 
     def collect_patches(
         self, input_tensor: Tensor, window_size: int, step_size: int
-    ) -> tuple[list[Tensor], list[tuple[int, int, int, int]]]:
-        """Return the windows (1,C,window,window), and x, y, width and height of the scaled image of each."""
+    ) -> tuple[list[Tensor], list[WindowPlace]]:
+        """Return the windows (1,C,window,window) of the image at all scales, and the place of each."""
         height, width = input_tensor.shape[2:]
         patches, places = [], []
         for scale in self.get_scales(window_size):
@@ -188,16 +204,16 @@ class SESS:
                 scaled = F.interpolate(input_tensor, grid, mode="bilinear", align_corners=False, antialias=True)
             for left, top in sliding_window(grid[0], grid[1], step_size, window_size):
                 patches.append(scaled[..., top : top + window_size, left : left + window_size])
-                places.append((left, top, grid[1], grid[0]))
+                places.append(WindowPlace(left, top, grid[1], grid[0]))
         return patches, places
 
     def get_target(self, input_tensor: Tensor) -> OutputTarget:
-        """Return the class with the highest score."""
+        """Return a target for the class with the highest score."""
         with torch.no_grad():
             return ClassifierOutputTarget(int(self.base_cam.model(input_tensor)[0].argmax(-1)))
 
     def get_scores(self, patches: Sequence[Tensor], target: OutputTarget) -> Array:
-        """Return the score of the target for every window."""
+        """Return the target's score of each window, where negative scores become 0."""
         scores: list[float] = []
         for start in range(0, len(patches), self.batch_size):
             with torch.no_grad():
@@ -206,8 +222,8 @@ class SESS:
             scores += [float(target(row)) for row in rows]
         return np.maximum(np.asarray(scores, np.float32), 0)
 
-    def paste_cam(self, cam: Array, coordinates: tuple[int, int, int, int], target_size: tuple[int, int]) -> Array:
-        """Return the map of a window as a part of the map (H,W) of the image."""
+    def paste_cam(self, cam: Array, coordinates: WindowPlace, target_size: tuple[int, int]) -> Array:
+        """Paste the map of a window into an empty map of the image, and resize it to (H,W)."""
         import cv2
 
         left, top, width, height = coordinates
@@ -216,7 +232,7 @@ class SESS:
         return cv2.resize(canvas, target_size[::-1])
 
     def _join(self, maps: Array) -> Array:
-        """Return the maximum, or the mean over the maps above `theta`."""
+        """Join the maps of all windows: by their maximum, or by the mean of the values above `theta`."""
         if self.pool == "max":
             highest: Array = maps.max(axis=0)
             return highest
@@ -228,11 +244,11 @@ class SESS:
         return self
 
     def __exit__(self, *details: object) -> bool:
-        """Return that an IndexError inside the `with` is handled."""
+        """Return True for an IndexError, which suppresses it, as in pytorch-grad-cam."""
         return self.base_cam.__exit__(*details)
 
 
-def sliding_window(height: int, width: int, step_size: int, window_size: int) -> list[tuple[int, int]]:
-    """Return the left upper corners (x,y) of the windows, row by row."""
+def sliding_window(height: int, width: int, step_size: int, window_size: int) -> list[WindowCorner]:
+    """Return the upper left corner of each window, row by row."""
     corners = list_window_corners((height, width), (step_size,) * 2, (window_size,) * 2)
-    return [(left, top) for top, left in corners]
+    return [WindowCorner(left, top) for top, left in corners]

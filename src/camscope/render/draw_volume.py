@@ -1,4 +1,4 @@
-"""Draw a volume with its map: three planes through a voxel, slices side by side, or maximum projections."""
+"""Draw a volume with its map: three slices through a voxel, slices side by side, or maximum projections."""
 
 from typing import Literal
 
@@ -7,6 +7,7 @@ import numpy as np
 from camscope.errors import InputError
 from camscope.render.animation import MAX_FRAMES, choose_even_indices
 from camscope.render.colors import DIVERGING
+from camscope.render.draw_slice import draw_slice, draw_slice_overlay
 from camscope.render.image_encoding import (
     DARK_BACKGROUND_COLOR,
     LIGHT_TEXT_COLOR,
@@ -16,27 +17,27 @@ from camscope.render.image_encoding import (
     resize_to_fit,
 )
 from camscope.render.image_grid import pad_image
-from camscope.render.volume import AnatomicalView, Volume, VoxelIndex, draw_slice, draw_slice_overlay
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,
     DARK_ACCENT_COLOR,
-    add_plane_frame,
+    add_slice_frame,
     arrange_on_dark,
     choose_font_size,
     compute_letter_margin,
-    compute_plane_offset,
+    compute_plane_row_and_column,
     describe_orientation,
     describe_peak,
     describe_voxel,
     draw_crosshair,
     draw_side_panel,
     draw_text_on_dark,
-    format_plane_title,
     format_slice_position,
+    format_slice_title,
     get_middle_voxel,
     pad_on_dark,
     stack_on_dark,
 )
+from camscope.render.volume_data import AnatomicalView, Volume, VoxelIndex
 
 MIN_HEIGHT_WITH_TEXT = 240  # below this, text would leave no room for the planes
 EDGE_PIXELS = 8
@@ -51,14 +52,15 @@ def draw_planes(
     caption: str = "",
     bar: bool = True,
 ) -> RGBImage:
-    """Draw three orthogonal planes of a volume (D,H,W) through a voxel. The default is the voxel of the strongest map value.
+    """Draw three orthogonal slices of a volume (D,H,W) through one voxel.
 
-    With the volume's `axis_letters` or `affine`, the planes are axial, coronal and sagittal as in radiology: the patient's
-    right at the left, the front at the top or left. Otherwise they are along axis 0, 1 and 2. Slices are numbered from 0.
+    If the volume has `axis_letters` or an `affine`, the slices are axial, coronal and sagittal as in radiology: the
+    patient's right is at the left, and the front at the top or left. Otherwise the slices are along axis 0, 1 and 2. Slices
+    are numbered from 0.
 
     Args:
         volume: The volume with its map.
-        voxel_index: (d, row, column). Default: the peak.
+        voxel_index: (d, row, column). Default: the voxel with the strongest map value.
         size: Pixels of the volume's longest side.
         height: Rows of the whole drawing, instead of `size`.
         caption: Text to show.
@@ -80,9 +82,9 @@ def draw_planes(
     font_size = choose_font_size(round(pixels_per_mm * max(volume.extent_mm)) if height is None else height // 2)
     pixels_per_mm = pixels_per_mm if height is None else _compute_pixels_per_mm(volume, height, font_size)
     first, second, third = (
-        add_plane_frame(
+        add_slice_frame(
             _draw_plane_with_crosshair(volume, view, voxel, pixels_per_mm),
-            format_plane_title(volume, view, voxel),
+            format_slice_title(volume, view, voxel),
             view.get_edge_letters(volume.axis_end_letters),
             font_size,
         )
@@ -98,18 +100,20 @@ def draw_planes(
 
 
 def _draw_bare_planes(volume: Volume, voxel: VoxelIndex, height: int) -> RGBImage:
-    """Draw three planes (height,w,3) without text, for images that are too small for text."""
-    pixels_per_mm = (height - EDGE_PIXELS) / sum(volume.get_slice_size_mm(view)[0] for view in volume.views[:2])
+    """Draw three slices side by side (height,w,3) without text, for drawings that are too small for text."""
+    pixels_per_mm = (height - EDGE_PIXELS) / sum(
+        volume.get_slice_height_and_width_mm(view)[0] for view in volume.views[:2]
+    )
     first, second, third = (_draw_plane_with_crosshair(volume, view, voxel, pixels_per_mm) for view in volume.views)
     return resize_to_fit(arrange_on_dark([[first], [second, third]], EDGE_PIXELS // 2), height)
 
 
 def _compute_pixels_per_mm(volume: Volume, height: int, font_size: int) -> float:
-    """Return the pixels per millimeter at which two annotated planes fill `height` rows."""
+    """Return the pixels per millimeter at which two annotated slices, one above the other, fill `height` rows."""
     has_letters = volume.axis_end_letters is not None
-    annotation_rows = 2 * compute_plane_offset(font_size, has_letters=has_letters)[0] + font_size
+    annotation_rows = 2 * compute_plane_row_and_column(font_size, has_letters=has_letters)[0] + font_size
     annotation_rows += 2 * (compute_letter_margin(font_size) if has_letters else 4)
-    rows = sum(volume.get_slice_size_mm(view)[0] for view in volume.views[:2])
+    rows = sum(volume.get_slice_height_and_width_mm(view)[0] for view in volume.views[:2])
     return max(height / 4, height - annotation_rows) / rows
 
 
@@ -118,7 +122,7 @@ def _draw_plane_with_crosshair(
 ) -> RGBImage:
     plane = draw_slice(volume, view, voxel[view.normal_axis], pixels_per_mm)
     ratio = np.divide(plane.shape[:2], (volume.shape[view.row_axis], volume.shape[view.column_axis]))
-    row, column = np.multiply(view.project_voxel(voxel, volume.shape), ratio)
+    row, column = np.multiply(view.get_row_and_column_of_voxel(voxel, volume.shape), ratio)
     is_pale = volume.colormap == DIVERGING and volume.alpha > 0
     return draw_crosshair(plane, row, column, DARK_ACCENT_COLOR if is_pale else ACCENT_COLOR)
 
@@ -141,10 +145,10 @@ def draw_slices(
 
     Args:
         volume: The volume with its map.
-        axis: 0, 1, 2, or "axial", "coronal", "sagittal" where the volume's axes are known. None: the first or the axial
+        axis: 0, 1, 2, or "axial", "coronal", "sagittal" where the volume's axes are known. Default: the first or the axial
             one.
         n_slices: Number of slices.
-        columns: Slices side by side. None: as many as leave few cells empty.
+        columns: Slices side by side. Default: as many as leave few cells empty.
         size: Pixels of a slice's longer side.
         caption: Text to show.
 
@@ -163,7 +167,7 @@ def draw_slices(
         raise InputError(f"n_slices={n_slices}: expected at least 1 slice")
     view = volume.get_view(axis)
     slice_indices = choose_even_indices(volume.shape[view.normal_axis], n_slices, volume.peak[view.normal_axis])
-    height, width = volume.get_slice_size_mm(view)
+    height, width = volume.get_slice_height_and_width_mm(view)
     columns = min(columns or _choose_slice_columns(len(slice_indices), height / width), len(slice_indices))
     if size is not None:
         check_image_height("size", size)
@@ -207,15 +211,15 @@ def draw_projection(
     size: int | None = None,
     caption: str = "",
 ) -> RGBImage:
-    """Draw the projection of a volume (D,H,W) along an axis: the map's maximum over the image's mean or maximum.
+    """Draw the projection of a volume (D,H,W) along an axis: the maximum of the map over the projected image.
 
-    In a signed map the value of the largest magnitude keeps its sign. What is covered anywhere along the line of sight
-    counts as covered.
+    In a signed map, the value of the largest magnitude is drawn with its sign. A pixel is covered if any voxel on its line
+    of sight is covered.
 
     Args:
         volume: The volume with its map.
-        axis: As in `draw_slices`. None: all three projections, side by side at one scale.
-        background: "mean" or "max" of the image along the axis.
+        axis: As in `draw_slices`. Default: all three projections, side by side at one scale.
+        background: Projection of the image along the axis: "mean" or "max".
         size: Pixels of the volume's longest side.
         caption: Text to show.
 
@@ -234,7 +238,9 @@ def draw_projection(
         raise InputError(f"background={background!r}: expected 'mean' or 'max'")
     pixels_per_mm = volume.choose_pixels_per_mm(size)
     views = volume.views if axis is None else (volume.get_view(axis),)
-    font_size = choose_font_size(round(pixels_per_mm * max(max(volume.get_slice_size_mm(view)) for view in views)))
+    font_size = choose_font_size(
+        round(pixels_per_mm * max(max(volume.get_slice_height_and_width_mm(view)) for view in views))
+    )
     cells = [_draw_projected_view(volume, view, background, pixels_per_mm, font_size) for view in views]
     max_height = max(cell.shape[0] for cell in cells)
     side_panel = draw_side_panel(volume, font_size, pixels_per_mm, max_height, [caption, *describe_peak(volume)])
@@ -258,13 +264,13 @@ def _draw_projected_view(
     gray = view.extract_slices(volume.gray_image)
     background_plane = gray.max(0) if background == "max" else _stretch_contrast(gray.mean(0, dtype=np.float32))
     covered = None if volume.covered is None else np.asarray(view.extract_slices(volume.covered).any(0))
-    masks = [(name, color, np.asarray(view.extract_slices(inside).any(0))) for name, color, inside in volume.outlines]
+    masks = [outline._replace(mask=np.asarray(view.extract_slices(outline.mask).any(0))) for outline in volume.outlines]
     values = project_strongest(view.extract_slices(volume.values), 0, volume.colormap)
     plane = draw_slice_overlay(volume, view, background_plane, values, covered, masks, pixels_per_mm)
-    return add_plane_frame(plane, f"{view.name}, maximum", view.get_edge_letters(volume.axis_end_letters), font_size)
+    return add_slice_frame(plane, f"{view.name}, maximum", view.get_edge_letters(volume.axis_end_letters), font_size)
 
 
 def _stretch_contrast(image: Values) -> RGBImage:
-    """Stretch the contrast of an image to the full range from black to white."""
+    """Stretch the contrast of an image, so that it spans black to white."""
     low, high = float(image.min()), float(image.max())
     return np.asarray(np.rint((image - low) * (255 / (high - low) if high > low else 0)), np.uint8)

@@ -9,9 +9,9 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
 
 from camscope.batch import BatchRun, Query  # noqa: E402 - it needs pyarrow
-from camscope.batch.query import RowReader, iter_rows_by_image  # noqa: E402
 from camscope.batch.result_rows import OPTIONAL_COLUMNS, column_types  # noqa: E402
 from camscope.batch.run_store import RunStore  # noqa: E402
+from camscope.batch.sql_query import RowReader, iter_rows_by_image  # noqa: E402
 
 PARTS, IMAGES = 12, 5  # of each part; two methods of each image
 
@@ -75,8 +75,8 @@ def test_a_condition_and_an_order_choose_rows_with_their_own_maps(run):
 
 def test_without_a_condition_there_is_all_of_it_in_its_order(run):
     assert run.query().equals(run.table())
-    assert numbers(run.query(limit=3)) == [0, 1, 2]
-    assert numbers(run.query(sort="label", limit=1000)) == sorted(
+    assert numbers(run.query(max_rows=3)) == [0, 1, 2]
+    assert numbers(run.query(sort="label", max_rows=1000)) == sorted(
         range(120), key=lambda n: n % 3 == 0
     )  # ties as they were
     assert numbers(run.query("status = 'failed'"))[:3] == [0, 7, 14]
@@ -168,9 +168,9 @@ def test_what_is_no_order_is_one_clear_error(run, sort):
 
 
 def test_the_limit_is_a_number_of_rows(run):
-    with pytest.raises(InputError, match="limit=0; expected a number of rows from 1"):
-        run.query(limit=0)
-    assert Query("row < 5", limit=2).count_matching(run.dataset) == 10
+    with pytest.raises(InputError, match="max_rows=0; expected a number of rows from 1"):
+        run.query(max_rows=0)
+    assert Query("row < 5", max_rows=2).count_matching(run.dataset) == 10
 
 
 def test_rows_come_by_image_with_maps_as_arrays(run):
