@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import defaultdict
 
 import pytest
 
@@ -36,6 +37,12 @@ def cases(made_once, one_thread):
         )
         for name in ("clean", "confounded")
     }
+
+
+@pytest.fixture
+def without_figures(monkeypatch):
+    """Reports have no charts, which take a third of a small audit: test_page draws them."""
+    monkeypatch.setattr("camscope.audit.report.page.draw_figures", lambda summary: defaultdict(list))
 
 
 @pytest.fixture
