@@ -23,7 +23,7 @@ def cases(made_once, one_thread):
     def build(folder):
         for name, p in (("clean", UNBIASED_PROBABILITY), ("confounded", CONFOUNDED_PROBABILITY)):
             quick = (
-                {"skip": ("faithfulness", "sanity")} if name == "clean" else {}
+                {"skip": ("faithfulness", "sanity", "robustness")} if name == "clean" else {}
             )  # whose audit is made again and again
             config = changed(write_demo_study(folder / name / "study", p, n_images=IMAGES), **FAST, **quick)
             (folder / f"{name}.json").write_text(config.model_dump_json())
