@@ -145,6 +145,7 @@ def test_a_task_of_the_slurm_job_does_its_share(tmp_path):
     assert "usage: sbatch slurm.sh IMAGES FOLDER" in forgotten.stderr
 
 
+@pytest.mark.thorough  # a training
 def test_the_shortcut_is_measured_by_distance_and_enrichment(tmp_path, capsys):
     example = runpy.run_path(str(EXAMPLES / "shortcut.py"))
     token = np.zeros((8, 8), bool)

@@ -114,6 +114,7 @@ class PeakCAM(BaseCAM):
 """
 
 
+@pytest.mark.thorough  # test_plugins asks the other commands
 def test_a_method_of_a_plugin_is_audited_and_verified(study, tmp_path):
     plugin, config, folder = tmp_path / "peak.py", study / "plugin.toml", str(tmp_path / "audit")
     plugin.write_text(PEAK)
