@@ -220,6 +220,7 @@ class Stored(Net):
 
 @pytest.mark.parametrize("kind", PLAIN)
 @pytest.mark.parametrize("as_buffer", [False, True])
+@pytest.mark.one_in(3)
 def test_an_unusual_weight_that_the_model_can_compute_with_is_right(kind, as_buffer):
     net, plain = Stored(kind, as_buffer).eval(), Net().eval()
     state = {name: value for name, value in net.state_dict().items() if name != "head.weight"}

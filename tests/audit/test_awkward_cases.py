@@ -22,7 +22,7 @@ from camscope.batch import build_manifest
 from camscope.errors import InputError, LayerError, PreprocessError, TargetError
 from camscope.evaluation.ground_truth import AnnotationColumn, MaskFolder
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_figures")
 SLOW = ("faithfulness", "sanity", "robustness")
 CODE = """
 import torch
@@ -118,7 +118,8 @@ def test_ages_by_the_year_give_no_target_away(study):
 
 
 def test_clinical_audits_find_their_masks_too(study, tmp_path):
-    made = audit.run_audit({**study, "report": {"profile": "clinical"}}, tmp_path / "audit")
+    config = {**study, "report": {"profile": "clinical"}, "skip": [*SLOW, "shortcut"]}
+    made = audit.run_audit(config, tmp_path / "audit")
     assert made.summary.localization.n_images > 0
     assert made.maps.table(["path"])["path"][0].as_py().endswith(".png")
 

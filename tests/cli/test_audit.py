@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import time
+from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -113,6 +114,7 @@ class PeakCAM(BaseCAM):
 """
 
 
+@pytest.mark.thorough  # test_plugins asks the other commands
 def test_a_method_of_a_plugin_is_audited_and_verified(study, tmp_path):
     plugin, config, folder = tmp_path / "peak.py", study / "plugin.toml", str(tmp_path / "audit")
     plugin.write_text(PEAK)
@@ -173,6 +175,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.one_in(5)
 def test_a_damaged_output_is_a_failed_check_or_one_error(made, tmp_path, name, damage):
     shutil.copytree(made[1], tmp_path / "audit")
     DAMAGES[damage](tmp_path / "audit" / name)
@@ -261,6 +264,8 @@ def test_the_demonstration_audits_two_nets_and_goes_on(tmp_path, monkeypatch):
         return made.model_copy(update={"skip": ("localization", "faithfulness", "sanity", "robustness", "shortcut")})
 
     monkeypatch.setattr(demo, "write_demo_study", small)
+    # test_page draws the charts
+    monkeypatch.setattr("camscope.audit.report.page.draw_figures", lambda summary: defaultdict(list))
     monkeypatch.setattr(
         demo, "_train_demo_model", lambda p, seed: train_shortcut_model(draw_study(64, 1, p), n_epochs=1)
     )

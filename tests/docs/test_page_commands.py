@@ -207,9 +207,14 @@ def write_files_of_page(page):
 
 
 EXECUTED_PAGES = [page for page in PAGES if list(commands_of_page(page))]
+SLOW_PAGES = ("choose", "evaluate")  # test_select and test_json_output run these commands
 
 
-@pytest.mark.parametrize("page", EXECUTED_PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.thorough if page.stem in SLOW_PAGES else ()) for page in EXECUTED_PAGES],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
 @pytest.mark.filterwarnings("default::camscope.errors.CamscopeWarning")
 def test_the_commands_of_a_page_run_one_after_the_other(page, files, stand_in_model):
     write_files_of_page(page)

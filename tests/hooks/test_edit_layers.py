@@ -224,6 +224,7 @@ def test_clipped_gradients_are_the_gradients_clamped_one_by_one():
             pass
 
 
+@pytest.mark.thorough  # `make docs` runs the tour
 def test_the_tour_prints_its_worked_numbers(capsys):
     path = Path(__file__).resolve().parents[2] / "examples" / "hooks_tour.py"
     runpy.run_path(str(path))

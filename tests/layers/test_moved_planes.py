@@ -203,6 +203,7 @@ def answer(model: nn.Module, layer: str | None, x: Tensor) -> str:
 @pytest.mark.parametrize("where", ["image", "middle"])
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("layer", ["last", None], ids=["named", "chosen"])
+@pytest.mark.one_in(5)
 def test_what_convolutions_make_of_a_moved_plane_is_rejected_or_flagged(move, where, layer, probes):
     model, x = net(MOVES[move], where)
     assert answer(model, layer, x) in {"rejected", "layout_unverified", "second"}
@@ -214,6 +215,7 @@ def test_what_convolutions_make_of_a_moved_plane_is_rejected_or_flagged(move, wh
 )
 @pytest.mark.parametrize("where", ["image", "middle"])
 @pytest.mark.parametrize("move", [*UNSEEN_MOVES, *MIXED_MOVES])
+@pytest.mark.one_in(5)
 def test_what_convolutions_make_of_a_plane_that_was_not_followed_is_probed(move, where, probes):
     model, x = net((UNSEEN_MOVES | MIXED_MOVES)[move], where)
     assert answer(model, "last", x) in {"rejected", "layout_unverified"}
@@ -222,6 +224,7 @@ def test_what_convolutions_make_of_a_plane_that_was_not_followed_is_probed(move,
 
 @pytest.mark.parametrize("where", ["image", "middle"])
 @pytest.mark.parametrize("move", SHIFTS)
+@pytest.mark.one_in(5)
 def test_what_convolutions_make_of_a_shifted_plane_is_rejected_or_flagged(move, where, probes):
     model, x = net(SHIFTS[move], where)
     assert answer(model, "last", x) in {"rejected", "layout_unverified"}
@@ -335,6 +338,7 @@ NEED_16_CHANNELS = {
         if where == "middle" or move not in NEED_16_CHANNELS
     ],
 )
+@pytest.mark.one_in(5)
 def test_a_plane_that_lies_in_place_in_the_end_needs_no_probe(move, where, probes):
     model, x = net(IN_PLACE[move], where)
     assert GradCAM(model, "last").explain(x, 1).status != "layout_unverified"

@@ -94,6 +94,7 @@ def some_verdicts(random):
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.one_in(3)
 def test_nothing_speaks_against_only_what_could_be_tested(seed):
     made = nothing().model_copy(update={"verdicts": some_verdicts(np.random.default_rng(seed))})
     for name in TOPIC_DESCRIPTIONS:
@@ -165,6 +166,7 @@ def counts(one):
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.one_in(5)
 def test_what_is_said_of_insertion_and_removal_is_so(seed):
     random = np.random.default_rng(seed)
     removals = [effect(random, "remove", fill) for fill in ("mean", "blur")][: random.integers(3)]
@@ -251,6 +253,7 @@ def any_number(random, low, high):
 
 
 @pytest.mark.parametrize("seed", range(60))
+@pytest.mark.one_in(3)
 def test_what_is_said_of_maps_is_so(seed):
     random = np.random.default_rng(seed)
     whole = full(findings=(FINDING,))

@@ -170,6 +170,7 @@ def test_few_images_tell_nothing_and_equal_values_never_lose():
 
 
 @pytest.mark.parametrize(("candidates", "images"), [(2, 8), (6, 8), (24, 16)])
+@pytest.mark.one_in(3)
 def test_of_candidates_that_are_alike_somebody_is_out_in_one_race_of_twenty(candidates, images):
     wrong = 0
     for seed in range(200):
@@ -181,6 +182,7 @@ def test_of_candidates_that_are_alike_somebody_is_out_in_one_race_of_twenty(cand
 
 
 @pytest.mark.parametrize(("candidates", "spread"), [(3, 0), (24, 0), (24, 0.7)])
+@pytest.mark.one_in(3)
 def test_a_race_says_what_all_images_say_and_takes_less_of_them(candidates, spread):
     """Of candidates that are alike, and of such that are not, with looks after each eight of 96 images."""
     whole, races = zip(*choosing.drawn(candidates, spread, 96, 40), strict=True)

@@ -92,6 +92,7 @@ class Deep(nn.Module):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+@pytest.mark.one_in(5)
 def test_a_hidden_layer_by_the_rule_written_out(function, contributions):
     torch.manual_seed(4)
     model, x = Deep(function).double().eval(), torch.randn(2, 3, 8, 6, dtype=torch.float64)

@@ -161,6 +161,7 @@ def pixels():
 @pytest.mark.parametrize(
     "name", sorted(name for name, cls in METHODS.items() if not issubclass(cls, TokenAttentionExplainer))
 )
+@pytest.mark.one_in(5)
 def test_integers_are_explained_as_the_model_reads_them_or_refused(pixels, name):
     model, x = pixels
     tool = METHODS[name](model)

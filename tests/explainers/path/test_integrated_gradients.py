@@ -188,6 +188,7 @@ def test_of_a_linear_net_every_path_gives_the_weights_times_what_changed(method)
 
 @pytest.mark.parametrize("case", ["pooled", "signal", "volume", "tokens"])
 @pytest.mark.parametrize("method", ["integratedgradients", "blurig", "guidedig"])
+@pytest.mark.one_in(3)
 def test_of_enough_steps_a_map_adds_up_to_the_scores_change(method, case):
     model, x = CASES[case].make(dtype=torch.float64)
     one = explainer(method, model, None, n_steps=200).explain(x[0], 1)

@@ -440,6 +440,7 @@ class Failing(nn.Module):
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), KeyboardInterrupt()])
 @pytest.mark.parametrize("method", FAMILY)
+@pytest.mark.one_in(3)
 def test_an_end_half_way_says_how_far_it_came_and_leaves_the_model(method, error):
     case = CASES["residual"]
     model, x = case.make(1)

@@ -78,6 +78,7 @@ CASES = [(kind, damage) for kind in KINDS for damage in DAMAGES] + [("restarts",
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize(("kind", "damage"), CASES)
+@pytest.mark.one_in(5)
 def test_a_damaged_jpeg_file_is_named(tmp_path, kind, damage, mode):
     data = encoded_jpeg(mode, **KINDS[kind])
     assert read_photo(data).pixels.shape == COLORS.shape

@@ -57,6 +57,7 @@ GPL = all(importlib.util.find_spec(name) for name in ("libjpeg", "pylibjpeg"))
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of pydicom, when it is asked for a second opinion
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.one_in(5)
 def test_is_accounted_for(name):
     path = PACKAGED / name
     if name in WITHOUT_PIXELS:
