@@ -3,7 +3,7 @@
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +61,14 @@ class PathResolver:
                     )
         return location
 
+    def is_allowed(self, path: str) -> bool:
+        """Return whether `resolve` returns a location for a path."""
+        try:
+            self.resolve(path)
+        except InputError:
+            return False
+        return True
+
     def read(self, path: str) -> bytes | Path:
         """Return the bytes of an image file, or the path of a scan. A scan may consist of several files."""
         if not self.fetch and self.is_remote_path(path):
@@ -100,6 +108,20 @@ class PathResolver:
         if folder not in self._real_folders:
             self._real_folders[folder] = os.path.realpath(folder)
         return self._real_folders[folder]
+
+
+def find_common_folder(paths: Iterable[str]) -> str | None:
+    """Return the deepest folder that holds all absolute paths behind symlinks. None for a relative path or a URL."""
+    folders = set[str]()
+    for path in paths:
+        if is_url(path) or not os.path.isabs(path):  # noqa: PTH117 - a Path costs as much time as a small file
+            return None
+        folders.add(os.path.dirname(path))  # noqa: PTH120 - as above
+    try:
+        common = os.path.commonpath(sorted(map(os.path.realpath, folders)))
+    except ValueError:  # none, or on several drives
+        return None
+    return None if common == os.path.dirname(common) else common  # noqa: PTH120 - as above
 
 
 def is_url(path: str) -> bool:

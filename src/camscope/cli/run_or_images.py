@@ -122,7 +122,7 @@ class EvaluationRequest:
         names, targets = self.method_names or "gradcam", option_parsing.parse_targets(self.target, self.targets)
         chosen = option_parsing.ExplainerOptions.parse(context, names, self.layer_names, self.setting_pairs)
         select_metrics(self.metric_names, self.masks is not None, True)
-        all_images = build_manifest(self.source, "" if self.allow_outside_root else self.root)
+        all_images = build_manifest(self.source, self.root, anywhere=self.allow_outside_root)
         manifest = sample_manifest(all_images, self.n_images, self.seed)
         self._check_group_column(manifest.table.column_names)
         if self.masks is not None:

@@ -85,6 +85,7 @@ def find_key_lines(text: str) -> dict[KeyPath, int]:
     """Return the line of each key and table of a valid TOML text, counted from 1."""
     lines: dict[KeyPath, int] = {}
     table: KeyPath = ()
+    prefix: KeyPath = ()
     statement, start = "", 1
     for number, line in enumerate(text.splitlines(), 1):
         statement, start = (statement + line + "\n", start) if statement else (line + "\n", number)
@@ -97,11 +98,11 @@ def find_key_lines(text: str) -> dict[KeyPath, int]:
         paths = list(_iter_key_paths(parsed))
         if statement.lstrip().startswith("["):
             table = max(paths, key=len, default=())
-            paths, table_prefix = [table[:n] for n in range(1, len(table) + 1)], ()
+            paths, prefix = [table[:n] for n in range(1, len(table) + 1)], ()
         else:
-            table_prefix = table
+            prefix = table
         for path in paths:
-            lines.setdefault((*table_prefix, *path), start)
+            lines.setdefault((*prefix, *path), start)
         statement = ""
     return lines
 
