@@ -107,7 +107,8 @@ class Manifest:
         if not self.path_resolver.confined or (self.images is not None and column == "path"):
             return []
         values = self.table[column].to_pylist()
-        return [value for value in values if value and not self.path_resolver.is_allowed(value)]
+        paths = [value for value in values if isinstance(value, str) and value and not value.lstrip().startswith("[")]
+        return [path for path in paths if not self.path_resolver.is_allowed(path)]
 
     @property
     def has_relative_paths(self) -> bool:

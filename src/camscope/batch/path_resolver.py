@@ -48,7 +48,7 @@ class PathResolver:
             if self.confined and not is_remote_store_url(path):
                 raise InputError(
                     f"{path}: expected the URL of a remote store, such as https:// or s3://, since this URL can lead out of "
-                    f"{self._base_folder}; use a path, or pass --anywhere"
+                    f"{self.base_folder}; use a path, or pass --anywhere"
                 )
             return path
         location = path if self.root is None else os.path.join(self.root, path)  # noqa: PTH118 - a Path costs as much time as a small file
@@ -57,7 +57,7 @@ class PathResolver:
             for part in (file, *_list_symlinks_read_with(file)):
                 if not self._is_inside(part):
                     raise InputError(
-                        f"{path}: the path leads out of {self._base_folder}; move the file there, or pass --anywhere"
+                        f"{path}: the path leads out of {self.base_folder}; move the file there, or pass --anywhere"
                     )
         return location
 
@@ -87,11 +87,12 @@ class PathResolver:
         return is_url(path) or is_network_share(path if self.root is None else os.path.join(self.root, path))  # noqa: PTH118 - as above
 
     @property
-    def _base_folder(self) -> Path:
+    def base_folder(self) -> Path:
+        """The folder where relative paths begin."""
         return self.root or Path.cwd()
 
     def _is_inside(self, path: str) -> bool:
-        base = self._real_folder(str(self._base_folder))
+        base = self._real_folder(str(self.base_folder))
         try:
             return os.path.commonpath([self._real_path(path), base]) == base
         except ValueError:  # on another drive

@@ -114,7 +114,7 @@ def _list_files_as_table(source: str | Path | Sequence[str | Path]) -> "pa.Table
         chunks = [pa.array(chunk, pa.string()) for chunk in iter(lambda: list(islice(paths, PATHS_PER_CHUNK)), [])]
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{_redact_path(error.object)!r}: the file name is not valid UTF-8; rename the file, or leave it out"
+            f"{redact_scan_path(error.object)!r}: the file name is not valid UTF-8; rename the file, or leave it out"
         ) from None
     return pa.table({"path": pa.chunked_array(chunks, pa.string()).unique()})
 
@@ -123,16 +123,16 @@ def _iter_image_paths(sources: Sequence[str | Path]) -> Iterator[str]:
     for source in map(str, sources):
         is_plain_path = "://" not in source and not glob.has_magic(source)
         if len(sources) == 1 and is_plain_path and not os.path.lexists(source):
-            raise InputError(f"{_redact_path(source)}: there is no such file or folder")
+            raise InputError(f"{redact_scan_path(source)}: there is no such file or folder")
         paths = sorted(list_image_paths(source, recursive=True))
         if not paths:
             raise InputError(
-                f"{_redact_path(source)}: there is no image; expected image files, or a folder with images"
+                f"{redact_scan_path(source)}: there is no image; expected image files, or a folder with images"
             )
         yield from paths
 
 
-def _redact_path(path: str) -> str:
+def redact_scan_path(path: str) -> str:
     """Return a path unchanged, or a keyed hash if the path leads to a scan."""
     return pseudonymize_source(path) if is_scan_name(path) or is_scan(path) else path
 

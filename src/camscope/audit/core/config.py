@@ -81,15 +81,16 @@ MaskSourceLike = str | MaskSource
 class DataConfig(_ConfigTable):
     """`[data]`: the images, their labels and their masks.
 
-    Paths of images and masks are relative to `root` and may not leave it. By default it is the manifest's folder, and "" allows
-    any path. `masks_root` is the folder that `ground_truth` is relative to, for a TOML file its folder. `label` is the column
-    with the class of each image, by name or number. `labels` replaces it: finding -> its column of 0 and 1. The report shows
-    the levels of `subgroups`, so that a column that names images or patients is an error. `annotation_protocol` says who
-    labeled and located the findings, as free text. `window` is that of CT images, as "center,width".
+    Paths of images and masks are relative to `root` and may not leave it. By default it is the manifest's folder. `anywhere`
+    allows any path. `masks_root` is the folder that `ground_truth` is relative to, for a TOML file its folder. `label` is
+    the column with the class of each image, by name or number. `labels` replaces it: finding -> its column of 0 and 1. The
+    report shows the levels of `subgroups`, so that a column that names images or patients is an error.
+    `annotation_protocol` says who labeled and located the findings, as free text. `window` is that of CT images, as "center,width".
     """
 
     manifest: str  # a table, a folder or a dataset
     root: str | None = None
+    anywhere: bool = False
     label: str | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     patient: str | None = None
@@ -378,6 +379,7 @@ class Config(_ConfigTable):
         """
         settings = self.to_redacted_dict()
         settings["data"] |= {"manifest": None, "root": None}
+        del settings["data"]["anywhere"]  # also a matter of where files lie
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def to_redacted_dict(self) -> dict[str, Any]:
