@@ -121,7 +121,7 @@ def build_config(
     """
     if modality is not None and modality not in (modalities := get_args(Modality)):
         nearest = describe_nearest(modality, modalities)
-        raise InputError(f"unknown modality {modality!r}{nearest or ';'} expected one of {', '.join(modalities)}")
+        raise InputError(f"unknown modality {modality!r}; expected one of {', '.join(modalities)}{nearest}")
     if Path(manifest).suffix.lower() in TABLE_SUFFIXES and not Path(manifest).is_file():
         raise InputError(f"the manifest {manifest} cannot be read: {describe_file_problem(manifest)}")
     images, folder = build_manifest(manifest, root, anywhere=anywhere, strict=False), relative_to or Path.cwd()

@@ -62,6 +62,8 @@ def _drop_missing_columns(context: AuditContext) -> AuditContext:
     kept = {name: getattr(data, name) for name in DataConfig.model_fields if f"data.{name}" not in missing}
     if "split" not in kept:
         kept["split_value"] = None
+    columns = context.cohort.column_names
+    kept["subgroups"] = tuple(name for name in data.subgroups if name in columns)
     nothing = {name: field.get_default(call_default_factory=True) for name, field in DataConfig.model_fields.items()}
     changes: dict[str, Any] = {
         "data": data.model_copy(update={**nothing, **kept}),

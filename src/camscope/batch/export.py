@@ -70,7 +70,10 @@ class _RowExport:
 
 @dataclass(frozen=True)
 class Exporter:
-    """Export rows of a run in some of `FORMATS` into a folder, or one table to exactly `table_file`."""
+    """Export rows of a run in some of `FORMATS` into a folder, or one table to exactly `table_file`.
+
+    `image_height` is that of overlays in pixels, by default the height of the image.
+    """
 
     run: MapCollection
     folder: Path
@@ -78,6 +81,7 @@ class Exporter:
     threshold: float = 0.5
     overwrite: bool = False
     table_file: Path | None = None
+    image_height: int | None = None
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.formats if name not in FORMATS]
@@ -163,7 +167,7 @@ class Exporter:
         if file_format in MAP_FORMATS:
             explanation.save(path, overwrite=self.overwrite)
         else:  # not synced to disk: an image can be drawn again
-            data = render.encode_image(explanation.annotated_image(), path.suffix)
+            data = render.encode_image(explanation.annotated_image(self.image_height), path.suffix)
             write_bytes(path, data, overwrite=self.overwrite, sync=False)
 
     def _open_coco(self, query: Query) -> Any:

@@ -53,9 +53,14 @@ class Cohort:
         data = self.config.data
         return build_manifest(data.manifest, data.root or None, anywhere=data.anywhere or data.root == "", strict=False)
 
+    @property
+    def column_names(self) -> list[str]:
+        """The columns of the manifest."""
+        return list(self._source_manifest.table.column_names)
+
     def find_missing_columns(self) -> Iterator[tuple[str, str]]:
         """Yield the key and the problem of each setting that names a column that the manifest does not have."""
-        config, data, columns = self.config, self.config.data, self._source_manifest.table.column_names
+        config, data, columns = self.config, self.config.data, self.column_names
         names: list[tuple[str, str | MaskSource | None]] = [
             *((f"data.{key}", getattr(data, key)) for key in ("label", "patient", "split")),
             *((f"data.labels.{finding}", name) for finding, name in data.labels.items()),

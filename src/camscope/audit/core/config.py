@@ -83,9 +83,10 @@ class DataConfig(_ConfigTable):
 
     Paths of images and masks are relative to `root` and may not leave it. By default it is the manifest's folder. `anywhere`
     allows any path. `masks_root` is the folder that `ground_truth` is relative to, for a TOML file its folder. `label` is
-    the column with the class of each image, by name or number. `labels` replaces it: finding -> its column of 0 and 1. The
-    report shows the levels of `subgroups`, so that a column that names images or patients is an error.
-    `annotation_protocol` says who labeled and located the findings, as free text. `window` is that of CT images, as "center,width".
+    the column with the class of each image, by name or number. `labels` replaces it: finding -> its column of 0 and 1.
+    The report shows the levels of `subgroups`, so that a column that names images or patients is an error.
+    `annotation_protocol` says who labeled and located the findings, as free text. `window` is that of CT images, as
+    "center,width".
     """
 
     manifest: str  # a table, a folder or a dataset
