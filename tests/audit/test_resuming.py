@@ -207,7 +207,7 @@ def test_a_config_that_cannot_be_meant_is_one_clear_error(cases, tmp_path):
         with pytest.raises(error, match=words):
             audit.run_audit(changed(config, **tables), tmp_path / words.replace(" ", "-"))
     for plain, words in (
-        ({"margin": 1}, "margin: there is no such setting; did you mean 'margins'"),
+        ({"margin": 1}, "margin: there is no such setting; expected one of .*; did you mean 'margins'"),
         ({"margins": {"effect": -1}}, "margins.effect: -1.* is not allowed; expected more than 0"),
         ({"imputations": ("mean",)}, "imputations: .*tuple should have at least 2"),
     ):

@@ -73,7 +73,8 @@ class Cohort:
             name = source.column if isinstance(source, MaskSource) else source
             if name is not None and name not in columns:
                 nearest = describe_nearest(name, columns)
-                yield key, f"the manifest has no column {name!r}{nearest or ';'} it has {', '.join(columns)}"
+                listed = ", ".join(column for column in columns if column != "row")
+                yield key, f"the manifest has no column {name!r}; it has {listed}{nearest}"
 
     @cached_property
     def manifest(self) -> Manifest:

@@ -220,12 +220,12 @@ def _describe_problem(model: type[BaseModel], path: KeyPath, details: Mapping[st
     if kind == "extra_forbidden":
         keys = _list_keys(model, path[:-1])
         expected = f"; expected one of {', '.join(keys)}" if keys else ""
-        return f"there is no such setting{describe_nearest(path[-1], keys)}{expected}"
+        return f"there is no such setting{expected}{describe_nearest(path[-1], keys)}"
     received = repr(value)[:MAX_ERROR_CHARACTERS]
     if kind == "literal_error":
         expected = str(context["expected"]).replace("'", "")
         names = expected.replace(" or ", ", ").split(", ")
-        return f"{received} is not allowed{describe_nearest(str(value), names)}; expected {expected}"
+        return f"{received} is not allowed; expected {expected}{describe_nearest(str(value), names)}"
     limits = [wording.format(context[name]) for name, wording in LIMIT_WORDING.items() if name in context]
     if limits:
         return f"{received} is not allowed; expected {' and '.join(limits)}"
