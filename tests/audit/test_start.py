@@ -134,7 +134,7 @@ def test_the_role_of_a_column_of_masks_follows_from_its_name():
     assert roles.organ == columns[1]
     assert roles.ground_truth == columns[3]
     assert roles.markers == {"devices": columns[2], "side mark": columns[4]}
-    assert roles.others == (columns[0],)
+    assert roles.further == (columns[0],)
     assert assign_roles(columns[:1], ()).ground_truth == columns[0], "the only one"
     effusion = EvidenceColumn("effusion_seg", "masks")
     assert assign_roles([columns[0], effusion], ("Clear", "Pleural Effusion")).ground_truth == effusion

@@ -153,10 +153,10 @@ def build_config(
 
 def _find_root(manifest: Manifest, evidence: EvidenceRoles) -> tuple[str | None, bool, list[str]]:
     """Return the root of images and masks outside the manifest's folder, whether any path is allowed, and a note."""
-    roles = (evidence.ground_truth, *evidence.candidates, evidence.organ, *evidence.markers.values(), *evidence.others)
+    roles = (evidence.ground_truth, *evidence.candidates, evidence.organ, *evidence.markers.values(), *evidence.further)
     columns = ["path", *(column.name for column in roles if column is not None and column.kind == "masks")]
     outside = {name: manifest.find_paths_outside_root(name) for name in columns}
-    paths = [path for found in outside.values() for path in found]
+    paths = [path for column_paths in outside.values() for path in column_paths]
     if not paths:
         return None, False, []
     common = find_common_folder([path for name in columns for path in list_paths(manifest, name)])

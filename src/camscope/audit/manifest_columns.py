@@ -83,7 +83,7 @@ class EvidenceRoles:
     candidates: tuple[EvidenceColumn, ...] = ()  # for the ground truth, where the names do not tell
     organ: EvidenceColumn | None = None
     markers: Mapping[str, EvidenceColumn] = field(default_factory=dict)
-    others: tuple[EvidenceColumn, ...] = ()
+    further: tuple[EvidenceColumn, ...] = ()
 
 
 def find_column(names: Iterable[str], candidates: Sequence[str]) -> str | None:
@@ -102,11 +102,11 @@ def describe_columns(manifest: Manifest, class_names: Sequence[str], used: Itera
     patient, split = find_column(columns, PATIENT_COLUMN_NAMES), find_column(columns, SPLIT_COLUMN_NAMES)
     split_values = _list_split_values(table, split)
     split_value = "test" if "test" in split_values else next(reversed(split_values), None)
-    rest = [name for name in columns if name not in (*IDENTIFIER_COLUMNS, *used, patient, split)]
-    evidence = [column for name in rest if (column := find_evidence(manifest, name)) is not None]
+    remaining = [name for name in columns if name not in (*IDENTIFIER_COLUMNS, *used, patient, split)]
+    evidence = [column for name in remaining if (column := find_evidence(manifest, name)) is not None]
     rows = table if split_value is None else table.filter(_equals(table, split, split_value))
     subgroups, rare_levels, further = _choose_subgroups(
-        rows, patient, [name for name in rest if name not in [column.name for column in evidence]]
+        rows, patient, [name for name in remaining if name not in [column.name for column in evidence]]
     )
     return {
         "patient": patient,
@@ -208,12 +208,12 @@ def assign_roles(columns: Sequence[EvidenceColumn], class_names: Sequence[str]) 
     """
     organ = next((c for name in ORGAN_COLUMN_NAMES for c in columns if c.name.lower() == name), None)
     organ = organ or next((column for column in columns if _words(column.name) & ORGAN_WORDS), None)
-    rest = [column for column in columns if column is not organ and not _words(column.name) & ORGAN_WORDS]
-    others = [column for column in columns if column is not organ and column not in rest]
+    remaining = [column for column in columns if column is not organ and not _words(column.name) & ORGAN_WORDS]
+    further = [column for column in columns if column is not organ and column not in remaining]
     markers, unnamed = dict[str, EvidenceColumn](), list[EvidenceColumn]()
     class_words = frozenset(word for name in class_names for word in _words(name))
     truth: EvidenceColumn | None = None
-    for column in rest:
+    for column in remaining:
         if column.name.lower().startswith(REGION_COLUMN_PREFIX):
             markers[column.name[len(REGION_COLUMN_PREFIX) :]] = column
         elif _words(column.name) & MARKER_WORDS:
@@ -225,8 +225,8 @@ def assign_roles(columns: Sequence[EvidenceColumn], class_names: Sequence[str]) 
     if truth is None and len(unnamed) == 1:
         truth, unnamed = unnamed[0], []
     if truth is None:
-        return EvidenceRoles(None, tuple(unnamed), organ, markers, tuple(others))
-    return EvidenceRoles(truth, (), organ, markers, (*others, *unnamed))
+        return EvidenceRoles(None, tuple(unnamed), organ, markers, tuple(further))
+    return EvidenceRoles(truth, (), organ, markers, (*further, *unnamed))
 
 
 def _words(name: str) -> frozenset[str]:

@@ -59,14 +59,14 @@ def _drop_missing_columns(context: AuditContext) -> AuditContext:
     for key, problem in missing.items():
         faults.add(key, problem, InputError(problem))
     data, regions = config.data, config.regions
-    kept = {name: getattr(data, name) for name in DataConfig.model_fields if f"data.{name}" not in missing}
-    if "split" not in kept:
-        kept["split_value"] = None
+    values = {name: getattr(data, name) for name in DataConfig.model_fields if f"data.{name}" not in missing}
+    if "split" not in values:
+        values["split_value"] = None
     columns = context.cohort.column_names
-    kept["subgroups"] = tuple(name for name in data.subgroups if name in columns)
+    values["subgroups"] = tuple(name for name in data.subgroups if name in columns)
     nothing = {name: field.get_default(call_default_factory=True) for name, field in DataConfig.model_fields.items()}
     changes: dict[str, Any] = {
-        "data": data.model_copy(update={**nothing, **kept}),
+        "data": data.model_copy(update={**nothing, **values}),
         "regions": regions.model_copy(
             update={
                 "organ": None if "regions.organ" in missing else regions.organ,
@@ -239,7 +239,7 @@ def _describe_unread_mask(ground_truth: GroundTruth, row: Mapping[str, Any], err
     reason = str(error)
     if not isinstance(ground_truth, AnnotationColumn) or not is_mask_path(value := row[ground_truth.name]):
         return reason[:MAX_REASON_CHARACTERS]
-    shown = redact_scan_path(value)
+    display_name = redact_scan_path(value)
     for name in (str(ground_truth.locations.base_folder / value), value):
-        reason = reason.replace(name, shown)
-    return f"{shown!r} in row {row['row']}: {reason[:MAX_REASON_CHARACTERS]}"
+        reason = reason.replace(name, display_name)
+    return f"{display_name!r} in row {row['row']}: {reason[:MAX_REASON_CHARACTERS]}"

@@ -187,12 +187,12 @@ class Cohort:
                 for name in unknown
                 if (key := name.casefold()) in by_lower_name
             ]
-            others = [name for name in unknown if name.casefold() not in by_lower_name]
-            hidden = [plural(len(others), "other label")] if others else []
-            shown = [*in_other_case, *(hidden if self.hides_file_names else map(repr, others))]
+            unrelated = [name for name in unknown if name.casefold() not in by_lower_name]
+            hidden = [plural(len(unrelated), "other label")] if unrelated else []
+            listed = [*in_other_case, *(hidden if self.hides_file_names else map(repr, unrelated))]
             is_class = "is not a class" if len(unknown) == 1 else "are not classes"
             raise InputError(
-                f"column {column!r}: {list_names(shown)} {is_class} of the model; expected {', '.join(class_names)}"
+                f"column {column!r}: {list_names(listed)} {is_class} of the model; expected {', '.join(class_names)}"
             )
 
     def get_image_source(self, row: int) -> Any:

@@ -78,7 +78,7 @@ class FaultCollector:
 
     def _format_fault(self, fault: ConfigFault) -> str:
         line, name = self.find_line(fault.key), ".".join(fault.key)
-        return f"{'' if line is None else f'line {line}: '}{name}: {fault.message}"
+        return f"{f'line {line}: ' if line is not None else ''}{name}: {fault.message}"
 
 
 def find_key_lines(text: str) -> dict[KeyPath, int]:
@@ -93,7 +93,7 @@ def find_key_lines(text: str) -> dict[KeyPath, int]:
             break
         try:
             parsed = tomllib.loads(statement)
-        except ValueError:  # the statement goes on in the next line
+        except ValueError:  # the statement continues in the next line
             continue
         paths = list(_iter_key_paths(parsed))
         if statement.lstrip().startswith("["):
@@ -175,9 +175,9 @@ def _iter_faults(model: type[BaseModel], tables: Mapping[str, Any], error: Valid
         paths.add(path)
         message = str(details["msg"]).removeprefix("Value error, ")
         if details["type"] == "value_error":
-            prefix, colon, rest = message.partition(": ")
+            prefix, colon, text = message.partition(": ")
             if colon and len(path) == 1 and " " not in prefix and prefix.partition(".")[0] in _list_keys(model, path):
-                path, message = (*path, *prefix.split(".")), rest
+                path, message = (*path, *prefix.split(".")), text
         else:
             message = _describe_problem(model, path, details)
         yield ConfigFault(path, message)
