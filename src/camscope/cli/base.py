@@ -252,7 +252,7 @@ def format_error(error: Exception, redacted_text: str | None = None) -> str:
     text = str(error) if redacted_text is None else redacted_text
     if isinstance(error, errors.ConfigError):  # one fault a line
         lines = text.split("\n")
-        return "\n".join([display_text(lines[0]), *(f"  {display_text(line)}" for line in lines[1:])])
+        return "\n".join([display_text(lines[0]), *(f"  {display_text(line)[:MAX_ERROR_LENGTH]}" for line in lines[1:])])
     if isinstance(error, CamscopeError):
         if error.fix and error.remedy in REMEDY_WORDING and text.endswith(error.fix):
             text = text.removesuffix(error.fix) + REMEDY_WORDING[error.remedy]
