@@ -150,9 +150,14 @@ def _check_model(context: AuditContext, faults: FaultCollector) -> None:
         with faults.collect("explain"):
             if context.explainers[0].preprocess is None and cohort.manifest.images is None:
                 faults.add("model.preprocess", str(error := describe_missing_preprocess()), error)
+        n_faults = len(faults.faults)
         if data.label:
             with faults.collect("data.label"):
                 cohort.check_labels(context.class_names)
+        has_truth = bool(data.label or data.labels) and len(faults.faults) == n_faults
+        truth_key = "data.label" if data.label else "data.labels"
+        if data.label and context.config.model.outputs == "sigmoid":
+            truth_key = "model.outputs"
         for name in context.config.explain.findings:
             with faults.collect("explain.findings"):
                 context.resolve_finding(name)
@@ -160,8 +165,8 @@ def _check_model(context: AuditContext, faults: FaultCollector) -> None:
             findings = context.findings
             with faults.collect("data.ground_truth"):
                 _ = context.ground_truth
-            for finding in findings if data.label or data.labels else ():
-                with faults.collect("model.outputs" if data.label else "data.labels"):
+            for finding in findings if has_truth else ():
+                with faults.collect(truth_key):
                     truths = [truth for truth in cohort.get_truth(finding).values() if truth is not None]
                     if not 0 < sum(truths) < len(truths):
                         raise InputError(
