@@ -259,7 +259,7 @@ def test_labels_that_differ_in_case_are_named_and_other_labels_are_not(folder):
     table = (folder / "manifest.csv").read_text().replace(",Lesion,", ",lesion,").replace("/1.png,lesion", "/1.png,Doe")
     config = changed(folder)
     (folder / "manifest.csv").write_text(table)
-    with pytest.raises(ConfigError, match=r"'lesion' \(write 'Lesion'\), 1 other label are not classes") as raised:
+    with pytest.raises(InputError, match=r"'lesion' \(write 'Lesion'\), 1 other label are not classes") as raised:
         try_config(config)
     assert "Doe" not in str(raised.value)
 
