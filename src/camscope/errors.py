@@ -69,6 +69,10 @@ class InputError(CamscopeError, ValueError):
     """An input that does not suit the model or the function that receives it."""
 
 
+class ConfigError(InputError):
+    """Settings of a config that cannot be used. The message lists all of them."""
+
+
 class ImageError(InputError):
     """A file that is not a complete image of a reasonable size."""
 

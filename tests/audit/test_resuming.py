@@ -217,15 +217,15 @@ def test_a_config_that_cannot_be_meant_is_one_clear_error(cases, tmp_path):
         ({"explain": {"findings": ("clear", "lesion"), "methods": ("gradcams",)}}, InputError, "no method 'gradcams'"),
         ({"regions": {"presets": ("edges",)}}, InputError, "unknown region 'edges'"),
         ({"regions": {"columns": {"marker": "region_markers"}}}, InputError, "no column 'region_markers'"),
-        ({"data": {"label": "site"}}, InputError, "is not a class of the model"),
+        ({"data": {"label": "site"}}, InputError, "are not classes of the model"),
         ({"data": {"split": "sex", "split_value": "X"}}, InputError, "no row"),
     ):
         with pytest.raises(error, match=words):
             audit.run_audit(changed(config, **tables), tmp_path / words.replace(" ", "-"))
     for plain, words in (
-        ({"margin": 1}, "margin: extra inputs"),
-        ({"margins": {"effect": -1}}, "margins.effect: input should be greater"),
-        ({"imputations": ("mean",)}, "imputations: tuple should have at least 2"),
+        ({"margin": 1}, "margin: there is no such setting; expected one of .*; did you mean 'margins'"),
+        ({"margins": {"effect": -1}}, "margins.effect: -1.* is not allowed; expected more than 0"),
+        ({"imputations": ("mean",)}, "imputations: .*tuple should have at least 2"),
     ):
         with pytest.raises(InputError, match=words):
             Config.from_source({**config.model_dump(), **plain})

@@ -10,6 +10,7 @@ import sys
 import time
 import weakref
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -165,6 +166,34 @@ def test_a_path_may_not_leave_the_root_unless_it_is_allowed_to(folder, model, tm
         f"../images/0.png: the path leads out of {tmp_path}; move the file there, or pass --anywhere"
     ]
     assert build_manifest(tmp_path / "lists" / "list.csv", root="").root is None
+    anywhere = build_manifest(tmp_path / "lists" / "list.csv", anywhere=True)
+    assert Path(anywhere.path_resolver.resolve("../images/0.png")).resolve() == folder / "0.png", "from the manifest on"
+    assert build_manifest(tmp_path / "lists" / "list.csv").find_paths_outside_root() == ["../images/0.png"]
+    assert anywhere.find_paths_outside_root() == []
+
+
+def test_the_label_of_an_audit_is_the_class_of_a_row(tmp_path):
+    (tmp_path / "list.csv").write_text("path,label\na.png,cat\n")
+    assert build_manifest(tmp_path / "list.csv").table["class"].to_pylist() == ["cat"]
+    assert build_manifest(tmp_path / "list.csv", strict=False).table["label"].to_pylist() == ["cat"]
+    (tmp_path / "list.csv").write_text("path,label,class\na.png,cat,dog\n")
+    with pytest.raises(InputError, match="label are reserved for results"):
+        build_manifest(tmp_path / "list.csv")
+
+
+@pytest.mark.parametrize(
+    ("paths", "common"),
+    [
+        (("/a/b/1.png", "/a/c/2.png"), "/a"),
+        (("/a/1.png", "/a/2.png"), "/a"),
+        (("/a/1.png", "/b/2.png"), None),
+        (("/a/1.png", "2.png"), None),
+        (("/a/1.png", "s3://bucket/2.png"), None),
+        ((), None),
+    ],
+)
+def test_the_folder_that_absolute_paths_share(paths, common):
+    assert path_resolver.find_common_folder(paths) == common
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,11 @@ def run_audit(
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; expected a folder for the audit")
-    context = AuditContext(Config.from_source(config), folder)
+    parsed, faults = Config.parse_source(config)
+    if parsed is None:
+        faults.raise_if_any()
+        raise InputError("the config has no settings")
+    context = AuditContext(parsed, folder, faults=faults)
     report_progress = on_progress or (lambda stage, done, total: None)
     with folder_locked(context.folder):
         identity, image_digests = prepare_folder(context, report_progress, overwrite=overwrite)

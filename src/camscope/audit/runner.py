@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import StageResults
 from camscope.audit.core.stage_result_schema import StageResult
-from camscope.audit.core.subgroup_levels import MAX_LEVELS_PER_SUBGROUP
 from camscope.audit.core.summary_schema import Summary
 from camscope.audit.performance.model_predictions import compute_logits_and_features
 from camscope.audit.provenance import provenance
@@ -38,12 +37,11 @@ from camscope.audit.stages.map_quality import (
 )
 from camscope.audit.stages.predictions_and_maps import explain_images, predict_images
 from camscope.audit.stages.shortcut import analyze_shortcuts
+from camscope.audit.validation import validate_config
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_limitations, list_warnings
 from camscope.batch.run_store import TEMPORARY_FILE_PATTERN
-from camscope.errors import CamscopeError, CategoryError, InputError, OutputError, PreprocessError
-from camscope.evaluation.ground_truth import GroundTruth
-from camscope.images.scans.scan import Window
+from camscope.errors import InputError, OutputError, Remedy
 from camscope.metrics.weight_randomization import split_model
 from camscope.plurals import plural
 from camscope.safe_files import build_output_path, write_bytes
@@ -51,7 +49,8 @@ from camscope.version import __version__
 
 IMAGES_KEY = "images"
 ESTIMATE_AFTER_STAGE = "resolve"  # this stage has run the model and the methods once
-MAX_PROBED_MASKS = 32  # masks that are searched for several labels before the audit begins
+QUICK_STAGES = {"check", "resolve"}  # their results are computed again if the config or the images have changed
+OVERWRITE_FIX = "choose another folder, or allow overwriting (overwrite=True)"
 StageProgressCallback = Callable[[str, int, int], None]  # stage, number of items done, total number
 EstimateCallback = Callable[[Mapping[str, float]], None]  # stage -> estimated seconds
 ImageDigests = Mapping[str, str | None]  # image id -> sha256, None where the image cannot be read
@@ -88,14 +87,17 @@ def prepare_folder(
     """
     validate_config(context)
     _check_audit_folder(context.folder)
+    if not (context.folder / STAGES_FOLDER / f"{ESTIMATE_AFTER_STAGE}.json").is_file():
+        _ = context.first_maps  # an error appears before anything is written
     identity = provenance.compute_identity(context)
     plan_file = context.folder / PLAN_FILE
-    has_results = any((context.folder / STAGES_FOLDER).glob("*.json"))  # a plan alone holds no work that could be lost
+    stages = {path.stem for path in (context.folder / STAGES_FOLDER).glob("*.json")}
+    has_results = bool(stages - QUICK_STAGES)  # a plan and a check of the data hold no work that could be lost
     plan = read_json_or_none(plan_file) if has_results and not overwrite else None
     for name in identity if plan is not None else ():
         if not isinstance(plan, dict) or plan.get(name) != identity[name]:
             raise OutputError(
-                f"{context.folder} holds an audit with another {name}; choose another folder, or allow overwriting"
+                f"{context.folder} holds an audit with another {name}", fix=OVERWRITE_FIX, remedy=Remedy.ALLOW_OVERWRITE
             )
     list_audit_files(context.folder)
     image_digests = digest_images(context, lambda done, total: on_progress(IMAGES_KEY, done, total))
@@ -157,8 +159,9 @@ def check_images_unchanged(folder: Path, image_digests: ImageDigests, previous: 
     """Raise an OutputError if images have changed since an earlier start of the audit."""
     if changed := find_changed_images(image_digests, previous if isinstance(previous, dict) else {}):
         raise OutputError(
-            f"{folder}: {len(changed)} of {plural(len(image_digests), 'image')} have changed since the first start of this "
-            "audit; choose another folder, or allow overwriting"
+            f"{folder}: {len(changed)} of {plural(len(image_digests), 'image')} have changed since the first start of this audit",
+            fix=OVERWRITE_FIX,
+            remedy=Remedy.ALLOW_OVERWRITE,
         )
 
 
@@ -190,47 +193,6 @@ def build_summary(context: AuditContext, stage_results: Mapping[str, Any], ident
     return summary.model_copy(
         update={"warnings": tuple(list_warnings(summary)), "limitations": tuple(list_limitations(summary))}
     )
-
-
-def validate_config(context: AuditContext) -> None:
-    """Raise an error for settings that would fail in a later stage, before any stage runs."""
-    cohort, data = context.cohort, context.config.data
-    for column in data.subgroups:
-        n_levels = len({*cohort.get_subgroup_levels(column).values()} - {None})
-        if n_levels > MAX_LEVELS_PER_SUBGROUP:
-            raise InputError(
-                f"subgroups: {column!r} has {plural(n_levels, 'level')}; expected at most {MAX_LEVELS_PER_SUBGROUP}"
-            )
-    if data.window is not None:
-        Window.parse(data.window)
-    list_requested_regions(context)
-    explainers = context.explainers
-    for ground_truth in (*context.ground_truth.values(), *open_region_masks(context).values()):
-        _check_category_choice(context, ground_truth)
-    if explainers[0].preprocess is None and cohort.manifest.images is None:
-        raise PreprocessError(
-            'the model does not declare its preprocessing: write preprocess = "imagenet" in [model], or PREPROCESSING in the '
-            "file of its factory"
-        )
-    cohort.check_labels(context.class_names)
-    for finding in context.findings:
-        truths = [truth for truth in cohort.get_truth(finding).values() if truth is not None]
-        if not 0 < sum(truths) < len(truths):
-            raise InputError(
-                f"{sum(truths)} of {plural(len(truths), 'labeled row')} have the finding {finding.name!r}; expected rows with "
-                f"and without the finding. Check that {data.label or 'its column'!r} is the label column"
-            )
-
-
-def _check_category_choice(context: AuditContext, ground_truth: GroundTruth) -> None:
-    """Raise a CategoryError if masks have several labels and the config selects none of them."""
-    for row in context.cohort.manifest.rows(0, min(MAX_PROBED_MASKS, len(context.cohort.rows))):
-        try:
-            ground_truth.load_mask(row, (1, 1))
-        except CategoryError:
-            raise
-        except CamscopeError:  # any other problem, such as the size, is reported by the stage that needs the mask
-            continue
 
 
 def estimate_stage_seconds(context: AuditContext) -> Mapping[str, float]:

@@ -53,7 +53,10 @@ class ExportResult:
 
 @dataclass(frozen=True)
 class Exporter:
-    """Export rows of a run in some of `FORMATS` into a folder. A single table may be written to `table_file` instead."""
+    """Export rows of a run in some of `FORMATS` into a folder, or one table to exactly `table_file`.
+
+    `image_height` is that of overlays in pixels, by default the height of the image.
+    """
 
     run: RunReader
     folder: Path
@@ -61,6 +64,7 @@ class Exporter:
     threshold: float = 0.5
     overwrite: bool = False
     table_file: Path | None = None
+    image_height: int | None = None
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.formats if name not in FORMATS]
@@ -146,7 +150,7 @@ class Exporter:
         if file_format in MAP_FORMATS:
             explanation.save(path, overwrite=self.overwrite)
         else:  # not synced to disk: an image can be drawn again
-            data = render.encode_image(explanation.annotated_image(), path.suffix)
+            data = render.encode_image(explanation.annotated_image(self.image_height), path.suffix)
             write_bytes(path, data, overwrite=self.overwrite, sync=False)
 
     def _open_coco(self, query: Query) -> Any:

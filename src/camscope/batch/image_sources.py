@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.batch.manifest import Manifest, add_row_columns, import_arrow
+from camscope.batch.manifest import LABEL_COLUMN, Manifest, add_row_columns, import_arrow
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers.core.settings_as_text import format_without_address
 from camscope.images.files.image_file_access import MAX_FILE_BYTES, is_scan_name, list_image_paths
@@ -33,23 +33,25 @@ MAX_MANIFEST_BYTES = 2**31  # a table of a million rows has about a tenth of tha
 PATHS_PER_CHUNK = 65_536  # paths converted to Arrow at once
 DATASET_PREFIXES = ("hf:", "torchvision:")
 IMAGE_KEYS = ("image", "img", "pixel_values")  # keys under which an item of a dataset holds its image
-LABEL_COLUMN = "class"  # the column for the labels of a dataset
 # the parts of PyArrow's messages that quote no cell, since a cell may name a patient
 SAFE_ARROW_MESSAGES = re.compile(
     r"In CSV column #\d+|Row #\d+: Expected \d+ columns, got \d+|invalid UTF-?8|Empty CSV file|Parquet magic bytes"
 )
 
 
-def build_manifest(source: Any, root: str | Path | None = None, *, strict: bool = True) -> Manifest:
+def build_manifest(
+    source: Any, root: str | Path | None = None, *, anywhere: bool = False, strict: bool = True
+) -> Manifest:
     """Build the manifest of a source of images.
 
     Args:
         source: A folder, a glob pattern, a list of files, a .csv or .parquet table, a dataset, or the name of a dataset
-            (see `load_dataset_by_name`). A table needs a column `path`. It may have a column `id`, by default the path,
-            and a column `target`. All other columns are copied.
-        root: The folder in which the relative paths of a table begin, and which no path may leave. Default: the folder of
-            the table. "": paths may lead anywhere.
-        strict: Whether empty paths, repeated ids and reserved column names are errors.
+            (see `load_dataset_by_name`). A table needs a column `path`. Its columns `id` (default: the path) and `target`
+            have a meaning, `label` becomes `class`, and all others are copied.
+        root: The folder where the relative paths of a table begin and that no path may leave. Default: the folder of the
+            table. "": relative paths begin in the working folder, and paths may lead anywhere.
+        anywhere: Whether paths may leave the root.
+        strict: Whether empty paths, repeated ids and reserved column names are errors. Without it, `label` keeps its name.
 
     Returns:
         The manifest, one row per image.
@@ -69,19 +71,20 @@ def build_manifest(source: Any, root: str | Path | None = None, *, strict: bool 
     if isinstance(source, str | Path) or (
         isinstance(source, list | tuple) and all(isinstance(item, str | Path) for item in source)
     ):
-        return _build_manifest_from_files(source, root, strict=strict)
+        return _build_manifest_from_files(source, root, anywhere=anywhere, strict=strict)
     return _build_manifest_from_dataset(source)
 
 
 def _build_manifest_from_files(
-    source: str | Path | Sequence[str | Path], root: str | Path | None, *, strict: bool
+    source: str | Path | Sequence[str | Path], root: str | Path | None, *, anywhere: bool, strict: bool
 ) -> Manifest:
     path = Path(source) if isinstance(source, str | Path) else None
     if path is not None and path.suffix.lower() in TABLE_SUFFIXES and not glob.has_magic(str(path)):
         table, root = _read_table_file(path), path.parent if root is None else root
     else:
         table = _list_files_as_table(source)
-    return Manifest(add_row_columns(table, "the manifest", strict=strict), Path(root) if root and str(root) else None)
+    rows, folder = add_row_columns(table, "the manifest", strict=strict), Path(root) if root and str(root) else None
+    return Manifest(rows, folder, anywhere=anywhere)
 
 
 def _read_table_file(path: Path) -> "pa.Table":
@@ -111,7 +114,7 @@ def _list_files_as_table(source: str | Path | Sequence[str | Path]) -> "pa.Table
         chunks = [pa.array(chunk, pa.string()) for chunk in iter(lambda: list(islice(paths, PATHS_PER_CHUNK)), [])]
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{_redact_path(error.object)!r}: the file name is not valid UTF-8; rename the file, or leave it out"
+            f"{redact_scan_path(error.object)!r}: the file name is not valid UTF-8; rename the file, or leave it out"
         ) from None
     return pa.table({"path": pa.chunked_array(chunks, pa.string()).unique()})
 
@@ -120,17 +123,17 @@ def _iter_image_paths(sources: Sequence[str | Path]) -> Iterator[str]:
     for source in map(str, sources):
         is_plain_path = "://" not in source and not glob.has_magic(source)
         if len(sources) == 1 and is_plain_path and not os.path.lexists(source):
-            raise InputError(f"{_redact_path(source)}: there is no such file or folder")
+            raise InputError(f"{redact_scan_path(source)}: there is no such file or folder")
         paths = sorted(list_image_paths(source, recursive=True))
         if not paths:
             raise InputError(
-                f"{_redact_path(source)}: there is no image; expected image files, or a folder with images"
+                f"{redact_scan_path(source)}: there is no image; expected image files, or a folder with images"
             )
         yield from paths
 
 
-def _redact_path(path: str) -> str:
-    """Return a path unchanged. If it leads to a scan, return a keyed hash instead."""
+def redact_scan_path(path: str) -> str:
+    """Return a path unchanged, or a keyed hash if the path leads to a scan."""
     return pseudonymize_source(path) if is_scan_name(path) or is_scan(path) else path
 
 

@@ -53,6 +53,7 @@ COLUMN_TYPES = {
     "overlay": "string",
 }
 RESULT_COLUMNS = tuple(name for name in COLUMN_TYPES if name not in ("id", "path", "target"))
+LABEL_COLUMN = "class"  # the class of an image, as a dataset or the column `label` of a table states it
 PSEUDONYMIZED_DATASET = "pseudonymized scans"  # the dataset of a run that does not name its files
 RESERVED_COLUMNS = frozenset(COLUMN_TYPES)  # a run keeps all other columns of its manifest
 
@@ -70,7 +71,8 @@ class Manifest:
 
     Attributes:
         table: The columns `row` (its number), `id`, `path`, optionally `target`, and any further columns.
-        root: The folder in which relative paths begin, and which no path may leave. Default: paths may lead anywhere.
+        root: The folder where relative paths begin and that no path may leave. Default: paths may lead anywhere.
+        anywhere: Whether paths may leave the root.
         images: The images of a dataset by row number. Default: the images are the files at `path`.
         dataset: The name of the dataset, or other text that identifies it.
 
@@ -85,6 +87,7 @@ class Manifest:
     root: Path | None
     images: "SupportsImageIndex | None" = None
     dataset: str | None = None
+    anywhere: bool = False
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -98,6 +101,14 @@ class Manifest:
     def extra_columns(self) -> list[str]:
         """The names of the columns that a run copies unchanged."""
         return [name for name in self.table.column_names if name not in RESERVED_COLUMNS]
+
+    def find_paths_outside_root(self, column: str = "path") -> list[str]:
+        """Return the paths of a column that lead out of the root, where no path may."""
+        if not self.path_resolver.confined or (self.images is not None and column == "path"):
+            return []
+        values = self.table[column].to_pylist()
+        paths = [value for value in values if isinstance(value, str) and value and not value.lstrip().startswith("[")]
+        return [path for path in paths if not self.path_resolver.is_allowed(path)]
 
     @property
     def has_relative_paths(self) -> bool:
@@ -135,7 +146,8 @@ class Manifest:
     def path_resolver(self) -> PathResolver:
         """The resolver of the paths in the table."""
         # a dataset has no folder: its masks lie below the working folder
-        return PathResolver(self.root, confined=self.root is not None or self.images is not None)
+        confined = not self.anywhere and (self.root is not None or self.images is not None)
+        return PathResolver(self.root, confined=confined)
 
 
 def hash_manifest(manifest: Manifest) -> str:
@@ -173,6 +185,8 @@ def _build_manifest_table(table: "pa.Table", source_name: str, *, strict: bool) 
     pa, compute = import_arrow(), import_arrow("compute")
     # the index that pandas writes has no name; this is what pandas calls such a column
     table = table.rename_columns([name or f"Unnamed: {index}" for index, name in enumerate(table.column_names)])
+    if strict:
+        table = table.rename_columns(_rename_label_column(table.column_names))
     _check_column_names(table.column_names, source_name, strict=strict)
     if not table.num_rows:
         raise InputError(f"{source_name} has no rows; expected one row per image")
@@ -212,6 +226,12 @@ def _convert_to_microseconds(column: Any) -> Any:
 def find_reserved_names(names: Sequence[str]) -> list[str]:
     """Return the names that equal a result column of a run, where case does not count."""
     return sorted(name for name in names if name.lower() in RESULT_COLUMNS)
+
+
+def _rename_label_column(names: Sequence[str]) -> list[str]:
+    """Return column names with `class` in place of `label`, which is the label of a map in the rows of a run."""
+    is_free = LABEL_COLUMN not in [name.lower() for name in names]
+    return [LABEL_COLUMN if name == "label" and is_free else name for name in names]
 
 
 def _check_column_names(names: Sequence[str], source_name: str, *, strict: bool) -> None:

@@ -3,7 +3,7 @@
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +49,7 @@ class PathResolver:
             if self.confined and not is_remote_store_url(path):
                 raise InputError(
                     f"{path}: expected the URL of a remote store, such as https:// or s3://, since this URL can lead out of "
-                    f"{self._base_folder}; use a path, or pass --anywhere"
+                    f"{self.base_folder}; use a path, or pass --anywhere"
                 )
             return path
         location = path if self.root is None else os.path.join(self.root, path)  # noqa: PTH118 - a Path costs as much time as a small file
@@ -58,9 +58,17 @@ class PathResolver:
             for part in (file, *_list_symlinks_read_with(file)):
                 if not self._is_inside(part):
                     raise InputError(
-                        f"{path}: the path leads out of {self._base_folder}; move the file there, or pass --anywhere"
+                        f"{path}: the path leads out of {self.base_folder}; move the file there, or pass --anywhere"
                     )
         return location
+
+    def is_allowed(self, path: str) -> bool:
+        """Return whether `resolve` returns a location for a path."""
+        try:
+            self.resolve(path)
+        except InputError:
+            return False
+        return True
 
     def read(self, path: str) -> bytes | Path:
         """Return the bytes of an image file, or the path of a scan. A scan may consist of several files."""
@@ -80,11 +88,12 @@ class PathResolver:
         return is_url(path) or is_network_share(path if self.root is None else os.path.join(self.root, path))  # noqa: PTH118 - as above
 
     @property
-    def _base_folder(self) -> Path:
+    def base_folder(self) -> Path:
+        """The folder where relative paths begin."""
         return self.root or Path.cwd()
 
     def _is_inside(self, path: str) -> bool:
-        base = self._real_folder(str(self._base_folder))
+        base = self._real_folder(str(self.base_folder))
         try:
             return os.path.commonpath([self._real_path(path), base]) == base
         except ValueError:  # on another drive
@@ -101,6 +110,20 @@ class PathResolver:
         if folder not in self._real_folders:
             self._real_folders[folder] = os.path.realpath(folder)
         return self._real_folders[folder]
+
+
+def find_common_folder(paths: Iterable[str]) -> str | None:
+    """Return the deepest folder that holds all absolute paths behind symlinks. None for a relative path or a URL."""
+    folders = set[str]()
+    for path in paths:
+        if is_url(path) or not os.path.isabs(path):  # noqa: PTH117 - a Path costs as much time as a small file
+            return None
+        folders.add(os.path.dirname(path))  # noqa: PTH120 - as above
+    try:
+        common = os.path.commonpath(sorted(map(os.path.realpath, folders)))
+    except ValueError:  # none, or on several drives
+        return None
+    return None if common == os.path.dirname(common) else common  # noqa: PTH120 - as above
 
 
 def is_url(path: str) -> bool:

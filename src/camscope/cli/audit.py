@@ -45,7 +45,9 @@ def init(
     ],
     model: shared_options.ModelOption,
     weights: shared_options.WeightsOption = None,
+    preprocess: shared_options.PreprocessOption = None,
     root: shared_options.RootOption = None,
+    allow_outside_root: shared_options.AllowOutsideRootOption = False,
     finding_names: Annotated[
         str | None,
         option("--finding", "A,B", "Findings to audit: class names, or columns of 0 and 1; default: all labels."),
@@ -59,17 +61,42 @@ def init(
     overwrite: shared_options.OverwriteOption = False,
     as_json: shared_options.JsonOption = False,
 ) -> None:
-    """Write a config file for an audit, with comments and with values read from the manifest and the model."""
-    from camscope.audit.config_generation import generate_config
+    """Write a config file for an audit, and try it: read the masks, and explain one image as camscope audit run will.
 
-    findings = base.split_list(finding_names or "")
-    text = generate_config(
-        manifest, model, weights=weights, root=root, findings=findings, modality=modality, relative_to=output.parent
+    The values are read from the manifest and the model. A line that only you can write is marked FILL IN.
+    """
+    from camscope.audit.config_generation import build_config, try_config
+
+    generated = build_config(
+        manifest,
+        model,
+        weights=weights,
+        preprocess=preprocess,
+        root=root,
+        anywhere=allow_outside_root,
+        findings=base.split_list(finding_names or ""),
+        modality=modality,
+        relative_to=output.parent,
     )
-    write_bytes(output, text.encode(), overwrite=overwrite)
+    write_bytes(output, generated.text.encode(), overwrite=overwrite)
     base.print_field("config", output, "cyan")
-    base.print_field("next", f"read it, then: camscope audit run {output}")
-    json_output.print_result("audit-init", {"config": output})
+    for note in generated.notes:
+        base.print_note(note)
+    for number, line in generated.lines_to_fill_in.items():
+        base.print_field("fill in", f"line {number}: {line}", "yellow")
+    if generated.lines_to_fill_in:
+        base.print_field("next", f"fill in the marked lines, then: camscope audit run {output}")
+    else:
+        with base.spinner("trying one image"), base.collect_warnings():
+            context = try_config(output)
+        maps = [f"{row['method']} at {row['layer']}" if row["layer"] else row["method"] for row in context.first_maps]
+        base.print_field(
+            "tried",
+            f"{plural(len(context.cohort.rows), 'image')}, one of them explained: {', '.join(dict.fromkeys(maps))}",
+        )
+        base.print_field("next", f"read it, then: camscope audit run {output}")
+    lines = [{"line": number, "text": line} for number, line in generated.lines_to_fill_in.items()]
+    json_output.print_result("audit-init", {"config": output, "fill_in": lines, "notes": generated.notes})
 
 
 @app.command(cls=base.Command, epilog="Example: camscope audit run audit.toml -o audit")

@@ -250,6 +250,11 @@ def format_error(error: Exception, redacted_text: str | None = None) -> str:
     The fix of a camscope error is worded as an option of the command line. Other errors begin with the name of their type.
     """
     text = str(error) if redacted_text is None else redacted_text
+    if isinstance(error, errors.ConfigError):  # one fault a line
+        lines = text.split("\n")
+        return "\n".join(
+            [display_text(lines[0]), *(f"  {display_text(line)[:MAX_ERROR_LENGTH]}" for line in lines[1:])]
+        )
     if isinstance(error, CamscopeError):
         if error.fix and error.remedy in REMEDY_WORDING and text.endswith(error.fix):
             text = text.removesuffix(error.fix) + REMEDY_WORDING[error.remedy]
@@ -261,7 +266,10 @@ def format_error(error: Exception, redacted_text: str | None = None) -> str:
 
 def print_error(message: str) -> None:
     """Print `error: message` on stderr."""
-    stderr_console().print(styled_text(("error: ", "bold red"), (display_text(message), "")), soft_wrap=True)
+    first, *further = message.split("\n")
+    stderr_console().print(styled_text(("error: ", "bold red"), (display_text(first), "")), soft_wrap=True)
+    for line in further:
+        stderr_console().print(styled_text(("  ", ""), (display_text(line), "")), soft_wrap=True)
 
 
 def report_error(kind: str, message: str, exit_code: int, remedy: Remedy | None = None) -> None:

@@ -89,7 +89,7 @@ def run(
 
     parsed_targets = option_parsing.parse_targets(target, targets)
     chosen = option_parsing.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
-    manifest = build_manifest(source, "" if allow_outside_root else root)
+    manifest = build_manifest(source, root, anywhere=allow_outside_root)
     parsed_names = option_parsing.parse_class_names(class_names)
     net = base.load_model_on_device(model, weights, device, context, parsed_names)
     explainers = chosen.build(net, preprocess, show_method_bars=False)

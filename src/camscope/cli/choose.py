@@ -69,7 +69,7 @@ def run(
             raise base.option_error("--save", f"{save}; expected a .toml file")
         check_overwrite_allowed(Path(save), overwrite, option="--save")
     (parsed_target,) = option_parsing.parse_targets(target, None)
-    manifest = build_manifest(source, "" if allow_outside_root else root)
+    manifest = build_manifest(source, root, anywhere=allow_outside_root)
     ground_truth = None
     if masks is not None:
         category_names = base.split_list(categories or "")

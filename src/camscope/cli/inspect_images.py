@@ -61,12 +61,12 @@ def run(
         if file.suffix.lower() not in suffixes:
             raise base.option_error(name, f"{file}; expected a file ending in {' or '.join(suffixes)}")
         check_overwrite_allowed(file, overwrite, option=name)
-    from camscope.batch import inspect_images
+    from camscope.batch import build_manifest, inspect_images
 
+    manifest = build_manifest(source, root, anywhere=allow_outside_root, strict=False)
     with progress.progress_bar("reading", 1, base.stderr_console()) as bar:
         inspection = inspect_images(
-            source,
-            root="" if allow_outside_root else root,
+            manifest,
             patient_column=patient_column,
             split_column=split_column,
             target_column=target_column,

@@ -380,7 +380,12 @@ RESULT_FIELDS: dict[str, dict[str, str]] = {
         "notes[]": "images that were left out",
         "saved": "the written file, or null",
     },
-    "audit-init": {"config": "the written file"},
+    "audit-init": {
+        "config": "the written file",
+        "fill_in[].line": "line of a setting to fill in before the audit can run, counted from 1",
+        "fill_in[].text": "the text of the line",
+        "notes[]": "settings that were made for you, such as the root of the paths",
+    },
     "audit-run": {
         **_with_prefix("verdicts[].", VERDICT_FIELDS),
         "warnings[]": "warnings of the audit",

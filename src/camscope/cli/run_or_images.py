@@ -30,6 +30,9 @@ IMAGE_PARAMETERS = (
     "targets",
     "setting_pairs",
 )
+MISSING_SCANS = (
+    "the run of scans does not name its files; pass --scans with the files or the manifest that it was made from"
+)
 MAX_IMAGES_TRIED = 8  # when searching for a readable image
 
 
@@ -101,11 +104,14 @@ class EvaluationRequest:
                 f"{self.source} is a file, but not an image; expected the folder of a run, an image, a folder, a "
                 "pattern in quotes, or a .csv or .parquet manifest"
             )
-        run = BatchRun(self.source, self.image_source, fetch=self.fetch)
+        scans = self.image_source
+        source = scans and open_image_source(scans, self.root, allow_outside_root=self.allow_outside_root)
+        run = BatchRun(self.source, source, fetch=self.fetch)
         self._check_group_column(build_value_schema(run.dataset.schema).names)
         print_missing_images_note(run)
         reason = f"{self.source} is a run with computed maps; to explain images, name them, such as 'images/*.png'"
-        base.check_options_unset(context, IMAGE_PARAMETERS, reason)
+        parameters = [name for name in IMAGE_PARAMETERS if scans is None or name != "root"]
+        base.check_options_unset(context, parameters, reason)
         if self.model is None:
             return OpenedRun(run, None, None)
         return OpenedRun(run, base.load_model_on_device(self.model, self.weights, self.device), None)
@@ -137,7 +143,7 @@ class EvaluationRequest:
         names, targets = self.method_names or "gradcam", option_parsing.parse_targets(self.target, self.targets)
         chosen = option_parsing.ExplainerOptions.parse(context, names, self.layer_names, self.setting_pairs)
         select_metrics(self.metric_names, self.masks is not None, True)
-        all_images = build_manifest(self.source, "" if self.allow_outside_root else self.root)
+        all_images = build_manifest(self.source, self.root, anywhere=self.allow_outside_root)
         manifest = sample_manifest(all_images, self.n_images, self.seed)
         self._check_group_column(manifest.table.column_names)
         if self.masks is not None:
@@ -210,6 +216,17 @@ def require_matching_rows(run: "BatchRun", query: "Query") -> int:
         base.report_error("InputError", f"no row of {len(run):,} matches: {query.where}", base.EXIT_FAILED)
         raise typer.Exit(base.EXIT_FAILED)
     return n_rows
+
+
+def open_image_source(source: str | None, root: str | None, *, allow_outside_root: bool) -> "Manifest | None":
+    """Return the manifest of `--scans`, whose paths begin in `--root`, or None without `--scans`."""
+    from camscope.batch import build_manifest
+
+    if source is None:
+        if root is not None or allow_outside_root:
+            raise base.option_error("--root" if root is not None else "--anywhere", "it belongs to --scans SOURCE")
+        return None
+    return build_manifest(source, root, anywhere=allow_outside_root)
 
 
 def print_missing_images_note(run: "BatchRun") -> None:

@@ -59,6 +59,10 @@ class FilenameIndex(Generic[IndexedValue]):
 
 MAX_COCO_BYTES = 2**30  # the largest file of the COCO challenge has half of that
 MAX_OUTLINE_PX = 2**20  # largest coordinate of an outline
+EVIDENCE_FORMATS = (
+    "the path of a mask (PNG, TIFF, JPEG, NIfTI, DICOM and other images, of the size of its image, 0 outside), boxes "
+    "[x, y, width, height] or points [x, y] in pixels, as a list or as JSON text such as [[10, 20, 30, 40]]"
+)
 UNFIT_MASK_REASON = "its mask cannot be read, or differs from its image in size"  # no name: it may be a patient's
 Mask = npt.NDArray[np.bool_]
 Row = Mapping[str, Any]

@@ -17,7 +17,7 @@ from camscope.batch.inspection.encoded_columns import (
     TargetPrevalence,
 )
 from camscope.batch.inspection.issues import DatasetIssue, flags_to_codes
-from camscope.batch.manifest import find_reserved_names, import_arrow
+from camscope.batch.manifest import LABEL_COLUMN, find_reserved_names, import_arrow
 from camscope.images.scans.dicom_slice_positions import DIRECTION_TOLERANCE, MAX_SPACING_DEVIATION
 from camscope.mask_labels import MAX_LISTED_NAMES
 
@@ -97,7 +97,9 @@ def _check_manifest_columns(table: InspectionTable) -> Iterator[DatasetIssue]:
     """Check the columns of the manifest: repeated ids, reserved names, missing masks."""
     yield _build_grouped_issue("repeated-id", EncodedColumn.encode(table.manifest.table["id"]).repeated_rows)
     n_rows = len(table.manifest)
-    names = [name for name in find_reserved_names(table.manifest.table.column_names) if name not in ("row", "target")]
+    columns = table.manifest.table.column_names
+    allowed = ("row", "target") if LABEL_COLUMN in columns else ("row", "target", "label")  # which a run renames
+    names = [name for name in find_reserved_names(columns) if name not in allowed]
     yield DatasetIssue("reserved-columns", np.arange(n_rows) if names else NO_ROWS, dict.fromkeys(names, n_rows))
     masks = table.encode_manifest_column("mask")
     if masks is not None:
