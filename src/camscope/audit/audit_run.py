@@ -29,7 +29,7 @@ from camscope.audit.provenance.file_ownership import (
 from camscope.audit.report.gallery import PredictedImage, build_gallery
 from camscope.audit.report.number_format import format_estimate
 from camscope.audit.report.page import render_page
-from camscope.audit.report.verdict_display import classify_verdict, find_topic
+from camscope.audit.report.verdict_display import classify_verdict
 from camscope.audit.runner import (
     EstimateCallback,
     StageProgressCallback,
@@ -40,6 +40,7 @@ from camscope.audit.runner import (
     to_json_bytes,
 )
 from camscope.audit.shortcuts import interventions
+from camscope.audit.verdicts.rules import find_topic
 from camscope.batch import BatchRun
 from camscope.batch.export import CellEscaper
 from camscope.batch.manifest import import_arrow

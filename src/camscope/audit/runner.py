@@ -12,6 +12,7 @@ from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import StageResults
 from camscope.audit.core.stage_result_schema import StageResult
 from camscope.audit.core.subgroup_levels import MAX_LEVELS_PER_SUBGROUP
+from camscope.audit.core.summary_entries import describe_images
 from camscope.audit.core.summary_schema import Summary
 from camscope.audit.performance.model_predictions import compute_logits_and_features
 from camscope.audit.provenance import provenance
@@ -184,6 +185,7 @@ def build_summary(context: AuditContext, stage_results: Mapping[str, Any], ident
         verdicts=(),
         warnings=(),
         limitations=(),
+        data_description=describe_images(config.regions.modality or "", stage_results["check"].metadata_value_counts),
         **stage_results,
     )
     summary = summary.model_copy(update={"verdicts": tuple(derive_verdicts(summary))})

@@ -246,7 +246,7 @@ def print_audit_result(audit: "AuditRun") -> None:
 
 def build_verdict_table(audit: "AuditRun") -> "Table":
     """Build a table with one row per verdict of an audit."""
-    from camscope.audit.report.verdict_display import find_topic
+    from camscope.audit.verdicts.rules import find_topic
 
     table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "reason")
     for verdict in audit.verdicts:

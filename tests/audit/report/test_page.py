@@ -248,7 +248,7 @@ def test_each_verdict_has_its_interval_its_images_its_baseline_and_its_rule(whol
     line = words_of(next(row for _, row in rows[0] if "relies on the region marker" in row))
     assert line.startswith("supported contradicts the model")
     assert "1.08 [ 0.96 , 1.21 ]" in line
-    assert "164 of 99 patients" in line
+    assert "164 images of 99 patients" in line
     assert "0 no effect 0.1" in line
     sections = whole.partition('id="shortcut"')[2]
     assert "The rules that gave these verdicts" in sections
