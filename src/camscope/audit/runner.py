@@ -185,7 +185,11 @@ def build_summary(context: AuditContext, stage_results: Mapping[str, Any], ident
         verdicts=(),
         warnings=(),
         limitations=(),
-        data_description=describe_images(config.regions.modality or "", stage_results["check"].metadata_value_counts),
+        data_description=describe_images(
+            config.regions.modality or "",
+            stage_results["check"].metadata_value_counts,
+            is_volume=len(stage_results["resolve"].input_size) == 3,
+        ),
         **stage_results,
     )
     summary = summary.model_copy(update={"verdicts": tuple(derive_verdicts(summary))})

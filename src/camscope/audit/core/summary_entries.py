@@ -34,12 +34,14 @@ MODALITY_LABELS = {
 }
 
 
-def describe_images(modality: str, value_counts: Mapping[str, Mapping[str, int]]) -> str:
+def describe_images(modality: str, value_counts: Mapping[str, Mapping[str, int]], *, is_volume: bool) -> str:
     """Return the kind of the images as text, such as `X-ray images in PNG files`. `value_counts`: of the data check."""
     kind = MODALITY_LABELS.get(modality, "")
     if not kind:
         colors = sorted(value_counts.get("color", ()))
         kind = f"{colors[0]} images" if len(colors) == 1 else "images"
+    if is_volume:
+        kind = kind.replace("images", "volumes")
     formats = sorted(value_counts.get("format", ()))
     return f"{kind} in {' and '.join(formats)} files" if formats else kind
 

@@ -3,55 +3,26 @@
 All sentences are HTML whose numbers are those of the summary. The one-page summary and the model card use the same sentences.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from camscope.audit.core.stage_result_schema import FindingPerformance, LevelCount, StageResult
+from camscope.audit.core.stage_result_schema import FindingPerformance, LevelCount
 from camscope.audit.core.summary_schema import Summary, Verdict
 from camscope.audit.report.number_format import format_estimate, format_number
+from camscope.audit.report.open_questions import MAX_ITEMS_NAMED, OpenQuestion, iter_open_questions, name_subject
 from camscope.audit.report.sentences import fill_sentence, join_texts
 from camscope.audit.report.verdict_display import VerdictKind, classify_verdict, describe_sample, sanitize_text
 from camscope.audit.verdicts import NO_PERFORMANCE_REASON
-from camscope.audit.verdicts.model import format_region
-from camscope.audit.verdicts.rules import QUESTIONS, WIDE_INTERVAL_REASON, find_topic
+from camscope.audit.verdicts.rules import QUESTIONS, find_topic
 from camscope.audit.verdicts.sample_size import TWO_SIDED_QUESTIONS
 from camscope.plurals import inflect
 
 MAX_CLASSES_NAMED = 6
 MAX_RESULTS_SHOWN = 6
 MAX_OTHER_CONCERNS = 2
-MAX_ITEMS_NAMED = 4
 
-STAGE_DESCRIPTIONS = {
-    "check": "The data were not checked",
-    "resolve": "The model was not loaded",
-    "predict": "The predictions were not tested",
-    "explain": "No maps were computed",
-    "localization": "Whether the maps highlight the finding was not tested",
-    "faithfulness": "Whether the maps show what the prediction depends on was not tested",
-    "sanity": "Whether the maps depend on the trained weights was not tested",
-    "robustness": "Whether the maps stay stable was not tested",
-    "shortcut": "What the prediction relies on was not tested",
-}
-OPEN_QUESTIONS: Mapping[str, str] = {
-    "performance": "Whether the model distinguishes images with {finding} from those without",
-    "shortcut": "Whether the prediction for {finding} relies on {items}",
-    "masked organ": "Whether the model still detects {finding} when the organ is masked",
-    "ground truth": "Whether the prediction uses the area marked as {finding}",
-    "faithfulness": "Whether the maps show what the prediction for {finding} depends on",
-    "localization": "Whether the maps highlight {finding} more than expected by chance",
-    "sanity": "Whether the maps depend on the trained weights",
-    "robustness": "Whether the maps for {finding} stay stable under small changes of the image",
-    "performance by subgroup": "Whether the model detects {finding} equally well in all subgroups of {items}",
-    "leakage": "Whether {items} can be predicted from the model's features",
-    "shortcut by subgroup": "Whether a region has the same effect on {finding} in all subgroups ({items})",
-    "localization by subgroup": "Whether the maps highlight {finding} equally well in all subgroups of {items}",
-    "attribution mass": "Whether the maps for {finding} highlight {items}",
-    "clusters": "Whether the maps for {finding} fall into several clusters",
-}  # of one or several open verdicts on one finding, the most important first
-WIDE_INTERVAL_REASONS = (WIDE_INTERVAL_REASON, WIDE_INTERVAL_REASON.replace("the interval", "an interval"))
 MARKED_CAUSES = ("shortcut", "masked organ")
 
 
@@ -74,15 +45,6 @@ class Concern:
     details: Markup
     section: str
     tone: VerdictKind
-
-
-@dataclass(frozen=True)
-class OpenQuestion:
-    """A question that the audit left open, why, and how many patients it would take."""
-
-    question: Markup
-    reason: Markup
-    section: str
 
 
 @dataclass(frozen=True)
@@ -190,15 +152,16 @@ def iter_concerns(summary: Summary) -> Iterator[Concern]:
     reliance = sorted((item for item in against if item.question in MARKED_CAUSES), key=_get_effect_size, reverse=True)
     yield from (build_result(item, summary) for item in reliance)
     yield from _iter_determining_columns(summary)
-    for performance in summary.predict.performance:
-        auroc = performance.auroc
-        if auroc.low is not None and auroc.low <= 0.5:
-            sentence = fill_sentence(
-                "This audit does not show that the model detects {finding}.", finding=performance.finding
-            )
-            details = fill_sentence("AUROC {auroc}; the interval includes chance.", auroc=auroc)
-            yield Concern(sentence, details, "performance", "contradicts")
-    yield from (build_result(item, summary) for item in against if item.question not in MARKED_CAUSES)
+    chance = {item.finding: item for item in summary.predict.performance if _reaches_chance(item)}
+    for finding, performance in chance.items():
+        sentence = fill_sentence("This audit does not show that the model detects {finding}.", finding=finding)
+        side = "lies below chance" if (performance.auroc.high or 0.0) < 0.5 else "includes chance"
+        details = fill_sentence(f"AUROC {{auroc}}: the interval {side}.", auroc=performance.auroc)
+        yield Concern(sentence, details, "performance", "contradicts")
+    other = [item for item in against if item.question not in MARKED_CAUSES]
+    yield from (
+        build_result(item, summary) for item in other if item.question != "performance" or item.finding not in chance
+    )
     yield from _iter_open_performance(summary)
     for item in summary.verdicts:
         if (item.question, item.conclusion) == ("leakage", "supported"):
@@ -207,6 +170,10 @@ def iter_concerns(summary: Summary) -> Iterator[Concern]:
         sentence = Markup("No column says which images show the same patient.")
         details = Markup("Each image counts as a patient, so that the intervals may be too narrow.")
         yield Concern(sentence, details, "data", "neither")
+
+
+def _reaches_chance(performance: FindingPerformance) -> bool:
+    return performance.auroc.low is not None and performance.auroc.low <= 0.5
 
 
 def _contradicts_model(verdict: Verdict) -> bool:
@@ -220,9 +187,8 @@ def _get_effect_size(verdict: Verdict) -> float:
 def _iter_open_performance(summary: Summary) -> Iterator[Concern]:
     """Yield the findings that the model detects better than chance, but perhaps not well enough."""
     for performance in summary.predict.performance:
-        auroc = performance.auroc
         verdict = next((item for item in summary.verdicts if _is_performance(item, performance.finding)), None)
-        if verdict is None or verdict.conclusion != "not testable" or (auroc.low is not None and auroc.low <= 0.5):
+        if verdict is None or verdict.conclusion != "not testable" or _reaches_chance(performance):
             continue
         sentence = fill_sentence(
             "It is not decided whether the model detects {finding} well enough.", finding=performance.finding
@@ -286,7 +252,12 @@ def describe_effect(verdict: Verdict, *, has_patients: bool) -> Markup:
         return fill_sentence("{reason}", reason=verdict.reason)
     quantity = QUESTIONS[verdict.question].effect_quantity if verdict.question in QUESTIONS else "effect"
     margin = Markup("; ") + reason if (reason := explain_conclusion(verdict)) else Markup("")
-    sample = describe_sample(verdict.effect, has_patients=has_patients)
+    roles = tuple((role, count) for role, count in verdict.effect.n_groups_by_role if role != "controls")
+    if roles:
+        counts = [fill_sentence(f"{{n}} {inflect(n, role.removesuffix('s'))}", n=n) for role, n in roles]
+        sample = Markup(", ").join(counts)
+    else:
+        sample = describe_sample(verdict.effect, has_patients=has_patients)
     return fill_sentence(
         "{quantity}: {effect}, {sample}{margin}",
         quantity=f"{quantity[:1].upper()}{quantity[1:]}",
@@ -320,62 +291,19 @@ def explain_conclusion(verdict: Verdict) -> Markup:
 
 def _iter_results(summary: Summary) -> Iterator[Concern]:
     """Yield the decided verdicts: on the model, then on the maps, then on the data. Those against come first."""
-    ranks = {"contradicts": 0, "supports": 1, "neither": 2}
-    topics = ("model", "maps", "data")
+    ranks, topics = {"contradicts": 0, "supports": 1, "neither": 2}, ("model", "maps", "data")
     decided = [item for item in summary.verdicts if item.conclusion != "not testable"]
+    groups: dict[tuple[str, ...], list[Verdict]] = {}
     for item in sorted(decided, key=lambda item: (topics.index(find_topic(item.question)), ranks[item.direction])):
         if item.question not in ("performance", "attribution mass"):
-            yield build_result(item, summary)
-
-
-def iter_open_questions(summary: Summary) -> Iterator[OpenQuestion]:
-    """Yield the questions that stay open, with the reason and the number of patients that it would take."""
-    stages = [(name, stage) for name, stage in summary if isinstance(stage, StageResult) and not stage.tested]
-    for name, stage in stages:
-        question = fill_sentence(STAGE_DESCRIPTIONS.get(name, "A stage was not tested"))
-        yield OpenQuestion(question, fill_sentence("{reason}", reason=stage.reason or "no reason was given"), "missing")
-    skipped = {name for name, _ in stages}
-    groups: dict[tuple[str, str, str], list[Verdict]] = {}
-    for verdict in summary.verdicts:
-        if verdict.conclusion == "not testable" and verdict.section not in skipped:
-            reason = "" if verdict.patients_needed is not None else verdict.reason
-            groups.setdefault((verdict.question, verdict.finding, reason), []).append(verdict)
-    order = list(OPEN_QUESTIONS)
-    ranked = sorted(groups.items(), key=lambda item: order.index(item[0][0]) if item[0][0] in order else len(order))
-    for (question, finding, _), verdicts in ranked:
-        items = join_texts(list(dict.fromkeys(map(_name_subject, verdicts))), MAX_ITEMS_NAMED)
-        template = OPEN_QUESTIONS.get(question, "{claim}")
-        text = fill_sentence(template, finding=finding, items=items, claim=verdicts[0].claim)
-        yield OpenQuestion(text, _explain_open_verdicts(verdicts), verdicts[0].section)
-
-
-def _name_subject(verdict: Verdict) -> Markup:
-    """Return the region or column that a verdict is about, as HTML."""
-    if verdict.question in ("shortcut", "attribution mass"):
-        region = verdict.qualifier.partition(" · ")[0]
-        text = format_region(region)
-        prefix = text.removesuffix(region)  # such as "the region "
-        return (
-            fill_sentence(f"{prefix}{{region}}", region=region)
-            if prefix != text
-            else fill_sentence("{text}", text=text)
-        )
-    return fill_sentence("the column {name}" if verdict.question == "leakage" else "{name}", name=verdict.qualifier)
-
-
-def _explain_open_verdicts(verdicts: Sequence[Verdict]) -> Markup:
-    """Say why verdicts are open, and how many patients would decide them."""
-    needed = sorted({verdict.patients_needed for verdict in verdicts if verdict.patients_needed is not None})
-    present = [verdict.effect.n_groups for verdict in verdicts]
-    if not needed:
-        reason = verdicts[0].reason or "no reason was given"
-        if reason in WIDE_INTERVAL_REASONS and verdicts[0].effect.value is not None:
-            reason = "the effect is so close to the margin that hardly any number of patients would decide it"
-        return fill_sentence("{reason}", reason=reason)
-    template = "needs about {few} to {many} patients" if len(needed) > 1 else "needs about {few} patients"
-    if len(set(present)) == 1:
-        template += f"; there {inflect(present[0], 'is', 'are')} {{present}}"
-    return fill_sentence(template, few=needed[0], many=needed[-1], present=present[0])
+            key = (item.question, item.finding, item.conclusion)
+            groups.setdefault(key if item.question != "robustness" else (*key, item.claim), []).append(item)
+    for first, *others in groups.values():
+        result = build_result(first, summary)
+        if others:
+            names = join_texts(list(dict.fromkeys(map(name_subject, others))))
+            result = replace(result, details=fill_sentence("{a}. The same holds for {b}", a=result.details, b=names))
+        yield result
 
 
 def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
@@ -390,7 +318,7 @@ def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
         if verdict.question == "shortcut" and verdict.conclusion == "not testable"
     ]
     if open_regions:
-        items = join_texts(list(dict.fromkeys(map(_name_subject, open_regions))), MAX_ITEMS_NAMED, word="or")
+        items = join_texts(list(dict.fromkeys(map(name_subject, open_regions))), MAX_ITEMS_NAMED, word="or")
         yield fill_sentence("that the prediction is independent of {items}", items=items)
     yield Markup("that causes which nobody named, or which are not visible, play no part")
     yield Markup("that the numbers hold for other images, other patients or other weights")

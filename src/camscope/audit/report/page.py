@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import jinja2
 
 SITE_COLUMNS = ("site", "hospital", "center", "institution", "clinic")
-MAX_OPEN_QUESTIONS_SHOWN = 5  # on the first screen; the section on missing tests lists all
+MAX_OPEN_QUESTIONS_SHOWN = 6  # on the first screen; the section on missing tests lists all
 NO_QUESTIONS_TEXT = "No question was tested. This is not evidence in favor of the model."
 PAGE_SECTIONS = {
     "scope": "Scope and intended use",

@@ -62,7 +62,7 @@ def sanitize_text(text: str) -> str:
 
 
 def describe_sample(estimate: EstimateSummary, *, has_patients: bool = True) -> Markup:
-    """Return what an estimate counts, such as `92 insertions: 92 receivers, 20 donors` or `164 images of 99 patients`, as HTML."""
+    """Return as HTML what an estimate counts, such as `164 images of 99 patients` or `9 insertions: 9 receivers, 4 donors`."""
     unit = inflect(estimate.n_values, estimate.unit.removesuffix("s"))
     images = Markup("{} {}").format(format_number(estimate.n_values), unit)
     if estimate.n_groups_by_role:
