@@ -14,7 +14,7 @@ from camscope.cli.shared_options import argument, option
 from camscope.errors import InputError
 from camscope.plurals import plural
 from camscope.registry import METHODS
-from camscope.safe_files import write_bytes
+from camscope.safe_files import read_bytes, write_bytes
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -29,6 +29,7 @@ app = typer.Typer(
     help="Audit a model: its performance, where it looks, and what it relies on. Try it: camscope demo --audit",
     epilog="Example: camscope audit init manifest.csv --model models.py:net -o audit.toml",
 )
+MAX_CARD_BYTES = 10_000_000
 VERDICT_SYMBOLS = {"supported": "●", "not supported": "○", "not testable": "–"}
 DIRECTION_STYLES = {"supports": "green", "contradicts": "bold red", "neither": ""}
 MAPS_CONTRADICT_STYLE = "yellow"  # a verdict on maps does not count against the model
@@ -177,6 +178,44 @@ def verify(
         console.print(base.styled_text((f"not recomputed:  {', '.join(result.not_recomputed)}", "dim")), soft_wrap=True)
     if not result.is_intact:
         raise typer.Exit(base.EXIT_FAILED)
+
+
+@app.command(cls=base.Command, epilog="Example: camscope audit export audit --model-card README.md")
+def export(
+    audit_folder: Annotated[Path, argument("RUN", "The folder of an audit.")],
+    output: Annotated[
+        Path | None,
+        option("--output -o", "FILE", "One-page summary to write: a .md file, or an .html file to print as PDF."),
+    ] = None,
+    model_card: Annotated[
+        Path | None,
+        option("--model-card", "FILE", "Model card (README.md) to create or update with metrics and summary."),
+    ] = None,
+    overwrite: shared_options.OverwriteOption = False,
+    as_json: shared_options.JsonOption = False,
+) -> None:
+    """Write the results of an audit on one page, or into a model card in the format of Hugging Face.
+
+    In an existing model card, only the metrics and the text of an earlier audit are replaced.
+    """
+    from camscope.audit import AuditRun
+    from camscope.audit.report.model_card import update_model_card, write_markdown_summary
+    from camscope.audit.report.page import render_summary_page
+
+    if output is None and model_card is None:
+        raise InputError("no file to write: expected -o summary.md, -o summary.html or --model-card README.md")
+    writers = {".md": write_markdown_summary, ".html": render_summary_page}
+    if output is not None and output.suffix.lower() not in writers:
+        raise InputError(f"{output}: expected a name that ends in .md or .html")
+    summary = AuditRun(audit_folder).summary
+    if output is not None:
+        write_bytes(output, writers[output.suffix.lower()](summary).encode(), overwrite=overwrite)
+        base.print_field("summary", output, "cyan")
+    if model_card is not None:
+        content = read_bytes(model_card, MAX_CARD_BYTES).decode() if model_card.is_file() else ""
+        write_bytes(model_card, update_model_card(summary, content).encode(), overwrite=True)
+        base.print_field("model card", model_card, "cyan")
+    json_output.print_result("audit-export", {"summary": output, "model_card": model_card})
 
 
 @contextmanager

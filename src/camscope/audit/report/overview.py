@@ -21,6 +21,7 @@ from camscope.plurals import inflect
 
 MAX_CLASSES_NAMED = 6
 MAX_RESULTS_SHOWN = 6
+MAX_OPEN_QUESTIONS_SHOWN = 6  # the section on missing tests lists all
 MAX_OTHER_CONCERNS = 2
 
 MARKED_CAUSES = ("shortcut", "masked organ")
@@ -249,7 +250,7 @@ def build_result(verdict: Verdict, summary: Summary) -> Concern:
 def describe_effect(verdict: Verdict, *, has_patients: bool) -> Markup:
     """Describe the effect of a verdict: its quantity, value, interval, sample and margin."""
     if verdict.effect.value is None:
-        return fill_sentence("{reason}", reason=verdict.reason)
+        return fill_sentence("{reason}.", reason=verdict.reason or "Nothing was measured")
     quantity = QUESTIONS[verdict.question].effect_quantity if verdict.question in QUESTIONS else "effect"
     margin = Markup("; ") + reason if (reason := explain_conclusion(verdict)) else Markup("")
     roles = tuple((role, count) for role, count in verdict.effect.n_groups_by_role if role != "controls")
@@ -259,7 +260,7 @@ def describe_effect(verdict: Verdict, *, has_patients: bool) -> Markup:
     else:
         sample = describe_sample(verdict.effect, has_patients=has_patients)
     return fill_sentence(
-        "{quantity}: {effect}, {sample}{margin}",
+        "{quantity}: {effect}, {sample}{margin}.",
         quantity=f"{quantity[:1].upper()}{quantity[1:]}",
         effect=verdict.effect,
         sample=sample,
@@ -283,6 +284,9 @@ def explain_conclusion(verdict: Verdict) -> Markup:
         clause = "the whole interval lies below the margin of {margin}"
     else:
         clause = "the interval includes the margin of {margin}"
+    is_consistent = is_two_sided or (low > margin) == (verdict.conclusion == "supported")
+    if verdict.conclusion != "not testable" and not is_consistent:  # another part of the rule decided
+        return fill_sentence("{reason}", reason=verdict.reason.partition("; ")[0])
     opposite = Markup("−") + format_number(margin)
     if verdict.direction == "neither" and NO_PERFORMANCE_REASON in verdict.reason:
         clause += ". It does not count for the model, because its AUROC does not show that it detects the finding"
@@ -302,7 +306,7 @@ def _iter_results(summary: Summary) -> Iterator[Concern]:
         result = build_result(first, summary)
         if others:
             names = join_texts(list(dict.fromkeys(map(name_subject, others))))
-            result = replace(result, details=fill_sentence("{a}. The same holds for {b}", a=result.details, b=names))
+            result = replace(result, details=fill_sentence("{a} The same holds for {b}.", a=result.details, b=names))
         yield result
 
 

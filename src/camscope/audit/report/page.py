@@ -22,7 +22,7 @@ from camscope.audit.report.number_format import (
     format_number_like,
     format_p_value,
 )
-from camscope.audit.report.overview import build_overview
+from camscope.audit.report.overview import MAX_OPEN_QUESTIONS_SHOWN, build_overview
 from camscope.audit.report.verdict_display import (
     CONCLUSION_MEANINGS,
     MARGIN_DESCRIPTIONS,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     import jinja2
 
 SITE_COLUMNS = ("site", "hospital", "center", "institution", "clinic")
-MAX_OPEN_QUESTIONS_SHOWN = 6  # on the first screen; the section on missing tests lists all
 NO_QUESTIONS_TEXT = "No question was tested. This is not evidence in favor of the model."
 PAGE_SECTIONS = {
     "scope": "Scope and intended use",
@@ -86,6 +85,7 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
     html: str = environment.get_template("page.html").render(
         summary=summary,
         overview=build_overview(summary),
+        is_one_page=False,
         verdict_groups=topics,
         absent_objections={
             group.topic: sentences.explain_missing_contradictions(summary, f"the {group.topic}", group.questions)
@@ -106,6 +106,16 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
         untested_stages={name: stage for name, stage in summary if isinstance(stage, StageResult) and not stage.tested},
         limitations=dict.fromkeys((*GENERAL_LIMITATIONS, *summary.limitations)),
         provenance=provenance or {},
+    )
+    return html
+
+
+def render_summary_page(summary: Summary) -> str:
+    """Return the first screen of the report as an HTML page of its own, which prints on one page."""
+    environment = create_template_environment()
+    environment.globals["describe_sample"] = partial(describe_sample, has_patients=summary.check.has_patient_column)
+    html: str = environment.get_template("summary.html").render(
+        summary=summary, overview=build_overview(summary), is_one_page=True
     )
     return html
 
