@@ -206,6 +206,29 @@ def limited(room):
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+def test_its_summary_goes_to_one_page_and_to_a_model_card(made, tmp_path):
+    pytest.importorskip("huggingface_hub")
+    _, folder = made
+    page, text, card = (tmp_path / name for name in ("one.html", "one.md", "README.md"))
+    card.write_text("---\nlicense: mit\n---\n# My model\n", encoding="utf-8")
+    told = asked("export", str(folder), "-o", str(text), "--model-card", str(card), "--json")
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["model_card"] == str(card)
+    assert "relies on the region marker" in text.read_text(encoding="utf-8")
+    assert "# My model" in card.read_text(encoding="utf-8")
+    assert "roc_auc" in card.read_text(encoding="utf-8")
+    assert asked("export", str(folder), "-o", str(page)).exit_code == 0
+    assert "Biggest concern" in page.read_text(encoding="utf-8")
+    for args, said in (
+        ((), "no file to write"),
+        (("-o", str(tmp_path / "one.txt")), "ends in .md or .html"),
+        (("-o", str(text)), "exists"),
+    ):
+        refused = asked("export", str(folder), *args)
+        assert refused.exit_code == 2, refused.output
+        assert said in refused.output
+
+
 def test_two_are_compared(made, tmp_path):
     told = asked("compare", str(made[1]), str(made[1]), "-o", str(tmp_path / "gaps.json"))
     assert told.exit_code == 0, told.output

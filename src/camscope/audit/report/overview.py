@@ -20,7 +20,7 @@ from camscope.audit.verdicts.sample_size import TWO_SIDED_QUESTIONS
 from camscope.plurals import inflect
 
 MAX_CLASSES_NAMED = 6
-MAX_RESULTS_SHOWN = 6
+MAX_RESULTS_SHOWN = 5
 MAX_OPEN_QUESTIONS_SHOWN = 6  # the section on missing tests lists all
 MAX_OTHER_CONCERNS = 2
 
@@ -198,21 +198,28 @@ def _iter_open_performance(summary: Summary) -> Iterator[Concern]:
         yield Concern(sentence, details, "performance", "neither")
 
 
+def _list_determining_columns(summary: Summary) -> list[tuple[str, str]]:
+    """Return the columns and findings for which each level has only images with the finding, or only images without it."""
+    columns = dict.fromkeys(level.column for level in summary.check.level_counts)
+    return [
+        (column, finding)
+        for finding in summary.resolve.findings
+        for column in columns
+        if _determines_label([level for level in summary.check.level_counts if level.column == column], finding)
+    ]
+
+
 def _iter_determining_columns(summary: Summary) -> Iterator[Concern]:
-    """Yield the columns of which each level has only images with a finding, or only images without it."""
+    """Yield the columns from whose value the label follows."""
     n_rows = summary.check.flow[-1].n_rows if summary.check.flow else None
-    for finding in summary.resolve.findings:
-        for column in dict.fromkeys(level.column for level in summary.check.level_counts):
-            levels = [level for level in summary.check.level_counts if level.column == column]
-            if not _determines_label(levels, finding):
-                continue
-            if sum(level.n_rows for level in levels) == n_rows:
-                template = "The column {column} alone determines the label {finding} in all {n_rows} images."
-            else:
-                template = "The column {column} alone determines the label {finding} wherever it has a value."
-            sentence = fill_sentence(template, column=column, finding=finding, n_rows=n_rows or 0)
-            details = Markup("The model may have learned the column instead of the finding; these data cannot tell.")
-            yield Concern(sentence, details, "data", "contradicts")
+    for column, finding in _list_determining_columns(summary):
+        if sum(level.n_rows for level in summary.check.level_counts if level.column == column) == n_rows:
+            template = "The column {column} alone determines the label {finding} in all {n_rows} images."
+        else:
+            template = "The column {column} alone determines the label {finding} wherever it has a value."
+        sentence = fill_sentence(template, column=column, finding=finding, n_rows=n_rows or 0)
+        details = Markup("The model may have learned the column instead of the finding; these data cannot tell.")
+        yield Concern(sentence, details, "data", "contradicts")
 
 
 def _determines_label(levels: Sequence[LevelCount], finding: str) -> bool:
@@ -316,6 +323,18 @@ def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
         verdict = next((item for item in summary.verdicts if _is_performance(item, performance.finding)), None)
         if verdict is None or verdict.conclusion != "supported":
             yield fill_sentence("that the model detects {finding}", finding=performance.finding)
+    reliance = [item for item in summary.verdicts if _contradicts_model(item) and item.question == "shortcut"]
+    if reliance:
+        largest = max(reliance, key=_get_effect_size)
+        yield fill_sentence(
+            "that the performance holds where {item} is not related to {finding}",
+            item=name_subject(largest),
+            finding=largest.finding,
+        )
+    for column, finding in _list_determining_columns(summary):
+        yield fill_sentence(
+            "that the model detects {finding} and not the column {column}", finding=finding, column=column
+        )
     open_regions = [
         verdict
         for verdict in summary.verdicts
