@@ -272,8 +272,16 @@ def _describe_audit(audit: "AuditRun") -> dict[str, object]:
 
 
 def print_audit_result(audit: "AuditRun") -> None:
-    """Print the verdicts, annotation sources, warnings and report path of an audit."""
+    """Print the verdicts, the main results, annotation sources, warnings and report path of an audit."""
+    from camscope.audit.report.overview import build_overview, write_plain_text
+
     base.stdout_console().print(build_verdict_table(audit))
+    overview = build_overview(audit.summary)
+    for answer in overview.answers:
+        estimate, sample, sentence = map(write_plain_text, (answer.estimate, answer.sample, answer.sentence))
+        base.print_field("AUROC", f"{base.display_text(answer.finding)}: {estimate}, {sample}. {sentence}")
+    concern = overview.concern
+    base.print_field("concern", f"{write_plain_text(concern.sentence)} {write_plain_text(concern.details)}")
     for source in audit.summary.check.annotation_sources:
         counted = f"{', '.join(source.categories)} of {source.source}" if source.categories else source.source
         left_out = f"; not counted: {', '.join(source.excluded_categories)}" if source.excluded_categories else ""

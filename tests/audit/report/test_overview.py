@@ -275,7 +275,7 @@ def test_no_concern_is_no_praise():
     sound = build_verdict("performance", FINDING, ("supported", ""), num(0.9, 0.05), 0.7)
     grouped = full().check.model_copy(update={"has_patient_column": True})
     concern = build_overview(with_auroc(0.9, 0.05).model_copy(update={"verdicts": (sound,), "check": grouped})).concern
-    assert concern.sentence == "No tested question speaks against the model."
+    assert concern.sentence == "No tested question contradicts the model."
     assert "remain possible" in concern.details
 
 

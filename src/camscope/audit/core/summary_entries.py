@@ -38,8 +38,8 @@ def describe_images(modality: str, value_counts: Mapping[str, Mapping[str, int]]
     """Return the kind of the images as text, such as `X-ray images in PNG files`. `value_counts`: of the data check."""
     kind = MODALITY_LABELS.get(modality, "")
     if not kind:
-        colors = sorted(value_counts.get("color", ()))
-        kind = f"{colors[0]} images" if len(colors) == 1 else "images"
+        color = next(iter(colors)) if len(colors := value_counts.get("color", {})) == 1 else ""
+        kind = " ".join(filter(None, (color, "images")))
     if is_volume:
         kind = kind.replace("images", "volumes")
     formats = sorted(value_counts.get("format", ()))

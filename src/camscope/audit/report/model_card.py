@@ -84,14 +84,14 @@ def update_model_card(summary: Summary, content: str = "") -> str:
         card: Any = ModelCard(content or "---\n{}\n---\n", ignore_metadata_errors=False)
     except Exception as error:  # the YAML parser may raise anything
         raise InputError(f"the model card has no valid front matter: {type(error).__name__}") from error
-    kept = [item for item in card.data.eval_results or [] if item.dataset_type != AUDIT_DATASET_TYPE]
-    results = [*kept, *_build_eval_results(summary)]
+    foreign_results = [item for item in card.data.eval_results or [] if item.dataset_type != AUDIT_DATASET_TYPE]
+    results = [*foreign_results, *_build_eval_results(summary)]
     if results:
         card.data.model_name = card.data.model_name or sanitize_text(summary.resolve.model) or "model"
         card.data.eval_results = results
     part = f"{START_MARK}\n{write_markdown_summary(summary, '##')}{END_MARK}"
-    before, start, rest = card.text.partition(START_MARK)
-    _, end, after = rest.partition(END_MARK)
+    before, start, tail = card.text.partition(START_MARK)
+    _, end, after = tail.partition(END_MARK)
     if bool(start) != bool(end):
         raise InputError(f"the model card has {START_MARK!r} without {END_MARK!r}; add it, or remove the old part")
     if start:

@@ -58,14 +58,14 @@ def iter_open_questions(summary: Summary) -> Iterator[OpenQuestion]:
     """Yield the questions that stay open, with the reason and the number of patients that it would take."""
     stages = [(name, stage) for name, stage in summary if isinstance(stage, StageResult) and not stage.tested]
     for name, stage in stages:
-        question = fill_sentence(STAGE_DESCRIPTIONS.get(name, "A stage was not tested"))
-        yield OpenQuestion(question, fill_sentence("{reason}", reason=stage.reason or "no reason was given"), "missing")
+        text = fill_sentence(STAGE_DESCRIPTIONS.get(name, "A stage was not tested"))
+        yield OpenQuestion(text, fill_sentence("{reason}", reason=stage.reason or "no reason was given"), "missing")
     skipped = {name for name, _ in stages}
     groups: dict[tuple[str, str, str], list[Verdict]] = {}
     for verdict in summary.verdicts:
         if verdict.conclusion == "not testable" and verdict.section not in skipped:
-            reason = "" if verdict.patients_needed is not None else _shorten_reason(verdict)
-            groups.setdefault((verdict.question, verdict.finding, reason), []).append(verdict)
+            cause = "" if verdict.patients_needed is not None else _shorten_reason(verdict)
+            groups.setdefault((verdict.question, verdict.finding, cause), []).append(verdict)
     order = list(OPEN_QUESTIONS)
     ranked = sorted(groups.items(), key=lambda item: order.index(item[0][0]) if item[0][0] in order else len(order))
     for (question, finding, _), verdicts in ranked:

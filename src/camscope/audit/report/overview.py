@@ -20,8 +20,8 @@ from camscope.audit.verdicts.sample_size import TWO_SIDED_QUESTIONS
 from camscope.plurals import inflect
 
 MAX_CLASSES_NAMED = 6
-MAX_RESULTS_SHOWN = 5
-MAX_OPEN_QUESTIONS_SHOWN = 6  # the section on missing tests lists all
+MAX_RESULTS_SHOWN = 4
+MAX_OPEN_QUESTIONS_SHOWN = 5  # the section on missing tests lists all
 MAX_OTHER_CONCERNS = 2
 
 MARKED_CAUSES = ("shortcut", "masked organ")
@@ -66,8 +66,8 @@ class Overview:
 def build_overview(summary: Summary) -> Overview:
     """Return the content of the first screen."""
     concerns = list(iter_concerns(summary))
-    shown = {str(concern.sentence) for concern in concerns}
-    results = [result for result in _iter_results(summary) if str(result.sentence) not in shown]
+    concern_texts = {str(concern.sentence) for concern in concerns}
+    results = [result for result in _iter_results(summary) if str(result.sentence) not in concern_texts]
     return Overview(
         model=describe_model(summary),
         data=describe_data(summary),
@@ -236,7 +236,7 @@ def _describe_missing_concern(summary: Summary) -> Concern:
     if not any(find_topic(item.question) == "model" for item in decided):
         sentence = Markup("No question about the model could be decided.")
         return Concern(sentence, Markup("This is not evidence in favor of the model."), "missing", "untested")
-    sentence = Markup("No tested question speaks against the model.")
+    sentence = Markup("No tested question contradicts the model.")
     details = Markup("Causes that were not tested, or not named, remain possible.")
     return Concern(sentence, details, "missing", "neither")
 
@@ -309,10 +309,10 @@ def _iter_results(summary: Summary) -> Iterator[Concern]:
         if item.question not in ("performance", "attribution mass"):
             key = (item.question, item.finding, item.conclusion)
             groups.setdefault(key if item.question != "robustness" else (*key, item.claim), []).append(item)
-    for first, *others in groups.values():
+    for first, *further in groups.values():
         result = build_result(first, summary)
-        if others:
-            names = join_texts(list(dict.fromkeys(map(name_subject, others))))
+        if further:
+            names = join_texts(list(dict.fromkeys(map(name_subject, further))))
             result = replace(result, details=fill_sentence("{a} The same holds for {b}.", a=result.details, b=names))
         yield result
 
@@ -343,7 +343,7 @@ def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
     if open_regions:
         items = join_texts(list(dict.fromkeys(map(name_subject, open_regions))), MAX_ITEMS_NAMED, word="or")
         yield fill_sentence("that the prediction is independent of {items}", items=items)
-    yield Markup("that causes which nobody named, or which are not visible, play no part")
+    yield Markup("that causes without a name in the config, or invisible ones, play no part")
     yield Markup("that the numbers hold for other images, other patients or other weights")
     yield Markup("that the model is safe or useful for patients: this is not a clinical validation")
 

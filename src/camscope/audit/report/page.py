@@ -111,7 +111,7 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
 
 
 def render_summary_page(summary: Summary) -> str:
-    """Return the first screen of the report as an HTML page of its own, which prints on one page."""
+    """Return the first screen of the report as a separate HTML page, which prints on one sheet."""
     environment = create_template_environment()
     environment.globals["describe_sample"] = partial(describe_sample, has_patients=summary.check.has_patient_column)
     html: str = environment.get_template("summary.html").render(

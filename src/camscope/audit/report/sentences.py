@@ -90,9 +90,9 @@ def fill_sentence(template: str, **values: float | str | EstimateSummary) -> Mar
 
 def join_texts(texts: Sequence[str | Markup], max_texts: int | None = None, word: str = "and") -> Markup:
     """Join user texts to `a, b and c` as HTML. With more than `max_texts`, the others become "others"."""
-    shown = list(texts) if max_texts is None or len(texts) <= max_texts else texts[:max_texts]
-    parts = [fill_sentence("{text}", text=text) for text in shown]
-    if len(shown) < len(texts):
+    named = list(texts) if max_texts is None or len(texts) <= max_texts else texts[:max_texts]
+    parts = [fill_sentence("{text}", text=text) for text in named]
+    if len(named) < len(texts):
         parts.append(Markup("others"))
     if len(parts) < 2:
         return Markup("").join(parts)

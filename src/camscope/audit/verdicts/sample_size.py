@@ -60,5 +60,5 @@ def _project_from_interval(verdict: Verdict) -> int | None:
     exact = effect.n_groups * POWER_FACTOR * (half_width / distance) ** 2
     if not math.isfinite(exact) or exact > MAX_PATIENTS_NAMED:
         return MAX_PATIENTS_NAMED + 1
-    digits = 10 ** max(0, math.floor(math.log10(max(exact, 1))) - 1)
-    return math.ceil(exact / digits) * digits
+    digits = 10.0 ** max(0, math.floor(math.log10(max(exact, 1))) - 1)
+    return round(math.ceil(exact / digits) * digits)
