@@ -60,6 +60,10 @@ def test_it_says_how_long_it_takes_what_it_found_and_where_the_report_is(made):
     assert "The prediction for lesion relies on the region marker." in told.output
     assert "● supported" in told.output
     assert "localization was not tested" in told.output
+    assert re.search(r"AUROC +lesion: [01]\.\d+ \[.*\], \d+ images of \d+ patients\. ", told.output)
+    assert re.search(
+        r"concern The prediction for lesion relies on .*: .* receivers, \d+ donors; the whole interval", told.output
+    )
     assert str(folder / "report.html") in told.output.replace("\n", "")
 
 
@@ -207,6 +211,29 @@ def limited(room):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_its_summary_goes_to_one_page_and_to_a_model_card(made, tmp_path):
+    pytest.importorskip("huggingface_hub")
+    _, folder = made
+    page, text, card = (tmp_path / name for name in ("one.html", "one.md", "README.md"))
+    card.write_text("---\nlicense: mit\n---\n# My model\n", encoding="utf-8")
+    told = asked("export", str(folder), "-o", str(text), "--model-card", str(card), "--json")
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["model_card"] == str(card)
+    assert "relies on the region marker" in text.read_text(encoding="utf-8")
+    assert "# My model" in card.read_text(encoding="utf-8")
+    assert "roc_auc" in card.read_text(encoding="utf-8")
+    assert asked("export", str(folder), "-o", str(page)).exit_code == 0
+    assert "Biggest concern" in page.read_text(encoding="utf-8")
+    for args, code, said in (
+        ((), 2, "no file to write"),
+        (("-o", str(tmp_path / "one.txt")), 2, "ends in .md or .html"),
+        (("-o", str(text)), 1, "exists"),
+    ):
+        refused = asked("export", str(folder), *args)
+        assert refused.exit_code == code, refused.output
+        assert said in refused.output
 
 
 def test_two_are_compared(made, tmp_path):

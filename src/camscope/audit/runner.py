@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import StageResults
 from camscope.audit.core.stage_result_schema import StageResult
+from camscope.audit.core.summary_entries import describe_images
 from camscope.audit.core.summary_schema import Summary
 from camscope.audit.performance.model_predictions import compute_logits_and_features
 from camscope.audit.provenance import provenance
@@ -187,6 +188,11 @@ def build_summary(context: AuditContext, stage_results: Mapping[str, Any], ident
         verdicts=(),
         warnings=(),
         limitations=(),
+        data_description=describe_images(
+            config.regions.modality or "",
+            stage_results["check"].metadata_value_counts,
+            is_volume=len(stage_results["resolve"].input_size) == 3,
+        ),
         **stage_results,
     )
     summary = summary.model_copy(update={"verdicts": tuple(derive_verdicts(summary))})

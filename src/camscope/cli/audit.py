@@ -14,7 +14,7 @@ from camscope.cli.shared_options import argument, option
 from camscope.errors import InputError
 from camscope.plurals import plural
 from camscope.registry import METHODS
-from camscope.safe_files import write_bytes
+from camscope.safe_files import read_bytes, write_bytes
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -29,6 +29,7 @@ app = typer.Typer(
     help="Audit a model: its performance, where it looks, and what it relies on. Try it: camscope demo --audit",
     epilog="Example: camscope audit init manifest.csv --model models.py:net -o audit.toml",
 )
+MAX_CARD_BYTES = 10_000_000
 VERDICT_SYMBOLS = {"supported": "●", "not supported": "○", "not testable": "–"}
 DIRECTION_STYLES = {"supports": "green", "contradicts": "bold red", "neither": ""}
 MAPS_CONTRADICT_STYLE = "yellow"  # a verdict on maps does not count against the model
@@ -206,6 +207,44 @@ def verify(
         raise typer.Exit(base.EXIT_FAILED)
 
 
+@app.command(cls=base.Command, epilog="Example: camscope audit export audit --model-card README.md")
+def export(
+    audit_folder: Annotated[Path, argument("RUN", "The folder of an audit.")],
+    output: Annotated[
+        Path | None,
+        option("--output -o", "FILE", "One-page summary to write: a .md file, or an .html file to print as PDF."),
+    ] = None,
+    model_card: Annotated[
+        Path | None,
+        option("--model-card", "FILE", "Model card (README.md) to create or update with metrics and summary."),
+    ] = None,
+    overwrite: shared_options.OverwriteOption = False,
+    as_json: shared_options.JsonOption = False,
+) -> None:
+    """Write the results of an audit on one page, or into a model card in the format of Hugging Face.
+
+    In an existing model card, only the metrics and the text of an earlier audit are replaced.
+    """
+    from camscope.audit import AuditRun
+    from camscope.audit.report.model_card import update_model_card, write_markdown_summary
+    from camscope.audit.report.page import render_summary_page
+
+    if output is None and model_card is None:
+        raise InputError("no file to write: expected -o summary.md, -o summary.html or --model-card README.md")
+    writers = {".md": write_markdown_summary, ".html": render_summary_page}
+    if output is not None and output.suffix.lower() not in writers:
+        raise InputError(f"{output}: expected a name that ends in .md or .html")
+    summary = AuditRun(audit_folder).summary
+    if output is not None:
+        write_bytes(output, writers[output.suffix.lower()](summary).encode(), overwrite=overwrite)
+        base.print_field("summary", output, "cyan")
+    if model_card is not None:
+        content = read_bytes(model_card, MAX_CARD_BYTES).decode() if model_card.is_file() else ""
+        write_bytes(model_card, update_model_card(summary, content).encode(), overwrite=True)
+        base.print_field("model card", model_card, "cyan")
+    json_output.print_result("audit-export", {"summary": output, "model_card": model_card})
+
+
 @contextmanager
 def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Show the progress of each audit stage: by a bar in a terminal, otherwise by one line. Yield the progress callback."""
@@ -260,8 +299,16 @@ def _describe_audit(audit: "AuditRun") -> dict[str, object]:
 
 
 def print_audit_result(audit: "AuditRun") -> None:
-    """Print the verdicts, annotation sources, warnings and report path of an audit."""
+    """Print the verdicts, the main results, annotation sources, warnings and report path of an audit."""
+    from camscope.audit.report.overview import build_overview, write_plain_text
+
     base.stdout_console().print(build_verdict_table(audit))
+    overview = build_overview(audit.summary)
+    for answer in overview.answers:
+        estimate, sample, sentence = map(write_plain_text, (answer.estimate, answer.sample, answer.sentence))
+        base.print_field("AUROC", f"{base.display_text(answer.finding)}: {estimate}, {sample}. {sentence}")
+    concern = overview.concern
+    base.print_field("concern", f"{write_plain_text(concern.sentence)} {write_plain_text(concern.details)}")
     for source in audit.summary.check.annotation_sources:
         counted = f"{', '.join(source.categories)} of {source.source}" if source.categories else source.source
         left_out = f"; not counted: {', '.join(source.excluded_categories)}" if source.excluded_categories else ""
@@ -273,7 +320,7 @@ def print_audit_result(audit: "AuditRun") -> None:
 
 def build_verdict_table(audit: "AuditRun") -> "Table":
     """Build a table with one row for each verdict of an audit."""
-    from camscope.audit.report.verdict_display import find_topic
+    from camscope.audit.verdicts.rules import find_topic
 
     table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "reason")
     for verdict in audit.verdicts:

@@ -400,6 +400,10 @@ RESULT_FIELDS: dict[str, dict[str, str]] = {
         "checks[].message": "the outcome",
         "not_recomputed[]": "parts that are never recomputed",
     },
+    "audit-export": {
+        "summary": "the written one-page summary, or null",
+        "model_card": "the written model card, or null",
+    },
 }
 OTHER_SCHEMAS = {
     "benchmark": "the object of `camscope evaluate`",

@@ -127,7 +127,7 @@ def _build_header(scan_map: ScanSpaceMap, scan: Scan | None, scan_source: Any) -
             header[key] = source[key]
         sides = np.abs(source["pixdim"][1:4])
         header["pixdim"][:4] = source["pixdim"][0], *np.where(sides > 0, sides, 1)
-        header["xyzt_units"] = int(source["xyzt_units"]) & 7
+        header["xyzt_units"] = source["xyzt_units"]
         return header
     header.set_xyzt_units("mm")
     if scan_map.affine is not None:

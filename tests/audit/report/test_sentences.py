@@ -320,7 +320,7 @@ def test_the_smallest_of_three_counts_is_no_number_of_patients():
     shortcut = full().shortcut.model_copy(update={"interventions": (one,)})
     summary = full(shortcut=shortcut)
     html = render_page(summary)
-    assert "92 insertions 92 receivers, 20 donors, 31 controls" in on_page(html)
+    assert "92 insertions: 92 receivers, 20 donors, 31 controls" in on_page(html)
     assert "92 of 20 patients" not in on_page(html)
     assert find_unsupported_claims(html, summary.model_dump(mode="json")) == []
     few = estimate_insertion_effect(np.zeros(9), np.ones(9), 1.0, range(9), donors=[0, 1] * 4 + [0], controls=range(9))
@@ -329,7 +329,7 @@ def test_the_smallest_of_three_counts_is_no_number_of_patients():
 
 def test_no_count_of_patients_exceeds_that_of_images():
     said = on_page(render_page(full()))
-    known = re.findall(r"(\d[\d,]*) of (\d[\d,]*) patients?", said)
+    known = re.findall(r"(\d[\d,]*) images? of (\d[\d,]*) patients?", said)
     assert known
     assert all(int(people.replace(",", "")) <= int(images.replace(",", "")) for images, people in known)
 

@@ -20,6 +20,7 @@ from camscope.audit.core.stage_result_schema import (
     MetricSummary,
     RandomizationSimilarity,
     RandomizationTest,
+    SanityImages,
     SanityResult,
     StablePredictionShare,
     SubgroupDifference,
@@ -169,10 +170,13 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
     """Test whether the maps change when the model's weights are randomized layer by layer."""
     explainers: list[Explainer] = [*context.explainers, METHODS["edges"](context.model)]  # edges: the control
     tests: list[RandomizationTest] = []
+    counts: list[SanityImages] = []
     images, n_done = set[int](), 0
     for finding in context.findings:
         rows = _sample_positives(context, results, context.config.sample_sizes.sanity, SANITY_SALT, finding)
-        x, rows = _load_most_common_size(context, rows)
+        x, rows, n_other_sizes = _load_most_common_size(context, rows)
+        size = tuple(x.shape[2:])
+        counts.append(SanityImages(finding=finding.name, n_images=len(x), size=size, n_other_sizes=n_other_sizes))
         if len(x) < MIN_SANITY_IMAGES:
             continue
         images.update(rows)
@@ -181,20 +185,25 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
             test = _run_randomization_test(context, explainer, x, rows, finding)
             tests.append(test.model_copy(update={"control": explainer is explainers[-1]}))
     if not tests:
-        return SanityResult(tested=False, reason=f"fewer than {MIN_SANITY_IMAGES} images with a finding share a size")
-    return SanityResult(n_images=len(images), tests=tuple(tests))
+        reason = f"fewer than {MIN_SANITY_IMAGES} images with a finding share a size"
+        return SanityResult(tested=False, reason=reason, images_by_finding=tuple(counts))
+    return SanityResult(n_images=len(images), images_by_finding=tuple(counts), tests=tuple(tests))
 
 
-def _load_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int]]:
-    """Load the images of the most common size. Return them as one tensor with their rows."""
+def _load_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int], int]:
+    """Load the images of the most common size. Return them as one tensor, their rows, and the number of all others."""
     images = zip(rows, context.load_images(rows), strict=True)
     inputs = {row: image.item.x for row, image in images if image.item is not None}
     if not inputs:
-        return torch.empty(0, dtype=torch.float32, device="cpu"), []
+        return torch.empty(0, dtype=torch.float32, device="cpu"), [], 0
     usual = Counter(x.shape for x in inputs.values()).most_common(1)[0][0]
     selected = {row: x for row, x in inputs.items() if x.shape == usual}
     parameter = next(context.model.parameters())
-    return torch.stack(list(selected.values())).to(parameter.device, parameter.dtype), list(selected)
+    return (
+        torch.stack(list(selected.values())).to(parameter.device, parameter.dtype),
+        list(selected),
+        len(inputs) - len(selected),
+    )
 
 
 def _run_randomization_test(
