@@ -47,7 +47,7 @@ from camscope.batch.csv_export import CellEscaper
 from camscope.batch.manifest import import_arrow
 from camscope.errors import CamscopeError, InputError, OutputError
 from camscope.evaluation import EvaluationResult
-from camscope.metrics.base import Mask
+from camscope.metrics.metric_registry import Mask
 from camscope.safe_files import (
     check_regular_files,
     folder_locked,

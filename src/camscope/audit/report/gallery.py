@@ -19,7 +19,7 @@ from camscope.errors import CamscopeError
 from camscope.explanation import STATUS_MEANINGS, Explanation, PixelArray
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import is_scan, read_scan
-from camscope.metrics.base import Mask
+from camscope.metrics.metric_registry import Mask
 from camscope.render import encode_data_uri, resize_to_fit
 
 MAX_IMAGE_BYTES = 40_000  # per image
