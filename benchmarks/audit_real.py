@@ -90,7 +90,10 @@ def blood(data: Path, folder: Path) -> dict[str, Any]:
         for image in known["images"]
     ]
     config = _config(data, write_table(rows, folder / "blood.csv"), "blood_cells", "polynuclear")
-    config["title"], config["intended_use"] = "Blood smears, two classes", "Has the white cell a nucleus of several lobes?"
+    config["title"], config["intended_use"] = (
+        "Blood smears, two classes",
+        "Has the white cell a nucleus of several lobes?",
+    )
     config["data"] |= {"ground_truth": "cell"}
     config["regions"] = {"presets": ["border", "corners"]}
     return config

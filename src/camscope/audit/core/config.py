@@ -224,6 +224,7 @@ class Config(_ConfigTable):
         intended_use: What the model is meant for, as free text.
         seed: The seed of every random choice.
         n_resamples: The number of bootstrap resamples of patients.
+        sequential: Whether faithfulness and robustness stop before all sampled images are used, where a verdict is reached.
         imputations: What replaces removed pixels. At least two, because the effect of one may be its artifact.
         batch_size: The number of images in a forward pass.
         skip: The stages to skip. The report lists them as not tested.
@@ -241,6 +242,7 @@ class Config(_ConfigTable):
     intended_use: str = ""
     seed: int = Field(default=0, ge=0)
     n_resamples: int = Field(default=2000, ge=200)
+    sequential: bool = True
     imputations: Annotated[tuple[ImputationName, ...], AfterValidator(_reject_duplicates)] = Field(
         default=("mean", "blur"), min_length=2
     )

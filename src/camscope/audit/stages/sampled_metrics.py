@@ -1,0 +1,172 @@
+"""Metrics that run the model, on sampled images: evaluated look by look, until the verdict on each method is reached."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from camscope.audit.core.cohort import Finding
+from camscope.audit.core.context import AuditContext
+from camscope.audit.core.stage_result_schema import MetricSummary, StoppingLook
+from camscope.audit.core.summary_entries import add_patient_column, filter_finding, summarize_metrics
+from camscope.batch import BatchOptions, BatchRun, Manifest, run_batch
+from camscope.batch.manifest import import_arrow
+from camscope.evaluation import evaluate
+from camscope.explainers import Explainer
+from camscope.metrics import METRICS
+from camscope.metrics.group_sequential import Look, plan_looks
+from camscope.safe_files import build_output_path
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+IMAGES_PER_CHUNK = 8  # images lost by an interruption; each takes long
+MIN_DECISION_CHANCE = 0.05  # with a smaller chance of a verdict at the last look, a test stops
+StopReason = Literal["decided", "undecidable", "complete"]
+# the metric summaries of a method at a look -> whether its verdict is reached, and the chance of one at the last look
+Judge = Callable[[Sequence[MetricSummary], Look], tuple[bool, float]]
+
+
+@dataclass
+class SampledMetrics:
+    """The metrics of one finding: their summaries, the rows of the images, and where each method stopped."""
+
+    summaries: list[MetricSummary] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    stopping_looks: list[StoppingLook] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SampledStage:
+    """A stage that evaluates metrics on sampled images: its name, its metrics and methods, and the rule of its verdict."""
+
+    context: AuditContext
+    name: str
+    metrics: tuple[str, ...]
+    explainers: Sequence[Explainer]
+    judge: Judge
+
+    def evaluate_finding(self, finding: Finding, drawn_rows: Sequence[int]) -> SampledMetrics:
+        """Evaluate the metrics of images with a finding, in the order in which they were drawn."""
+        result = SampledMetrics()
+        if not drawn_rows:
+            return result
+        looks = self._plan_looks(drawn_rows)
+        active, tables = list(self.explainers), list["pa.Table"]()
+        for look in looks:
+            rows = list(drawn_rows) if look.is_last else list(drawn_rows[: look.n_patients])
+            tables.append(self._evaluate_rows(finding, sorted(set(rows) - set(result.rows)), active, look))
+            result.rows = rows
+            table = import_arrow().concat_tables(tables)
+            if len(looks) == 1:
+                result.summaries = self._summarize(table, finding, None)
+                break
+            active = self._stop_methods(result, finding, table, active, look, len(drawn_rows))
+            if not active:
+                break
+        result.summaries = _sort_summaries(result.summaries) if len(looks) > 1 else result.summaries
+        return result
+
+    def _plan_looks(self, drawn_rows: Sequence[int]) -> list[Look]:
+        n_patients = len({self.context.cohort.patients[row] for row in drawn_rows})
+        looks = plan_looks(n_patients)
+        return looks if self.context.config.sequential else [Look(1, (n_patients,))]
+
+    def _stop_methods(
+        self,
+        result: SampledMetrics,
+        finding: Finding,
+        table: "pa.Table",
+        active: Sequence[Explainer],
+        look: Look,
+        max_images: int,
+    ) -> list[Explainer]:
+        """Add the summaries of the methods that stop at a look. Return the methods that go on."""
+        remaining, controls = [], list[MetricSummary]()
+        for explainer in active:
+            summaries = self._summarize(_select_method(table, explainer.composed_name), finding, look)
+            controls = [line for line in summaries if line.control]
+            lines = [line for line in summaries if not line.control]
+            reason = self._find_stop_reason(lines, look)
+            if reason is None:
+                remaining.append(explainer)
+                continue
+            result.summaries += lines
+            result.stopping_looks.append(
+                StoppingLook(
+                    method=explainer.composed_name,
+                    finding=finding.name,
+                    look=look.number,
+                    n_looks=len(look.sizes),
+                    n_images=len(result.rows),
+                    max_images=max_images,
+                    confidence_level=round(look.confidence_level, 6),
+                    reason=reason,
+                )
+            )
+        if not remaining:
+            result.summaries += controls
+        return remaining
+
+    def _find_stop_reason(self, lines: Sequence[MetricSummary], look: Look) -> StopReason | None:
+        if look.is_last:
+            return "complete"
+        is_decided, chance = self.judge(lines, look)
+        return "decided" if is_decided else "undecidable" if chance < MIN_DECISION_CHANCE else None
+
+    def _summarize(self, table: "pa.Table", finding: Finding, look: Look | None) -> list[MetricSummary]:
+        cohort = self.context.cohort
+        values = filter_finding(cohort, add_patient_column(cohort, table), finding, True)
+        n_methods = None if look is None else len(self.explainers)
+        return summarize_metrics(
+            values, finding.name, look=look, n_methods=n_methods, **cohort.config.bootstrap_options
+        )
+
+    def _evaluate_rows(
+        self, finding: Finding, rows: Sequence[int], explainers: Sequence[Explainer], look: Look
+    ) -> "pa.Table":
+        """Compute the maps and the metrics of images. Stored values are read instead of computed."""
+        context, config, cohort = self.context, self.context.config, self.context.cohort
+        parts = (self.name, str(finding.class_index), *([f"look-{look.number}"] if len(look.sizes) > 1 else []))
+        folder = build_output_path(context.folder, *parts)
+        positions = import_arrow().array([cohort.manifest_positions[row] for row in rows], import_arrow().int64())
+
+        def select_rows(manifest: Manifest) -> Manifest:
+            return replace(manifest, table=manifest.table.take(positions))
+
+        run_batch(
+            explainers,
+            select_rows(cohort.output_manifest),
+            folder / "maps",
+            [finding.class_index],
+            options=BatchOptions(chunk_size=IMAGES_PER_CHUNK, window=config.data.window),
+            batch_size=config.batch_size,
+        )
+        return evaluate(
+            BatchRun(folder / "maps", select_rows(cohort.manifest)),
+            folder / "values",
+            metrics=self.metrics,
+            model=context.model,
+            preprocess=explainers[0].preprocess,
+            explainers=explainers,
+            imputations=config.imputations,
+            batch_size=config.perturbed_batch_size,
+            on_progress=context.on_progress,
+        ).table()
+
+
+def _select_method(table: "pa.Table", method: str) -> "pa.Table":
+    """Return the values of one method and of the control maps."""
+    compute = import_arrow("compute")
+    return table.filter(compute.or_(table["control"], compute.equal(table["method"], method)))
+
+
+def _sort_summaries(summaries: Iterable[MetricSummary]) -> list[MetricSummary]:
+    """Return the summaries by metric and imputation, the best map of each first."""
+    lines = list(summaries)
+    keys = list(dict.fromkeys((line.metric, line.imputation) for line in lines))
+
+    def rank(line: MetricSummary) -> tuple[int, float]:
+        sign = -1 if METRICS[line.metric].higher_is_better else 1
+        return keys.index((line.metric, line.imputation)), sign * (line.value.value or 0.0)
+
+    return sorted(lines, key=rank)
