@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from camscope.metrics.group_sequential import ERROR_RATE, Look, plan_looks
+from camscope.metrics.group_sequential import ERROR_RATE, InterimLook, plan_looks
 from camscope.metrics.statistics import Estimate, estimate_mean
 
 RESULTS: Final = Path(__file__).with_name("results") / "audit_looks.json"
@@ -48,7 +48,9 @@ def bounded(values: Any, alpha: float) -> tuple[Any, Any]:
     return np.array([one.low for one in found]), np.array([one.high for one in found])
 
 
-def outcomes(values: Any, truth: float, margin: float, interval: Callable[..., Any], looks: Sequence[Look]) -> Any:
+def outcomes(
+    values: Any, truth: float, margin: float, interval: Callable[..., Any], looks: Sequence[InterimLook]
+) -> Any:
     """Of each row (R,N): whether it is decided, whether its interval contains the truth, and the images it took."""
     rows = len(values)
     decided, covered, used = np.zeros(rows, bool), np.ones(rows, bool), np.full(rows, values.shape[1])
@@ -66,7 +68,7 @@ def outcomes(values: Any, truth: float, margin: float, interval: Callable[..., A
 
 def row(name: str, size: int, n_samples: int, seed: int = 0) -> dict[str, Any]:
     """Errors at the margin, and coverage and images away from it, for a distribution and a number of patients."""
-    rng, looks, single = np.random.default_rng((seed, size)), plan_looks(size), [Look(1, (size,))]
+    rng, looks, single = np.random.default_rng((seed, size)), plan_looks(size), [InterimLook(1, (size,))]
     values = DISTRIBUTIONS[name](rng, (n_samples, size))
     few = np.clip(0.5 + 0.2 * values[: n_samples // BOUNDED_SHARE], -1, 1)
     true = float(np.clip(0.5 + 0.2 * DISTRIBUTIONS[name](rng, (10**6, 1)), -1, 1).mean())

@@ -83,7 +83,7 @@ def run_audit(
         output: The folder of the audit.
         overwrite: Replace an audit of another config, data or model in the folder.
         on_progress: Called with the stage, the number of items done, and their total.
-        on_estimate: Called once with the estimated seconds of each stage.
+        on_estimate: Called with the estimated seconds of each remaining stage, and again when finished stages correct it.
 
     Returns:
         The finished audit.

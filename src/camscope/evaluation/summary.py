@@ -13,7 +13,7 @@ from camscope.batch.manifest import import_arrow
 from camscope.errors import InputError, UndefinedError
 from camscope.evaluation.map_agreement import MethodKey
 from camscope.metrics import METRICS
-from camscope.metrics.group_sequential import Look, adjust_difference
+from camscope.metrics.group_sequential import InterimLook, adjust_difference
 from camscope.metrics.statistics import N_RESAMPLES, Estimate, adjust_bonferroni, estimate_difference, estimate_mean
 from camscope.registry import METHODS
 
@@ -96,7 +96,7 @@ def summarize_values(
     equivalent_groups: Sequence[Sequence[MethodKey]] = (),
     seed: int = 0,
     n_resamples: int = N_RESAMPLES,
-    look: Look | None = None,
+    look: InterimLook | None = None,
     n_methods: int | None = None,
 ) -> dict[str, list[MethodSummary]]:
     """Return the summaries of each metric from a table of values, sorted from the best method to the worst.
@@ -129,7 +129,7 @@ def summarize_values(
 def _correct_multiple_comparisons(
     summaries: dict[str, list[MethodSummary]],
     equivalent_groups: Sequence[Sequence[MethodKey]],
-    look: Look | None,
+    look: InterimLook | None,
     n_methods: int | None,
 ) -> dict[str, list[MethodSummary]]:
     """Correct all differences for the number of comparisons (Bonferroni), and for the looks at the sample."""
@@ -261,7 +261,7 @@ def _estimate_metric_mean(
     groups: Mapping[int, Hashable],
     seed: int,
     n_resamples: int,
-    look: Look | None = None,
+    look: InterimLook | None = None,
 ) -> Estimate | None:
     values, bounds = list(values_by_target.values()), METRICS[metric].bounds
     if bounds is not None and not all(isnan(value) or bounds[0] <= value <= bounds[1] for value in values):

@@ -1,9 +1,9 @@
 """Interim looks at a growing sample: when to look, and how much of the error each look may spend.
 
 A spending rule in the sense of Lan and DeMets (1983, doi:10.1093/biomet/70.3.659): every interim look spends very little of the
-error (Haybittle 1971, doi:10.1259/0007-1285-44-526-793), and the last look has the rest. The shares add up, so all looks
-together contain the true value at least as often as declared, whatever the distribution: the interval of a look is a repeated
-confidence interval (Jennison and Turnbull 1989, doi:10.1111/j.2517-6161.1989.tb01433.x).
+error (Haybittle 1971, doi:10.1259/0007-1285-44-526-793), and the last look has the rest. The shares add up: if each interval has
+its declared level, all looks together have theirs. The interval of a look is a repeated confidence interval (Jennison and Turnbull
+1989, doi:10.1111/j.2517-6161.1989.tb01433.x).
 
 The total is 4 %, not 5 %. Intervals of few and skewed values are wrong more often than declared, at an interim look most of
 all. With 4 % the simulated errors of all looks together are not above those of one look with 5 %.
@@ -24,7 +24,7 @@ MAX_INTERIM_FRACTION = 0.8  # a later look would save less than a fifth of the s
 
 
 @dataclass(frozen=True)
-class Look:
+class InterimLook:
     """One look at a sample: its number from 1, and the number of patients at each look.
 
     >>> first, second, last = plan_looks(24)
@@ -81,13 +81,13 @@ class Look:
         return high
 
 
-def plan_looks(n_patients: int) -> list[Look]:
+def plan_looks(n_patients: int) -> list[InterimLook]:
     """Return the looks at a sample of patients. The last look sees all of them; small samples have no other."""
     sizes = [size for size in LOOK_SIZES if size <= MAX_INTERIM_FRACTION * n_patients]
-    return [Look(number, (*sizes, n_patients)) for number in range(1, len(sizes) + 2)]
+    return [InterimLook(number, (*sizes, n_patients)) for number in range(1, len(sizes) + 2)]
 
 
-def adjust_difference(estimate: Estimate, look: Look, n_comparisons: int) -> Estimate:
+def adjust_difference(estimate: Estimate, look: InterimLook, n_comparisons: int) -> Estimate:
     """Return a difference whose interval and p-value hold for all looks and comparisons together (Bonferroni)."""
     if estimate.p_value is None:
         return estimate
@@ -102,7 +102,7 @@ def adjust_difference(estimate: Estimate, look: Look, n_comparisons: int) -> Est
 
 
 def compute_decision_chances(
-    mean: float, standard_error: float, margin: float, look: Look, n_comparisons: int = 1
+    mean: float, standard_error: float, margin: float, look: InterimLook, n_comparisons: int = 1
 ) -> tuple[float, float]:
     """Return the chances that the last interval lies above and below the margin, if the mean stays as it is."""
     if look.is_last or not standard_error > 0:

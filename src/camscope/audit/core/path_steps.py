@@ -23,8 +23,15 @@ def reduce_path_steps(context: AuditContext) -> tuple[list[Explainer], tuple[Pat
     """Return the explainers for stages that compare ranks, and the steps of those that take fewer than configured.
 
     The steps are the fewest candidates whose maps have the ranks of the configured ones: Spearman's correlation of at least
-    `MIN_RANK_CORRELATION` in the mean over a few images.
+    `MIN_RANK_CORRELATION` in the mean over a few images. They are chosen once for each context.
     """
+    if context.rank_explainers is None:
+        context.rank_explainers = _reduce_path_steps(context)
+    return context.rank_explainers
+
+
+def _reduce_path_steps(context: AuditContext) -> tuple[list[Explainer], tuple[PathSteps, ...]]:
+    """Choose the steps of each method."""
     x = None
     reduced, records = [], []
     for explainer in context.explainers:

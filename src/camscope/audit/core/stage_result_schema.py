@@ -114,8 +114,21 @@ class ExplainerInfo(SchemaModel):
     stride_mm: float | None = None
 
 
+class PlannedSize(SchemaModel):
+    """The number of images of a stage that fits the budget, where it is below the configured number. 0: the stage is left out.
+
+    `min_effect` is the half-width of an interval of that number of patients, in standard deviations of their values: a
+    smaller distance from the margin is not decided.
+    """
+
+    stage: Literal["faithfulness", "robustness", "sanity", "interventions"]
+    n_images: int
+    configured_n_images: int
+    min_effect: float | None = None
+
+
 class ResolveResult(StageResult):
-    """The model and its attribution methods."""
+    """The model and its attribution methods. `planned_sizes` has the stages that a budget of time made smaller."""
 
     model: str = ""
     weights_digest: str = ""
@@ -128,6 +141,7 @@ class ResolveResult(StageResult):
     outputs: str = ""
     explainers: tuple[ExplainerInfo, ...] = ()
     n_passes: int = 0
+    planned_sizes: tuple[PlannedSize, ...] = ()
 
     def get_explainer_info(self, title: str) -> ExplainerInfo:
         """Return the information about the explainer with this title."""

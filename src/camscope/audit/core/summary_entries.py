@@ -15,7 +15,7 @@ from camscope.errors import UndefinedError
 from camscope.evaluation import EvaluationResult
 from camscope.evaluation import summary as evaluation_summary
 from camscope.metrics import METRICS, Estimate
-from camscope.metrics.group_sequential import Look
+from camscope.metrics.group_sequential import InterimLook
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def summarize_metrics(
     *,
     n_resamples: int,
     seed: int,
-    look: Look | None = None,
+    look: InterimLook | None = None,
     n_methods: int | None = None,
 ) -> list[MetricSummary]:
     """Summarize the metric values of one finding by patient.

@@ -72,7 +72,7 @@ def evaluate_faithfulness(context: AuditContext, results: StageResults) -> Metri
     """Test on sampled images whether the maps show what the prediction depends on."""
     judge = partial(judge_faithfulness_at_look, len(context.explainers))
     stage = SampledStage(context, "faithfulness", FAITHFULNESS_METRICS, context.explainers, judge)
-    n_samples = context.config.sample_sizes.faithfulness
+    n_samples = context.sample_sizes.faithfulness
     return _evaluate_samples(stage, _draw_positives(context, results, n_samples, FAITHFULNESS_SALT))[0]
 
 
@@ -81,7 +81,7 @@ def evaluate_robustness(context: AuditContext, results: StageResults) -> Metrics
     explainers, path_steps = reduce_path_steps(context)
     judge = partial(judge_robustness_at_look, context.config.margins.robustness_correlation)
     stage = SampledStage(context, "robustness", ROBUSTNESS_METRICS, explainers, judge)
-    n_samples = context.config.sample_sizes.robustness
+    n_samples = context.sample_sizes.robustness
     result, metrics = _evaluate_samples(stage, _draw_positives(context, results, n_samples, ROBUSTNESS_SALT))
     if not result.tested:
         return result
@@ -157,7 +157,7 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
     tests: list[RandomizationTest] = []
     images, n_done = set[int](), 0
     for finding in context.findings:
-        n_samples = context.config.sample_sizes.sanity
+        n_samples = context.sample_sizes.sanity
         rows = context.cohort.sample_rows(
             results.predictions.rows, n_samples, SANITY_SALT, finding, only_positives=True
         )

@@ -13,7 +13,7 @@ from camscope.batch.manifest import import_arrow
 from camscope.evaluation import evaluate
 from camscope.explainers import Explainer
 from camscope.metrics import METRICS
-from camscope.metrics.group_sequential import Look, plan_looks
+from camscope.metrics.group_sequential import InterimLook, plan_looks
 from camscope.safe_files import build_output_path
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ IMAGES_PER_CHUNK = 8  # images lost by an interruption; each takes long
 MIN_DECISION_CHANCE = 0.05  # with a smaller chance of a verdict at the last look, a test stops
 StopReason = Literal["decided", "undecidable", "complete"]
 # the metric summaries of a method at a look -> whether its verdict is reached, and the chance of one at the last look
-Judge = Callable[[Sequence[MetricSummary], Look], tuple[bool, float]]
+Judge = Callable[[Sequence[MetricSummary], InterimLook], tuple[bool, float]]
 
 
 @dataclass
@@ -66,10 +66,10 @@ class SampledStage:
         result.summaries = _sort_summaries(result.summaries) if len(looks) > 1 else result.summaries
         return result
 
-    def _plan_looks(self, drawn_rows: Sequence[int]) -> list[Look]:
+    def _plan_looks(self, drawn_rows: Sequence[int]) -> list[InterimLook]:
         n_patients = len({self.context.cohort.patients[row] for row in drawn_rows})
         looks = plan_looks(n_patients)
-        return looks if self.context.config.sequential else [Look(1, (n_patients,))]
+        return looks if self.context.config.sequential else [InterimLook(1, (n_patients,))]
 
     def _stop_methods(
         self,
@@ -77,7 +77,7 @@ class SampledStage:
         finding: Finding,
         table: "pa.Table",
         active: Sequence[Explainer],
-        look: Look,
+        look: InterimLook,
         max_images: int,
     ) -> list[Explainer]:
         """Add the summaries of the methods that stop at a look. Return the methods that go on."""
@@ -107,13 +107,13 @@ class SampledStage:
             result.summaries += controls
         return remaining
 
-    def _find_stop_reason(self, lines: Sequence[MetricSummary], look: Look) -> StopReason | None:
+    def _find_stop_reason(self, lines: Sequence[MetricSummary], look: InterimLook) -> StopReason | None:
         if look.is_last:
             return "complete"
         is_decided, chance = self.judge(lines, look)
         return "decided" if is_decided else "undecidable" if chance < MIN_DECISION_CHANCE else None
 
-    def _summarize(self, table: "pa.Table", finding: Finding, look: Look | None) -> list[MetricSummary]:
+    def _summarize(self, table: "pa.Table", finding: Finding, look: InterimLook | None) -> list[MetricSummary]:
         cohort = self.context.cohort
         values = filter_finding(cohort, add_patient_column(cohort, table), finding, True)
         n_methods = None if look is None else len(self.explainers)
@@ -122,7 +122,7 @@ class SampledStage:
         )
 
     def _evaluate_rows(
-        self, finding: Finding, rows: Sequence[int], explainers: Sequence[Explainer], look: Look
+        self, finding: Finding, rows: Sequence[int], explainers: Sequence[Explainer], look: InterimLook
     ) -> "pa.Table":
         """Compute the maps and the metrics of images. Stored values are read instead of computed."""
         context, config, cohort = self.context, self.context.config, self.context.cohort

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from camscope.audit.core.stage_result_schema import EstimateSummary, MetricSummary
 from camscope.audit.verdicts.maps import ROBUSTNESS_CONDITIONS, combine_metrics
 from camscope.audit.verdicts.rules import EMPTY_ESTIMATE, FAITHFULNESS_VERDICT_METRICS, decide_above_margin
-from camscope.metrics.group_sequential import ERROR_RATE, Look, compute_decision_chances
+from camscope.metrics.group_sequential import ERROR_RATE, InterimLook, compute_decision_chances
 from camscope.metrics.statistics import compute_t_quantile
 
 Chances = tuple[float, float]  # that an estimate is above the margin at the last look, and that it is below
 
 
-def judge_robustness_at_look(margin: float, lines: Sequence[MetricSummary], look: Look) -> tuple[bool, float]:
+def judge_robustness_at_look(margin: float, lines: Sequence[MetricSummary], look: InterimLook) -> tuple[bool, float]:
     """Return whether every stability of a method is decided, and the chance that an open one is at the last look."""
     judged = [line for line in lines if line.metric in ROBUSTNESS_CONDITIONS]
     is_open = [decide_above_margin(line.value, margin)[0] == "not testable" for line in judged]
@@ -20,7 +20,7 @@ def judge_robustness_at_look(margin: float, lines: Sequence[MetricSummary], look
     return bool(judged) and not any(is_open), max(open_chances, default=0.0)
 
 
-def judge_faithfulness_at_look(n_methods: int, lines: Sequence[MetricSummary], look: Look) -> tuple[bool, float]:
+def judge_faithfulness_at_look(n_methods: int, lines: Sequence[MetricSummary], look: InterimLook) -> tuple[bool, float]:
     """Return whether the verdict on a method's faithfulness is reached, and the chance that it is at the last look.
 
     The chance is an upper bound: each metric could decide the verdict with the others on its side. The intervals of
@@ -43,7 +43,7 @@ def judge_faithfulness_at_look(n_methods: int, lines: Sequence[MetricSummary], l
     return is_decided, chance_supported + min(sum(worse_by_metric), chance_none_better)
 
 
-def estimate_chances(estimate: EstimateSummary, margin: float, look: Look, n_comparisons: int = 1) -> Chances:
+def estimate_chances(estimate: EstimateSummary, margin: float, look: InterimLook, n_comparisons: int = 1) -> Chances:
     """Return the chances that the last interval lies above and below a margin. Without an interval they are 1."""
     value, low, high = estimate.value, estimate.low, estimate.high
     if value is None or low is None or high is None or estimate.n_groups < 2:
