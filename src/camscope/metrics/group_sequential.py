@@ -2,8 +2,8 @@
 
 A spending rule in the sense of Lan and DeMets (1983, doi:10.1093/biomet/70.3.659): every interim look spends very little of the
 error (Haybittle 1971, doi:10.1259/0007-1285-44-526-793), and the last look has the rest. The shares add up: if each interval has
-its declared level, all looks together have theirs. The interval of a look is a repeated confidence interval (Jennison and Turnbull
-1989, doi:10.1111/j.2517-6161.1989.tb01433.x).
+its declared level, all looks together have theirs. The interval of a look is a repeated confidence interval, whose coverage does
+not depend on why the sampling stopped (Jennison and Turnbull 1984, Controlled Clinical Trials 5, 33).
 
 The total is 4 %, not 5 %. Intervals of few and skewed values are wrong more often than declared, at an interim look most of
 all. With 4 % the simulated errors of all looks together are not above those of one look with 5 %.
