@@ -13,12 +13,15 @@ from functools import partial
 
 import pyarrow as pa
 
-from camscope.audit.core.stage_result_schema import StoppingLook
+from camscope.audit import run_audit
+from camscope.audit.core.stage_result_schema import MetricsResult, StoppingLook
 from camscope.audit.stages.sampled_metrics import SampledStage
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.interim import judge_faithfulness_at_look, judge_robustness_at_look
 from camscope.audit.verdicts.limitations_and_warnings import list_limitations
+from camscope.audit.verification import verify_audit
 from camscope.metrics.statistics import estimate_mean
+from tests.audit.audits import changed
 from tests.audit_summary import full
 
 FINDING = SimpleNamespace(class_index=1, name="lesion")
@@ -123,15 +126,14 @@ def test_faithfulness_that_is_worse_everywhere_is_decided_early():
 
 def test_the_verdict_and_the_report_say_where_a_test_stopped():
     made = full()
-    line = next(line for line in made.robustness.metric_summaries if line.metric == "stability" and not line.control)
+    other = next(line for line in made.faithfulness.metric_summaries if not line.control)
+    line = other.model_copy(update={"metric": "stability", "imputation": None})
     low = line.value.model_copy(update={"value": 0.5, "low": 0.3, "high": 0.7, "n_groups": 10})
     look = StoppingLook(
         method=line.method, finding=line.finding, look=1, n_looks=3, n_images=10, max_images=24,
         confidence_level=0.9998, reason="undecidable",
     )  # fmt: skip
-    stage_result = made.robustness.model_copy(
-        update={"metric_summaries": (line.model_copy(update={"value": low}),), "stopping_looks": (look,)}
-    )
+    stage_result = MetricsResult(metric_summaries=(line.model_copy(update={"value": low}),), stopping_looks=(look,))
     summary = made.model_copy(update={"robustness": stage_result})
     (verdict,) = (
         one for one in derive_verdicts(summary) if one.question == "robustness" and one.qualifier == line.method
@@ -141,3 +143,29 @@ def test_the_verdict_and_the_report_say_where_a_test_stopped():
     assert "stopped after 10 of 24 images" in verdict.reason
     (text,) = (text for text in list_limitations(summary) if "interim look" in text)
     assert "interim look 1 of 3, after 10 of 24 images: the other images would hardly have decided it" in text
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_an_audit_stopped_between_looks_goes_on_to_the_same_numbers(cases, tmp_path):
+    quick = {"skip": ("localization", "faithfulness", "sanity", "shortcut"), "n_resamples": 200}
+    methods = {"methods": ("gradcam", "integratedgradients"), "settings": {"integratedgradients": {"n_steps": 2}}}
+    config = changed(cases["clean"][0], **quick, explain=methods, sample_sizes={"robustness": 14})
+    whole = run_audit(config, tmp_path / "whole")
+
+    def stop_in_the_second_look(stage, done, total):
+        if stage == "robustness" and (tmp_path / "parts" / "robustness").exists():
+            (place,) = (tmp_path / "parts" / "robustness").iterdir()
+            if (place / "look-2").exists():
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_audit(config, tmp_path / "parts", on_progress=stop_in_the_second_look)
+    resumed = run_audit(config, tmp_path / "parts")
+    assert resumed.summary == whole.summary
+    assert resumed.metrics().equals(whole.metrics())
+    looks = {look.method: look.n_images for look in whole.summary.robustness.stopping_looks}
+    rows = whole.metrics().to_pylist()
+    for method, count in looks.items():
+        assert len({row["row"] for row in rows if row["method"] == method}) == count
+    run_audit(config, tmp_path / "parts", overwrite=True)  # every file of a look is known as one of the audit
+    assert verify_audit(tmp_path / "parts", config, n_rows=0).is_intact
