@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from camscope import IntegratedGradients
+from camscope.errors import UndefinedError
 from camscope.metrics import METRICS
 from camscope.metrics.explainer_probe import reuse_passes
 from camscope.metrics.similarity import SIMILARITIES
@@ -38,6 +39,14 @@ def load(data: Path, folder: str, size: int, count: int, models: Any) -> torch.T
     return (x - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
 
 
+def value(name: str, tool: IntegratedGradients, x: torch.Tensor, target: int) -> float:
+    """A metric of one image, NaN where no changed image leaves the prediction stable."""
+    try:
+        return float(METRICS[name](tool, x, target))
+    except UndefinedError:
+        return float("nan")
+
+
 def row(net: torch.nn.Module, x: torch.Tensor) -> dict[str, Any]:
     """For each number of steps: the correlation with most steps, and the metrics, as means over the images."""
     with torch.no_grad():
@@ -51,8 +60,8 @@ def row(net: torch.nn.Module, x: torch.Tensor) -> dict[str, Any]:
         values = []
         for image, target in zip(x, targets, strict=True):
             with reuse_passes():
-                values.append([float(METRICS[name](tool, image[None], target)) for name in COMPARED])
-        means = dict(zip(COMPARED, np.mean(values, 0).round(4).tolist(), strict=True))
+                values.append([value(name, tool, image[None], target) for name in COMPARED])
+        means = dict(zip(COMPARED, np.nanmean(values, 0).round(4).tolist(), strict=True))
         found[str(n_steps)] = {
             "rank correlation": round(float(np.mean(ranks)), 4),
             "least": round(min(ranks), 4),

@@ -56,6 +56,7 @@ class Stage(SampledStage):
             for row in rows
             for name, control in [*((tool.composed_name, False) for tool in explainers), ("center", True)]
             for metric in self.metrics
+            if look.number == 1 or metric not in self.first_look_metrics
         ]  # fmt: skip
         return pa.Table.from_pylist(
             lines,
@@ -69,11 +70,11 @@ class Stage(SampledStage):
         )  # fmt: skip
 
 
-def stage(values, metrics=("stability",), judge=None, *, sequential=True, patients=None):
+def stage(values, metrics=("stability",), judge=None, *, first=(), sequential=True, patients=None):
     methods = [SimpleNamespace(composed_name=name) for name in values if name != "center"]
     cohort = Cohort(patients or {row: row for row in ROWS})
     audit = SimpleNamespace(config=SimpleNamespace(sequential=sequential), cohort=cohort)
-    return Stage(audit, "robustness", metrics, methods, judge or partial(judge_robustness_at_look, 0.5), values)
+    return Stage(audit, "robustness", metrics, methods, judge or partial(judge_robustness_at_look, 0.5), first, values)
 
 
 def drawn(mean, spread, seed=0):
@@ -94,6 +95,17 @@ def test_a_clear_method_stops_at_the_first_look_and_an_open_one_goes_on():
     assert (clear.value.low, clear.value.high) == pytest.approx((usual.low, usual.high))
     assert clear.value.n_values == 10
     assert [line.value.n_values for line in found.summaries if line.control] == [24]
+
+
+def test_what_decides_nothing_is_measured_at_the_first_look_with_the_usual_interval():
+    values = {"open": drawn(0.68, 0.25), "center": drawn(1, 0)}
+    found = stage(values, ("stability", "random-logit"), first=("random-logit",)).evaluate_finding(FINDING, ROWS)
+    counts = {(line.method, line.metric): line.value.n_values for line in found.summaries}
+    assert counts["open", "stability"] == 24
+    assert counts["open", "random-logit"] == counts["center", "random-logit"] == 10
+    (line,) = (line for line in found.summaries if (line.method, line.metric) == ("open", "random-logit"))
+    usual = estimate_mean(values["open"][sorted(ROWS[:10])], bounds=(-1.0, 1.0))
+    assert (line.value.low, line.value.high) == pytest.approx((usual.low, usual.high))
 
 
 def test_what_cannot_be_decided_stops_too():

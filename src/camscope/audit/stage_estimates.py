@@ -170,7 +170,7 @@ class StageEstimator:
     def faithfulness_seconds(self) -> float:
         """The seconds of an image in the faithfulness stage."""
         n_methods = len(self.context.explainers)
-        per_image = sum(self.map_seconds.values()) + self.read_seconds
+        per_image = self.read_seconds
         return per_image + (n_methods + len(CONTROL_NAMES)) * self._time_perturbation_metrics()
 
     def _time_perturbation_metrics(self) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from camscope.audit.core.cohort import Finding
@@ -11,6 +12,7 @@ from camscope.audit.core.summary_entries import add_patient_column, filter_findi
 from camscope.batch import BatchOptions, BatchRun, Manifest, run_batch
 from camscope.batch.manifest import import_arrow
 from camscope.evaluation import evaluate
+from camscope.evaluation.metric_value_files import MapSelection
 from camscope.explainers import Explainer
 from camscope.metrics import METRICS
 from camscope.metrics.group_sequential import InterimLook, plan_looks
@@ -37,13 +39,18 @@ class SampledMetrics:
 
 @dataclass(frozen=True)
 class SampledStage:
-    """A stage that evaluates metrics on sampled images: its name, its metrics and methods, and the rule of its verdict."""
+    """A stage that evaluates metrics on sampled images: its name, its metrics and methods, and the rule of its verdict.
+
+    `first_look_metrics` decide no verdict and take many passes. They are evaluated at the first look alone, whose number of
+    images does not depend on the results: their intervals are those of a single look.
+    """
 
     context: AuditContext
     name: str
     metrics: tuple[str, ...]
     explainers: Sequence[Explainer]
     judge: Judge
+    first_look_metrics: tuple[str, ...] = ()
 
     def evaluate_finding(self, finding: Finding, drawn_rows: Sequence[int]) -> SampledMetrics:
         """Evaluate the metrics of images with a finding, in the order in which they were drawn."""
@@ -63,8 +70,19 @@ class SampledStage:
             active = self._stop_methods(result, finding, table, active, look, len(drawn_rows))
             if not active:
                 break
-        result.summaries = _sort_summaries(result.summaries) if len(looks) > 1 else result.summaries
+        if len(looks) > 1:
+            result.summaries = self._complete_summaries(result.summaries, tables[0], finding)
         return result
+
+    def _complete_summaries(
+        self, summaries: Sequence[MetricSummary], first_table: "pa.Table", finding: Finding
+    ) -> list[MetricSummary]:
+        """Return the summaries in order, with those of the metrics of the first look."""
+        if not self.first_look_metrics:
+            return _sort_summaries(summaries)
+        once = import_arrow("compute").is_in(first_table["metric"], import_arrow().array(self.first_look_metrics))
+        repeated = [line for line in summaries if line.metric not in self.first_look_metrics]
+        return _sort_summaries([*repeated, *self._summarize(first_table.filter(once), finding, None)])
 
     def _plan_looks(self, drawn_rows: Sequence[int]) -> list[InterimLook]:
         n_patients = len({self.context.cohort.patients[row] for row in drawn_rows})
@@ -124,10 +142,35 @@ class SampledStage:
     def _evaluate_rows(
         self, finding: Finding, rows: Sequence[int], explainers: Sequence[Explainer], look: InterimLook
     ) -> "pa.Table":
-        """Compute the maps and the metrics of images. Stored values are read instead of computed."""
-        context, config, cohort = self.context, self.context.config, self.context.cohort
+        """Compute the metrics of images. Stored maps and values are read instead of computed."""
+        context, config = self.context, self.context.config
         parts = (self.name, str(finding.class_index), *([f"look-{look.number}"] if len(look.sizes) > 1 else []))
         folder = build_output_path(context.folder, *parts)
+        run, selection = context.maps, None
+        if all(explainer in context.explainers for explainer in explainers):
+            titles = tuple(explainer.composed_name for explainer in explainers)
+            selection = MapSelection(tuple(rows), titles, str(finding.class_index))
+            explainers = context.explainers
+        else:
+            run = self._compute_maps(finding, rows, explainers, folder / "maps")
+        return evaluate(
+            run,
+            folder / "values",
+            metrics=[name for name in self.metrics if look.number == 1 or name not in self.first_look_metrics],
+            model=context.model,
+            preprocess=explainers[0].preprocess,
+            explainers=explainers,
+            imputations=config.imputations,
+            batch_size=config.perturbed_batch_size,
+            selection=selection,
+            on_progress=context.on_progress,
+        ).table()
+
+    def _compute_maps(
+        self, finding: Finding, rows: Sequence[int], explainers: Sequence[Explainer], folder: Path
+    ) -> BatchRun:
+        """Compute the maps of explainers whose settings are not those of the reported maps."""
+        config, cohort = self.context.config, self.context.cohort
         positions = import_arrow().array([cohort.manifest_positions[row] for row in rows], import_arrow().int64())
 
         def select_rows(manifest: Manifest) -> Manifest:
@@ -136,22 +179,12 @@ class SampledStage:
         run_batch(
             explainers,
             select_rows(cohort.output_manifest),
-            folder / "maps",
+            folder,
             [finding.class_index],
             options=BatchOptions(chunk_size=IMAGES_PER_CHUNK, window=config.data.window),
             batch_size=config.batch_size,
         )
-        return evaluate(
-            BatchRun(folder / "maps", select_rows(cohort.manifest)),
-            folder / "values",
-            metrics=self.metrics,
-            model=context.model,
-            preprocess=explainers[0].preprocess,
-            explainers=explainers,
-            imputations=config.imputations,
-            batch_size=config.perturbed_batch_size,
-            on_progress=context.on_progress,
-        ).table()
+        return BatchRun(folder, select_rows(cohort.manifest))
 
 
 def _select_method(table: "pa.Table", method: str) -> "pa.Table":
