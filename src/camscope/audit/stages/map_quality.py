@@ -80,8 +80,8 @@ def evaluate_robustness(context: AuditContext, results: StageResults) -> Metrics
     """Test on sampled images whether the maps stay stable under small image changes."""
     explainers, path_steps = reduce_path_steps(context)
     judge = partial(judge_robustness_at_look, context.config.margins.robustness_correlation)
-    others = tuple(name for name in ROBUSTNESS_METRICS if name not in TRANSFORMS_BY_METRIC)
-    stage = SampledStage(context, "robustness", ROBUSTNESS_METRICS, explainers, judge, others)
+    descriptive_metrics = tuple(name for name in ROBUSTNESS_METRICS if name not in TRANSFORMS_BY_METRIC)
+    stage = SampledStage(context, "robustness", ROBUSTNESS_METRICS, explainers, judge, descriptive_metrics)
     n_samples = context.sample_sizes.robustness
     result, metrics = _evaluate_samples(stage, _draw_positives(context, results, n_samples, ROBUSTNESS_SALT))
     if not result.tested:
